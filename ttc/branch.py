@@ -1,0 +1,76 @@
+"""A branch: one candidate token sequence, a path from a root of the KV tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ttc.sampling import stream_key
+from ttc.usage import Usage
+
+if TYPE_CHECKING:
+    from ttc.tree import Segment
+
+
+class Branch:
+    """One path from a root, as `Engine.root` and `Engine.fork` make it.
+
+    tokens: every token, prompt first. prompt_length: how many of them were given by the root.
+    logprobs, top1: for every token from `prompt_length` on, its log-probability under the model (temperature 1,
+    no filter) and the probability of the model's most likely token at that place.
+    step_ends: `len(tokens)` after each `generate`. path: child index at each fork. key: the branch's random stream.
+    finish_reason: None while it can go on; else "eos", "end" (an end string) or "context" (the model's limit).
+    score, step_scores: what the last `Rate` left.
+
+    The KV of all tokens but the last is in the tree under `leaf`; the last one is fed when the branch goes on.
+    """
+
+    def __init__(self, tokens: Sequence[int], leaf: Segment | None, key: int, usage: Usage, decode: Callable[[Sequence[int]], str]):
+        self.tokens = list(tokens)
+        self.prompt_length = len(self.tokens)
+        self.logprobs: list[float] = []
+        self.top1: list[float] = []
+        self.step_ends: list[int] = []
+        self.path: tuple[int, ...] = ()
+        self.key = key
+        self.leaf = leaf
+        self.usage = usage
+        self.finish_reason: str | None = None
+        self.score: float | None = None
+        self.step_scores: list[float] = []
+        self.released = False
+        self._forks = 0
+        self._decode = decode
+
+    def child(self) -> Branch:
+        """A copy with its own stream; the tree's reference counts are the caller's business."""
+        twin = Branch(self.tokens, self.leaf, stream_key(self.key, self._forks), self.usage, self._decode)
+        twin.prompt_length = self.prompt_length
+        twin.logprobs, twin.top1, twin.step_ends = self.logprobs[:], self.top1[:], self.step_ends[:]
+        twin.path = (*self.path, self._forks)
+        twin.finish_reason = self.finish_reason
+        self._forks += 1
+        return twin
+
+    @property
+    def generated(self) -> list[int]:
+        """The tokens after the prompt."""
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def text(self) -> str:
+        """The generated tokens as text, without special tokens."""
+        return self._decode(self.generated)
+
+    @property
+    def steps(self) -> list[str]:
+        """The text of each generated step."""
+        starts = [self.prompt_length, *self.step_ends]
+        return [self._decode(self.tokens[a:b]) for a, b in zip(starts, self.step_ends, strict=False)]
+
+    def __repr__(self) -> str:
+        return f"Branch(path={self.path}, tokens={len(self.tokens)}, finish_reason={self.finish_reason}, score={self.score})"

@@ -1,0 +1,123 @@
+"""One step of decoding: rows that advance together, token by token, until each has ended its step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ttc.branch import Branch
+from ttc.memory import KV
+from ttc.plan import DecodePlan, shared_entries
+from ttc.sampling import Sampling, choose, uniforms
+
+if TYPE_CHECKING:
+    from ttc.engine import Engine
+
+
+class DecodeStep:
+    """One call of `Engine.generate`.
+
+    branches: in depth-first order. limits: the most tokens for each. Tails grow in place in one buffer; a branch that
+    ends its step leaves the batch, its tail frozen into a segment.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        branches: Sequence[Branch],
+        limits: Sequence[int],
+        stop: Sequence[str],
+        end: Sequence[str],
+        sampling: Sampling,
+    ):
+        self.engine, self.branches = engine, list(branches)
+        self.stop, self.end, self.sampling = tuple(stop), tuple(end), sampling
+        self.capacity = max(limits)
+        self.starts = {id(b): len(b.tokens) for b in branches}
+        self.limits = {id(b): len(b.tokens) + limit for b, limit in zip(branches, limits, strict=True)}
+
+    def run(self) -> None:
+        engine, memory = self.engine, self.engine.memory
+        memory.require(2 * self.capacity * len(self.branches))  # the tails, then their frozen copies
+        for leaf in dict.fromkeys(engine.leaf(b) for b in self.branches):
+            engine.tree.compact(leaf)
+        tails = memory.allocate(self.capacity, rows=len(self.branches))
+        filled = 0
+        active = self.branches
+        try:
+            while active:
+                plan = self._plan(active, tails, filled)
+                while not (ended := self._advance(active, plan)):
+                    pass
+                filled = plan.filled
+                active = self._leave(active, ended, tails, filled)
+        finally:
+            for row, branch in enumerate(active):  # empty unless something was raised
+                self._freeze(branch, tails, row, len(branch.tokens) - self.starts[id(branch)])
+            memory.free(tails)
+
+    def _plan(self, active: Sequence[Branch], tails: KV, filled: int) -> DecodePlan:
+        paths = [self.engine.leaf(b).path() for b in active]
+        entries = shared_entries(paths, [1] * len(active))
+        return DecodePlan(entries, [len(b.tokens) - 1 for b in active], tails, filled)
+
+    def _advance(self, active: Sequence[Branch], plan: DecodePlan) -> list[int]:
+        """One token for every row. Returns the rows whose step is over."""
+        logits = self.engine.forward([b.tokens[-1] for b in active], plan)
+        plan.advance()
+        self.engine.count_pass(b.usage for b in active)
+        self._append(active, logits)
+        return [row for row, branch in enumerate(active) if self._ended(branch)]
+
+    def _append(self, active: Sequence[Branch], logits: Tensor) -> None:
+        uniform = uniforms([b.key for b in active], [len(b.tokens) for b in active])
+        chosen = choose(logits, self.sampling, uniform)
+        total = logits.logsumexp(-1)
+        logprobs = logits.gather(-1, chosen[:, None])[:, 0] - total
+        top1 = (logits.amax(-1) - total).exp()
+        # one transfer for all three; token ids are exact in float64
+        columns = torch.stack([chosen.double(), logprobs.double(), top1.double()]).tolist()
+        for branch, token, logprob, top in zip(active, *columns, strict=True):
+            branch.tokens.append(int(token))
+            branch.logprobs.append(logprob)
+            branch.top1.append(top)
+            branch.usage.generated_tokens += 1
+
+    def _ended(self, branch: Branch) -> bool:
+        """Whether the branch's step is over; sets `finish_reason` where the branch itself is."""
+        engine = self.engine
+        text = engine.decode(branch.tokens[self.starts[id(branch)] :]) if self.stop or self.end else ""
+        if branch.tokens[-1] in engine.eos_ids:
+            branch.finish_reason = "eos"
+        elif any(s in text for s in self.end):
+            branch.finish_reason = "end"
+        elif engine.context_left(branch) == 0:
+            branch.finish_reason = "context"
+        at_limit = len(branch.tokens) >= self.limits[id(branch)]
+        return branch.finished or at_limit or any(s in text for s in self.stop)
+
+    def _leave(self, active: Sequence[Branch], ended: Sequence[int], tails: KV, filled: int) -> list[Branch]:
+        """Freeze the rows that ended and close the gaps; returns the branches that go on, in order."""
+        for row in ended:
+            self._freeze(active[row], tails, row, filled)
+        going = [row for row in range(len(active)) if row not in set(ended)]
+        for new, old in enumerate(going):
+            if new != old:
+                tails.buffer[new] = tails.buffer[old]
+        return [active[row] for row in going]
+
+    def _freeze(self, branch: Branch, tails: KV, row: int, filled: int) -> None:
+        """Turn the first `filled` tokens of a tail into an immutable segment of the tree."""
+        if filled == 0:
+            return
+        engine = self.engine
+        kv = engine.memory.allocate(filled)
+        for mine, theirs in ((kv.keys, tails.keys), (kv.values, tails.values)):
+            for new, old in zip(mine, theirs, strict=True):
+                new.copy_(old[row, :, :filled])
+        leaf = engine.leaf(branch)
+        engine.move(branch, engine.tree.attach(leaf, branch.tokens[leaf.end : leaf.end + filled], kv))
+        branch.step_ends.append(len(branch.tokens))

@@ -1,0 +1,342 @@
+"""The branch-aware engine: branches of one model over one KV tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from os import PathLike
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ttc.branch import Branch
+from ttc.check import check_model
+from ttc.decode import DecodeStep
+from ttc.errors import InvalidInput
+from ttc.memory import KVMemory
+from ttc.plan import ExtendPlan, Piece, Plan, depth_first, shared_entries
+from ttc.sampling import Sampling, stream_key
+from ttc.scoring import score
+from ttc.tree import Segment, Tree, worth_sharing
+from ttc.usage import Usage
+
+Purpose = Literal["prompt", "verifier"]
+
+
+class Engine:
+    """Runs a Hugging Face decoder over a tree of branches. KV of a shared prefix is stored and read once.
+
+    model, tokenizer: loaded by the caller; the model's attention implementation is set to the engine's own.
+    prefill_tokens: the most rows of one prefill pass. memory_budget_bytes: a limit on KV, None for none.
+    Raises UnsupportedModel when the model's attention cannot be served exactly.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, *, prefill_tokens: int = 512, memory_budget_bytes: int | None = None):
+        if prefill_tokens < 1:
+            raise InvalidInput(f"prefill_tokens={prefill_tokens} must be at least 1")
+        if memory_budget_bytes is not None and memory_budget_bytes < 1:
+            raise InvalidInput(f"memory_budget_bytes={memory_budget_bytes} must be positive, or None for no limit")
+        self.model, self.tokenizer, self.prefill_tokens = model.eval(), tokenizer, prefill_tokens
+        self.device, self.dtype = model.device, model.dtype
+        self.memory = KVMemory(check_model(model), self.dtype, self.device, memory_budget_bytes)
+        self.tree = Tree(self.memory)
+        config = model.config.get_text_config()
+        self.vocab_size: int = config.vocab_size
+        self.context_length: int | None = getattr(config, "max_position_embeddings", None)
+        self.eos_ids = _eos_ids(model, tokenizer)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | PathLike[str],
+        *,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        **options: Any,
+    ) -> Engine:
+        """Load a model by alias ("smollm2-135m"), folder, .gguf file or hub id. `options` go to the constructor."""
+        from ttc.models import load
+
+        model, tokenizer = load(str(name), device=device, dtype=dtype)
+        return cls(model, tokenizer, **options)
+
+    # ---------------------------------------------------------------- branches
+
+    def root(self, tokens: Sequence[int], *, seed: int = 0) -> Branch:
+        """A branch that holds a prompt. What the prompt shares with any live branch is not computed again."""
+        return self.roots([tokens], seeds=[seed])[0]
+
+    def roots(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None) -> list[Branch]:
+        """Many prompts at once, prefilled in merged batches; each is the start of its own random stream."""
+        seeds = range(len(prompts)) if seeds is None else seeds
+        if len(seeds) != len(prompts):
+            raise InvalidInput(f"{len(prompts)} prompts came with {len(seeds)} seeds; give one each")
+        prompts = [self._checked(prompt, "prompt") for prompt in prompts]
+        for prompt in prompts:
+            self._check_context(len(prompt))
+        branches = [
+            Branch(prompt, self.tree.hold(self.tree.trunk), stream_key(seed), Usage(), self.decode)
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+        try:
+            self._feed(branches, prompts, "prompt")
+        except BaseException:
+            self.release(branches)
+            raise
+        return branches
+
+    def fork(self, branch: Branch, n: int) -> list[Branch]:
+        """`n` children that continue `branch`, each with its own random stream. No KV is copied."""
+        self._check_live([branch])
+        if n < 1:
+            raise InvalidInput(f"cannot fork a branch {n} times; n must be at least 1")
+        children = [branch.child() for _ in range(n)]
+        for child in children:
+            self.tree.hold(self.leaf(child))
+        return children
+
+    def extend(
+        self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"
+    ) -> None:
+        """Append given tokens to each branch, computing their KV in chunks; `purpose` says which meter they count on."""
+        self._check_live(branches)
+        if len(tokens_per_branch) != len(branches):
+            raise InvalidInput(f"{len(branches)} branches came with {len(tokens_per_branch)} token lists; give one each")
+        added = [self._checked(tokens, "extension") for tokens in tokens_per_branch]
+        for branch, tokens in zip(branches, added, strict=True):
+            self._check_context(len(branch.tokens) + len(tokens))
+        self._feed(branches, [b.tokens + new for b, new in zip(branches, added, strict=True)], purpose)
+        for branch, new in zip(branches, added, strict=True):
+            if branch.generated:
+                branch.logprobs += [float("nan")] * len(new)
+                branch.top1 += [float("nan")] * len(new)
+            else:
+                branch.prompt_length += len(new)
+            branch.tokens += new
+
+    def release(self, branches: Iterable[Branch]) -> None:
+        """Let go of branches. KV that nothing else needs is freed at once; tokens and scores stay readable."""
+        for branch in branches:
+            if branch.leaf is not None:
+                self.tree.drop(branch.leaf)
+            branch.leaf = None
+
+    def kv_bytes(self) -> int:
+        """Bytes of KV that exist now."""
+        return self.memory.used_bytes
+
+    # ---------------------------------------------------------------- generation
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        branches: Sequence[Branch],
+        max_tokens: int | Sequence[int],
+        *,
+        stop: Sequence[str] = (),
+        end: Sequence[str] = (),
+        sampling: Sampling = Sampling(),
+    ) -> None:
+        """Continue each branch by one step, in place and all in one batch.
+
+        A branch's step ends after `max_tokens` tokens (one number or one per branch), when its text since the step's
+        start holds a string of `stop`, or when the branch finishes: at an end-of-sequence token, at a string of
+        `end`, or at the model's context length. KV is written in place and frozen into a segment at the step's end.
+        """
+        self._check_live(branches)
+        limits = [max_tokens] * len(branches) if isinstance(max_tokens, int) else list(max_tokens)
+        self._check_step(branches, limits, stop, end)
+        if not branches:
+            return
+        room = [limit if (left := self.context_left(b)) is None else min(limit, left) for b, limit in zip(branches, limits, strict=True)]
+        order = depth_first([self.leaf(b).path() for b in branches])
+        DecodeStep(self, [branches[i] for i in order], [room[i] for i in order], stop, end, sampling).run()
+
+    # ---------------------------------------------------------------- scoring
+
+    @torch.inference_mode()
+    def score(
+        self, branches: Sequence[Branch], continuations: Sequence[Sequence[Sequence[int]]]
+    ) -> list[list[list[float]]]:
+        """Log-probabilities of given continuations: `[i][j][t]` for token t of continuation j of branch i.
+
+        The branches stay as they are. What the continuations of a branch share is computed once; single-token
+        continuations of one branch all come from one row. Counted as verifier tokens.
+        """
+        self._check_live(branches)
+        if len(continuations) != len(branches):
+            raise InvalidInput(f"{len(branches)} branches came with {len(continuations)} lists of continuations")
+        wanted = [[self._checked(c, "continuation") for c in group] for group in continuations]
+        for branch, group in zip(branches, wanted, strict=True):
+            if not group:
+                raise InvalidInput("a branch came with no continuation to score")
+            self._check_context(len(branch.tokens) + max(map(len, group)))
+        return score(self, branches, wanted)
+
+    # ---------------------------------------------------------------- text
+
+    def encode(self, text: str) -> list[int]:
+        """Text to tokens, with no special tokens added."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Tokens to text, special tokens left out."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    # ---------------------------------------------------------------- the model
+
+    def forward(self, tokens: Sequence[int], plan: Plan, every_row: bool = True) -> Tensor:
+        """One pass over packed rows. Returns logits (rows, vocab) in at least float32, of the last row alone unless
+        `every_row`."""
+        ids = torch.tensor([list(tokens)], device=self.device)
+        positions = torch.tensor([plan.positions], device=self.device)
+        keep = 0 if every_row else 1
+        output = self.model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, tree_plan=plan)
+        return output.logits[0].to(torch.promote_types(output.logits.dtype, torch.float32))
+
+    @torch.inference_mode()
+    def _feed(self, branches: Sequence[Branch], targets: Sequence[Sequence[int]], purpose: Purpose) -> None:
+        """Bring the KV of each branch up to all of its target tokens but the last.
+
+        A prefix that stands in the tree already is shared; of new prefixes that several targets share, the first
+        computes and the others wait a round.
+        """
+        waiting = list(zip(branches, targets, strict=True))
+        while waiting:
+            chosen: list[tuple[Branch, list[int]]] = []
+            deferred = []
+            for branch, target in waiting:
+                before = self.leaf(branch)
+                leaf = self.move(branch, self.tree.descend(before, target[before.end : -1]))
+                branch.usage.shared_tokens += leaf.end - before.end
+                missing = list(target[leaf.end : -1])
+                if any(b.leaf is leaf and worth_sharing(m, missing) for b, m in chosen):
+                    deferred.append((branch, target))
+                elif missing:
+                    chosen.append((branch, missing))
+            self._prefill(chosen, purpose)
+            waiting = deferred
+
+    def _prefill(self, work: Sequence[tuple[Branch, list[int]]], purpose: Purpose) -> None:
+        held: list[Segment] = []
+        leaves, runs = [self.leaf(branch) for branch, _ in work], [missing for _, missing in work]
+        try:
+            for _ in self.passes(leaves, runs, [branch.usage for branch, _ in work], held):
+                pass
+            for (branch, missing), segment in zip(work, held, strict=True):
+                self.move(branch, segment)
+                if purpose == "verifier":
+                    branch.usage.verifier_tokens += len(missing)
+                else:
+                    branch.usage.prompt_tokens += len(missing)
+        finally:
+            for segment in held:
+                self.tree.drop(segment)
+
+    def passes(
+        self,
+        leaves: Sequence[Segment],
+        runs: Sequence[list[int]],
+        usages: Sequence[Usage],
+        held: list[Segment],
+        every_row: bool = False,
+    ) -> Iterator[list[tuple[int, int, Tensor]]]:
+        """Compute the KV of `runs[i]` after `leaves[i]`, at most `prefill_tokens` rows a pass.
+
+        The new segments are appended to `held` at once, with one reference each. Yields per pass, for each run that
+        it took a part of, (run, first token of the part, logits (tokens, vocab)) if `every_row`, else nothing.
+        """
+        self.memory.require(sum(map(len, runs)))
+        paths = [leaf.path() for leaf in leaves]
+        order = depth_first(paths)
+        segments = [
+            self.tree.hold(self.tree.attach(leaf, run, self.memory.allocate(len(run))))
+            for leaf, run in zip(leaves, runs, strict=True)
+        ]
+        held += segments
+        done = [0] * len(runs)
+        while any(done[i] < len(runs[i]) for i in order):
+            rows: list[int] = []
+            positions: list[int] = []
+            taken: list[int] = []
+            pieces: list[Piece] = []
+            for i in order:
+                start, part = leaves[i].end, runs[i][done[i] : done[i] + self.prefill_tokens - len(rows)]
+                if part:
+                    span = slice(len(rows), len(rows) + len(part))
+                    taken.append(i)
+                    pieces.append(Piece(segments[i].storage, start, done[i], span))
+                    positions += range(start + done[i], start + done[i] + len(part))
+                    rows += part
+                    done[i] += len(part)
+            entries = shared_entries([paths[i] for i in taken], [p.rows.stop - p.rows.start for p in pieces])
+            logits = self.forward(rows, ExtendPlan(entries, positions, pieces), every_row)
+            self.count_pass(usages[i] for i in taken)
+            yield [(i, p.filled, logits[p.rows]) for i, p in zip(taken, pieces, strict=True)] if every_row else []
+
+    @staticmethod
+    def count_pass(usages: Iterable[Usage]) -> None:
+        for usage in {id(u): u for u in usages}.values():
+            usage.forward_passes += 1
+
+    def move(self, branch: Branch, segment: Segment) -> Segment:
+        """Let `branch` end at `segment`."""
+        self.tree.hold(segment)
+        self.tree.drop(self.leaf(branch))
+        branch.leaf = segment
+        return segment
+
+    # ---------------------------------------------------------------- checks
+
+    def leaf(self, branch: Branch) -> Segment:
+        if branch.leaf is None:
+            raise InvalidInput(f"{branch!r} was released; fork or generate before releasing it")
+        return branch.leaf
+
+    def _check_live(self, branches: Sequence[Branch]) -> None:
+        for branch in branches:
+            self.leaf(branch)
+        if len({id(b) for b in branches}) < len(branches):
+            raise InvalidInput("the same branch was given twice in one call; fork it to continue it in two ways")
+
+    def _checked(self, tokens: Sequence[int], what: str) -> list[int]:
+        tokens = list(tokens)
+        if not tokens:
+            raise InvalidInput(f"the {what} is empty; give at least one token")
+        if not (0 <= min(tokens) and max(tokens) < self.vocab_size):
+            raise InvalidInput(
+                f"the {what} holds token {max(tokens, key=lambda t: abs(t - self.vocab_size / 2))}, outside the "
+                f"model's vocabulary of {self.vocab_size}; use the model's own tokenizer"
+            )
+        return tokens
+
+    def _check_context(self, length: int) -> None:
+        if self.context_length is not None and length > self.context_length:
+            raise InvalidInput(
+                f"{length} tokens are more than the model's context of {self.context_length}; shorten the prompt "
+                "or use a model with a longer context"
+            )
+
+    def context_left(self, branch: Branch) -> int | None:
+        return None if self.context_length is None else self.context_length - len(branch.tokens)
+
+    def _check_step(self, branches: Sequence[Branch], limits: Sequence[int], stop: Sequence[str], end: Sequence[str]) -> None:
+        if len(limits) != len(branches):
+            raise InvalidInput(f"{len(branches)} branches came with {len(limits)} values of max_tokens; give one each")
+        if any(limit < 1 for limit in limits):
+            raise InvalidInput(f"max_tokens={min(limits)} must be at least 1")
+        if any(not s for s in (*stop, *end)):
+            raise InvalidInput("a stop or end string is empty; leave it out to run to max_tokens")
+        for branch in branches:
+            if branch.finished:
+                raise InvalidInput(f"{branch!r} is finished and cannot go on; leave it out")
+            if self.context_left(branch) == 0:
+                raise InvalidInput(f"{branch!r} fills the model's context of {self.context_length} tokens already")
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end a sequence, by the model's generation config and by the tokenizer."""
+    generation = getattr(model, "generation_config", None)
+    found = [getattr(generation, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)]
+    ids = [i for ids in found for i in (ids if isinstance(ids, list | tuple) else [ids])]
+    return frozenset(int(i) for i in ids if i is not None)

@@ -1,0 +1,25 @@
+"""The exceptions that users meet. Each message names the value, the limit and the way out."""
+
+
+class TTCError(Exception):
+    """Base of every error that this project raises on purpose."""
+
+
+class InvalidInput(TTCError, ValueError):
+    """An argument, a prompt, a data set row or a configuration that cannot be used."""
+
+
+class UnsupportedModel(TTCError):
+    """A model whose attention the engine cannot serve, or a place that holds no model."""
+
+
+class OutOfMemory(TTCError):
+    """A byte budget that is too small for the work asked for."""
+
+
+class VerifierError(TTCError):
+    """A verifier that raised, or returned NaN or the wrong number of scores."""
+
+
+class BudgetExceeded(TTCError):
+    """A search that asked for more tokens or model calls than its budget allows."""

@@ -1,0 +1,67 @@
+"""Log-probabilities of given continuations, each shared part computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ttc.branch import Branch
+from ttc.tree import Segment, common_prefix
+from ttc.usage import Usage
+
+if TYPE_CHECKING:
+    from ttc.engine import Engine
+
+Scores = list[list[list[float]]]
+
+
+def score(engine: Engine, branches: Sequence[Branch], continuations: Sequence[Sequence[list[int]]]) -> Scores:
+    """See `Engine.score`. Two passes: what all continuations of a branch share, then what is left of each."""
+    leaves = [engine.leaf(b) for b in branches]
+    usages = [b.usage for b in branches]
+    shared = [_shared(group) for group in continuations]
+    heads = [[b.tokens[-1], *group[0][:n]] for b, group, n in zip(branches, continuations, shared, strict=True)]
+    held: list[Segment] = []
+    try:
+        targets = [[c[: n + 1] for c in group] for group, n in zip(continuations, shared, strict=True)]
+        scores = _score_runs(engine, leaves, heads, targets, usages, held)
+        left = [(i, j) for i, group in enumerate(continuations) for j, c in enumerate(group) if len(c) > shared[i] + 1]
+        runs = [continuations[i][j][shared[i] : -1] for i, j in left]
+        targets = [[continuations[i][j][shared[i] + 1 :]] for i, j in left]
+        rest = _score_runs(engine, [held[i] for i, _ in left], runs, targets, [usages[i] for i, _ in left], held)
+        for (i, j), (tail,) in zip(left, rest, strict=True):
+            scores[i][j] += tail
+    finally:
+        for segment in reversed(held):
+            engine.tree.drop(segment)
+    return scores
+
+
+def _shared(group: Sequence[list[int]]) -> int:
+    """How many tokens all continuations share, the last token of the shortest left out."""
+    first = group[0]
+    return min(len(first) - 1, *(common_prefix(first, c[:-1]) for c in group))
+
+
+def _score_runs(
+    engine: Engine,
+    leaves: Sequence[Segment],
+    runs: Sequence[list[int]],
+    targets: Sequence[Sequence[list[int]]],
+    usages: Sequence[Usage],
+    held: list[Segment],
+) -> Scores:
+    """Feed `runs[i]` after `leaves[i]`; row t gives the log-probability of token t of each of `targets[i]`.
+
+    The runs' segments are attached to the tree and appended to `held`, one reference each.
+    """
+    scores: Scores = [[[] for _ in group] for group in targets]
+    for part in engine.passes(leaves, runs, usages, held, every_row=True):
+        for i, start, logits in part:
+            logprobs = logits.log_softmax(-1)
+            for found, target in zip(scores[i], targets[i], strict=True):
+                tokens = target[start : start + len(logprobs)]
+                found += [logprobs[row, token] for row, token in enumerate(tokens)]
+    for usage, run in zip(usages, runs, strict=True):
+        usage.verifier_tokens += len(run)
+    return [[[float(x) for x in target] for target in group] for group in scores]

@@ -1,0 +1,29 @@
+"""What a search cost: tokens, forward passes, bytes moved, seconds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+
+@dataclass
+class Usage:
+    """A meter. One is shared by all branches under a root; the engine adds to it as it works.
+
+    `prompt_tokens` counts tokens whose KV was really computed by `root` and `extend`, `shared_tokens` those
+    that were found in the tree instead. `forward_passes` counts the batched passes the problem took part in.
+    """
+
+    prompt_tokens: int = 0
+    shared_tokens: int = 0
+    generated_tokens: int = 0
+    verifier_tokens: int = 0
+    forward_passes: int = 0
+    host_to_device_bytes: int = 0
+    device_to_host_bytes: int = 0
+    wall_s: float = 0.0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def to_dict(self) -> dict[str, int | float]:
+        return asdict(self)

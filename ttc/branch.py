@@ -25,7 +25,14 @@ class Branch:
     The KV of all tokens but the last is in the tree under `leaf`; the last one is fed when the branch goes on.
     """
 
-    def __init__(self, tokens: Sequence[int], leaf: Segment | None, key: int, usage: Usage, decode: Callable[[Sequence[int]], str]):
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        leaf: Segment | None,
+        key: int,
+        usage: Usage,
+        decode: Callable[[Sequence[int]], str],
+    ):
         self.tokens = list(tokens)
         self.prompt_length = len(self.tokens)
         self.logprobs: list[float] = []

@@ -14,8 +14,9 @@ from ttc.check import check_model
 from ttc.decode import DecodeStep
 from ttc.errors import InvalidInput
 from ttc.memory import KVMemory
+from ttc.packed import can_pack, pack_linears
 from ttc.plan import ExtendPlan, Piece, Plan, depth_first, shared_entries
-from ttc.sampling import Sampling, stream_key
+from ttc.sampling import SAMPLED, Sampling, stream_key
 from ttc.scoring import score
 from ttc.tree import Segment, Tree, worth_sharing
 from ttc.usage import Usage
@@ -31,7 +32,9 @@ class Engine:
     Raises UnsupportedModel when the model's attention cannot be served exactly.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, *, prefill_tokens: int = 512, memory_budget_bytes: int | None = None):
+    def __init__(
+        self, model: Any, tokenizer: Any, *, prefill_tokens: int = 512, memory_budget_bytes: int | None = None
+    ):
         if prefill_tokens < 1:
             raise InvalidInput(f"prefill_tokens={prefill_tokens} must be at least 1")
         if memory_budget_bytes is not None and memory_budget_bytes < 1:
@@ -58,6 +61,8 @@ class Engine:
         from ttc.models import load
 
         model, tokenizer = load(str(name), device=device, dtype=dtype)
+        if can_pack(model):
+            pack_linears(model)
         return cls(model, tokenizer, **options)
 
     # ---------------------------------------------------------------- branches
@@ -101,7 +106,9 @@ class Engine:
         """Append given tokens to each branch, computing their KV in chunks; `purpose` says which meter they count on."""
         self._check_live(branches)
         if len(tokens_per_branch) != len(branches):
-            raise InvalidInput(f"{len(branches)} branches came with {len(tokens_per_branch)} token lists; give one each")
+            raise InvalidInput(
+                f"{len(branches)} branches came with {len(tokens_per_branch)} token lists; give one each"
+            )
         added = [self._checked(tokens, "extension") for tokens in tokens_per_branch]
         for branch, tokens in zip(branches, added, strict=True):
             self._check_context(len(branch.tokens) + len(tokens))
@@ -135,7 +142,7 @@ class Engine:
         *,
         stop: Sequence[str] = (),
         end: Sequence[str] = (),
-        sampling: Sampling = Sampling(),
+        sampling: Sampling = SAMPLED,
     ) -> None:
         """Continue each branch by one step, in place and all in one batch.
 
@@ -148,7 +155,10 @@ class Engine:
         self._check_step(branches, limits, stop, end)
         if not branches:
             return
-        room = [limit if (left := self.context_left(b)) is None else min(limit, left) for b, limit in zip(branches, limits, strict=True)]
+        room = [
+            limit if (left := self.context_left(b)) is None else min(limit, left)
+            for b, limit in zip(branches, limits, strict=True)
+        ]
         order = depth_first([self.leaf(b).path() for b in branches])
         DecodeStep(self, [branches[i] for i in order], [room[i] for i in order], stop, end, sampling).run()
 
@@ -303,7 +313,7 @@ class Engine:
         tokens = list(tokens)
         if not tokens:
             raise InvalidInput(f"the {what} is empty; give at least one token")
-        if not (0 <= min(tokens) and max(tokens) < self.vocab_size):
+        if min(tokens) < 0 or max(tokens) >= self.vocab_size:
             raise InvalidInput(
                 f"the {what} holds token {max(tokens, key=lambda t: abs(t - self.vocab_size / 2))}, outside the "
                 f"model's vocabulary of {self.vocab_size}; use the model's own tokenizer"
@@ -320,7 +330,9 @@ class Engine:
     def context_left(self, branch: Branch) -> int | None:
         return None if self.context_length is None else self.context_length - len(branch.tokens)
 
-    def _check_step(self, branches: Sequence[Branch], limits: Sequence[int], stop: Sequence[str], end: Sequence[str]) -> None:
+    def _check_step(
+        self, branches: Sequence[Branch], limits: Sequence[int], stop: Sequence[str], end: Sequence[str]
+    ) -> None:
         if len(limits) != len(branches):
             raise InvalidInput(f"{len(branches)} branches came with {len(limits)} values of max_tokens; give one each")
         if any(limit < 1 for limit in limits):

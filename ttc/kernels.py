@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PAGE_TOKENS = 512
-"""For few rows, long runs are cut into pages that the CPU kernel works on in parallel (flash-decoding)."""
+FEW_ROWS = 256
+"""Up to so many rows the written-out form beats the fused CPU kernel, which repacks all keys for every call."""
 
 Partial = tuple[Tensor, Tensor]
 """out (..., rows, value_dim), and the natural log-sum-exp of the scores (..., rows) in at least float32."""
@@ -34,34 +34,32 @@ def partial_attention(
 
     q: (batch, heads, rows, dim). k, v: (batch, heads, keys, dim). visible: (rows, keys) bool, None for all.
     """
-    if visible is None and layer.softcap is None and q.shape[-1] == v.shape[-1]:
-        if q.device.type == "cpu":
-            return _flash_cpu(q, k, v, layer.scale, causal)
-        if q.device.type == "cuda" and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] <= 256:
-            out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=layer.scale)
-            return out[0], out[1]
-    return _explicit(q, k, v, layer, causal, visible)
+    fusable = visible is None and layer.softcap is None and q.shape[-1] == v.shape[-1]
+    if fusable and q.device.type == "cpu" and (causal or q.shape[-2] > FEW_ROWS or k.shape[-2] < FEW_ROWS):
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=layer.scale)
+    if fusable and q.device.type == "cuda" and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] <= 256:
+        out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=layer.scale)
+        return out[0], out[1]
+    return _written_out(q, k, v, layer, causal, visible)
 
 
-def _flash_cpu(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Partial:
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
-    return out, lse
-
-
-def _explicit(q: Tensor, k: Tensor, v: Tensor, layer: Layer, causal: bool, visible: Tensor | None) -> Partial:
-    """The written-out form, for masks, soft caps and widths that the fused kernels do not take."""
-    scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * layer.scale
+def _written_out(q: Tensor, k: Tensor, v: Tensor, layer: Layer, causal: bool, visible: Tensor | None) -> Partial:
+    """Matrix products around an explicit softmax; takes masks, soft caps and any widths."""
+    scores = (q * layer.scale) @ k.transpose(-1, -2)  # (batch, heads, rows, keys)
     if layer.softcap is not None:
         scores = torch.tanh(scores / layer.softcap) * layer.softcap
     if causal:
         square = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
         visible = square if visible is None else visible & square
     if visible is not None:
-        scores = scores.masked_fill(~visible, float("-inf"))
-    lse = torch.logsumexp(scores, -1)
-    # a row that sees no key has a log-sum-exp of -inf and weight 0
-    probs = torch.exp(scores - lse.clamp_min(torch.finfo(lse.dtype).min)[..., None])
-    return probs.to(v.dtype) @ v, lse
+        scores.masked_fill_(~visible, float("-inf"))
+    # a row that sees no key keeps a total of 0, a log-sum-exp of -inf and weight 0
+    top = scores.amax(-1, keepdim=True).clamp_min_(torch.finfo(scores.dtype).min)
+    weights = scores.sub_(top).exp_()
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    total = weights.sum(-1, keepdim=True, dtype=dtype)
+    out = (weights @ v).to(dtype) / total.clamp_min(torch.finfo(dtype).tiny)
+    return out, (total.log() + top)[..., 0]
 
 
 def merge_(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
@@ -80,22 +78,5 @@ def segment_attention(q: Tensor, k: Tensor, v: Tensor, layer: Layer, visible: Te
     folded = q.reshape(1, kv_heads, groups * rows, dim)
     if visible is not None:
         visible = visible.expand(groups, *visible.shape).reshape(groups * rows, -1)
-    pages = k.shape[1] // PAGE_TOKENS
-    if pages > 1 and visible is None and q.device.type == "cpu" and groups * rows <= 256:
-        out, lse = _paged(folded, k, v, layer, pages)
-    else:
-        out, lse = partial_attention(folded, k[None], v[None], layer, visible=visible)
+    out, lse = partial_attention(folded, k[None], v[None], layer, visible=visible)
     return out.view(kv_heads, groups, rows, v.shape[-1]), lse.reshape(kv_heads, groups, rows)
-
-
-def _paged(q: Tensor, k: Tensor, v: Tensor, layer: Layer, pages: int) -> Partial:
-    whole = pages * PAGE_TOKENS
-    paged_k, paged_v = (
-        x[:, :whole].unflatten(1, (pages, PAGE_TOKENS)).transpose(0, 1) for x in (k, v)
-    )  # (pages, kv_heads, PAGE_TOKENS, dim), no copy
-    outs, lses = partial_attention(q.expand(pages, -1, -1, -1), paged_k, paged_v, layer)
-    lse = torch.logsumexp(lses, 0, keepdim=True)
-    out = (outs * torch.exp(lses - lse)[..., None]).sum(0, keepdim=True)
-    if whole < k.shape[1]:
-        merge_(out, lse, *partial_attention(q, k[None, :, whole:], v[None, :, whole:], layer))
-    return out, lse

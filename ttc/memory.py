@@ -30,7 +30,9 @@ class KV:
     keys[l], values[l]: (kv_heads, tokens, dim), or (rows, kv_heads, tokens, dim) when made with `rows`.
     """
 
-    def __init__(self, shapes: Sequence[LayerShape], tokens: int, rows: int | None, dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self, shapes: Sequence[LayerShape], tokens: int, rows: int | None, dtype: torch.dtype, device: torch.device
+    ):
         self.tokens, self.rows = tokens, rows
         lead = () if rows is None else (rows,)
         per_row = tokens * sum(s.elements for s in shapes)
@@ -55,7 +57,9 @@ class KVMemory:
     budget_bytes: the most KV that may exist at once; None for no limit but the machine's.
     """
 
-    def __init__(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device, budget_bytes: int | None = None):
+    def __init__(
+        self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device, budget_bytes: int | None = None
+    ):
         self.shapes = tuple(shapes)
         self.dtype, self.device, self.budget_bytes = dtype, device, budget_bytes
         self.used_bytes = 0

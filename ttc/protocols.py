@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from ttc.branch import Branch
-from ttc.sampling import Sampling
+from ttc.sampling import SAMPLED, Sampling
 from ttc.usage import Usage
 
 Aggregation = Literal["min", "product", "last", "mean"]
@@ -47,7 +47,7 @@ class Expand:
     branches: Sequence[Branch]
     n: int
     step: Step
-    sampling: Sampling = Sampling()
+    sampling: Sampling = SAMPLED
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Backend(Protocol):
         *,
         stop: Sequence[str] = (),
         end: Sequence[str] = (),
-        sampling: Sampling = Sampling(),
+        sampling: Sampling = SAMPLED,
     ) -> None: ...
 
     def score(

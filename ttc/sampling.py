@@ -13,6 +13,10 @@ from torch import Tensor
 from ttc.errors import InvalidInput
 
 
+RUN = 256
+"""Tokens whose probabilities are first summed as one when a token is drawn."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is chosen. `temperature=0` is greedy. Filters apply in the order top-k, top-p, min-p."""
@@ -67,13 +71,28 @@ def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def choose(logits: Tensor, sampling: Sampling, uniform: np.ndarray) -> Tensor:
-    """Pick a token per row by inverting the cumulative distribution at `uniform`. logits: (rows, vocab) float32."""
+    """Pick a token per row by inverting the cumulative distribution at `uniform`. logits: (rows, vocab)."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
     probs = filter_logits(logits / sampling.temperature, sampling).softmax(-1)
-    cumulative = probs.cumsum(-1)
-    u = torch.as_tensor(uniform, device=logits.device, dtype=cumulative.dtype)[:, None] * cumulative[:, -1:]
-    token = torch.searchsorted(cumulative, u, right=True)[:, 0]
-    # rounding may land one past the last token that has any probability
-    last = probs.shape[-1] - 1 - (probs > 0).flip(-1).int().argmax(-1)
-    return torch.minimum(token, last)
+    probs = torch.nn.functional.pad(probs, (0, -probs.shape[-1] % RUN))
+    runs = probs.unflatten(-1, (-1, RUN))  # (rows, runs, RUN): a cumulative sum over runs, then one within the run
+    masses = runs.sum(-1)
+    target = torch.as_tensor(uniform, device=probs.device, dtype=probs.dtype)[:, None] * masses.sum(-1, keepdim=True)
+    run, passed = _invert(masses, target)
+    inside = runs.gather(1, run[..., None].expand(-1, -1, RUN))[:, 0]
+    return (run * RUN + _invert(inside, target - passed)[0])[:, 0]
+
+
+def _invert(masses: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The first place whose cumulative mass exceeds `target`, and the mass before it. (rows, n), (rows, 1)."""
+    cumulative = masses.cumsum(-1)
+    place = torch.searchsorted(cumulative, target, right=True)
+    # rounding may land before or past every place that has any mass
+    last = masses.shape[-1] - 1 - (masses > 0).flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
+    place = torch.minimum(place, last)
+    return place, cumulative.gather(-1, place) - masses.gather(-1, place)
+
+
+SAMPLED = Sampling()
+"""Plain sampling from the model's own distribution."""

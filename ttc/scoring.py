@@ -61,7 +61,7 @@ def _score_runs(
             logprobs = logits.log_softmax(-1)
             for found, target in zip(scores[i], targets[i], strict=True):
                 tokens = target[start : start + len(logprobs)]
-                found += [logprobs[row, token] for row, token in enumerate(tokens)]
+                found += [float(logprobs[row, token]) for row, token in enumerate(tokens)]
     for usage, run in zip(usages, runs, strict=True):
         usage.verifier_tokens += len(run)
-    return [[[float(x) for x in target] for target in group] for group in scores]
+    return scores

@@ -94,7 +94,11 @@ class Tree:
     def descend(self, segment: Segment, tokens: Sequence[int]) -> Segment:
         """The deepest segment below `segment` that holds a prefix of `tokens`; the last one is split where they part."""
         while tokens:
-            shared, child = max(((common_prefix(c.tokens, tokens), c) for c in segment.children), key=lambda x: x[0], default=(0, segment))
+            shared, child = max(
+                ((common_prefix(c.tokens, tokens), c) for c in segment.children),
+                key=lambda x: x[0],
+                default=(0, segment),
+            )
             if shared == len(child.tokens) and shared > 0:
                 segment, tokens = child, tokens[shared:]
             elif shared >= MIN_SHARED_TOKENS:

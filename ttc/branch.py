@@ -80,4 +80,5 @@ class Branch:
         return [self._decode(self.tokens[a:b]) for a, b in zip(starts, self.step_ends, strict=False)]
 
     def __repr__(self) -> str:
-        return f"Branch(path={self.path}, tokens={len(self.tokens)}, finish_reason={self.finish_reason}, score={self.score})"
+        state = f"finish_reason={self.finish_reason}, score={self.score}"
+        return f"Branch(path={self.path}, tokens={len(self.tokens)}, {state})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,12 +16,11 @@ from ttc.errors import InvalidInput
 from ttc.memory import KVMemory
 from ttc.packed import can_pack, pack_linears
 from ttc.plan import ExtendPlan, Piece, Plan, depth_first, shared_entries
+from ttc.protocols import Purpose
 from ttc.sampling import SAMPLED, Sampling, stream_key
 from ttc.scoring import score
 from ttc.tree import Segment, Tree, worth_sharing
 from ttc.usage import Usage
-
-Purpose = Literal["prompt", "verifier"]
 
 
 class Engine:
@@ -103,7 +102,7 @@ class Engine:
     def extend(
         self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"
     ) -> None:
-        """Append given tokens to each branch, computing their KV in chunks; `purpose` says which meter they count on."""
+        """Append given tokens to each branch, their KV computed in chunks; `purpose` says what they count as."""
         self._check_live(branches)
         if len(tokens_per_branch) != len(branches):
             raise InvalidInput(

@@ -16,6 +16,7 @@ from ttc.sampling import SAMPLED, Sampling
 from ttc.usage import Usage
 
 Aggregation = Literal["min", "product", "last", "mean"]
+Purpose = Literal["prompt", "verifier"]
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,17 @@ class Release:
 class Backend(Protocol):
     """Where branches live. `ttc.Engine` is one."""
 
+    tokenizer: Any
+
     def root(self, tokens: Sequence[int], *, seed: int = 0) -> Branch: ...
 
     def roots(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None) -> list[Branch]: ...
 
     def fork(self, branch: Branch, n: int) -> list[Branch]: ...
 
-    def extend(self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]]) -> None: ...
+    def extend(
+        self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"
+    ) -> None: ...
 
     def generate(
         self,
@@ -116,7 +121,8 @@ class Result:
 
     branches: the finished candidates, best first; their KV is released, their text and scores stay.
     tree: every node that was ever expanded, pruned ones too: `{"id", "parent", "path", "text", "tokens",
-    "score", "step_scores", "status"}` in order of creation, status one of kept, pruned, finished.
+    "score", "step_scores", "status"}` in order of creation, status one of root,
+    expanded, pruned, kept, finished.
     error: why the search stopped early, or None.
     """
 

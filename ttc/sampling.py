@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ttc.errors import InvalidInput
 
-
 RUN = 256
 """Tokens whose probabilities are first summed as one when a token is drawn."""
 
@@ -74,8 +73,10 @@ def choose(logits: Tensor, sampling: Sampling, uniform: np.ndarray) -> Tensor:
     """Pick a token per row by inverting the cumulative distribution at `uniform`. logits: (rows, vocab)."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
-    probs = filter_logits(logits / sampling.temperature, sampling).softmax(-1)
-    probs = torch.nn.functional.pad(probs, (0, -probs.shape[-1] % RUN))
+    scaled = logits if sampling.temperature == 1 else logits / sampling.temperature
+    probs = filter_logits(scaled, sampling).softmax(-1)
+    if probs.shape[-1] % RUN:
+        probs = torch.nn.functional.pad(probs, (0, -probs.shape[-1] % RUN))
     runs = probs.unflatten(-1, (-1, RUN))  # (rows, runs, RUN): a cumulative sum over runs, then one within the run
     masses = runs.sum(-1)
     target = torch.as_tensor(uniform, device=probs.device, dtype=probs.dtype)[:, None] * masses.sum(-1, keepdim=True)

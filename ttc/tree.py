@@ -92,7 +92,7 @@ class Tree:
         return child
 
     def descend(self, segment: Segment, tokens: Sequence[int]) -> Segment:
-        """The deepest segment below `segment` that holds a prefix of `tokens`; the last one is split where they part."""
+        """The deepest segment below `segment` that holds a prefix of `tokens`; it is split where they part."""
         while tokens:
             shared, child = max(
                 ((common_prefix(c.tokens, tokens), c) for c in segment.children),

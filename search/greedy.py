@@ -1,0 +1,25 @@
+"""Greedy decoding: the baseline of everything else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from search.base import Plan, Search
+from ttc.branch import Branch
+from ttc.protocols import Expand, Step
+
+
+@dataclass(frozen=True)
+class Greedy(Search):
+    """One branch, the most likely token each time."""
+
+    temperature: float = 0.0
+    max_tokens: int = 256
+
+    @property
+    def needs_verifier(self) -> bool:
+        return False
+
+    def run(self, root: Branch, end: tuple[str, ...]) -> Plan:
+        branches: list[Branch] = yield Expand([root], 1, Step(self.max_tokens, end=end), self.sampling)
+        return branches

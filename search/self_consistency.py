@@ -1,0 +1,33 @@
+"""Self-consistency (Wang et al., 2023): independent samples vote for their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from search.base import Plan, Search, vote
+from ttc.branch import Branch
+from ttc.protocols import Aggregation, Expand, Extract, Rate, Step
+
+
+@dataclass(frozen=True)
+class SelfConsistency(Search):
+    """`n` samples; the answer with most votes, or with `weighted` the highest total score. See `search.base.vote`."""
+
+    n: int = 16
+    max_tokens: int = 256
+    weighted: bool = False
+    aggregation: Aggregation = "last"
+
+    @property
+    def needs_verifier(self) -> bool:
+        return self.weighted
+
+    def run(self, root: Branch, end: tuple[str, ...]) -> Plan:
+        branches: list[Branch] = yield Expand([root], self.n, Step(self.max_tokens, end=end), self.sampling)
+        if self.weighted:
+            yield Rate(branches, self.aggregation)
+        return branches
+
+    def choose(self, candidates: Sequence[Branch], extract: Extract) -> tuple[Branch | None, str | None]:
+        return vote(candidates, extract, self.weighted)

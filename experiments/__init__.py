@@ -1,0 +1,1 @@
+"""Running searches over data sets, and measuring them."""

@@ -1,0 +1,129 @@
+"""A run's folder: its configuration, and one record per problem that survives whatever ends the run."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from ttc.errors import InvalidInput, TTCError
+
+MAY_CHANGE = ("run.output_dir", "run.show_questions", "dataset.limit", "dataset.size")
+"""Keys that may differ when a run goes on: they change which problems are left, or nothing, never a record."""
+
+
+class RunFolder:
+    """`outputs/<name>/` with config.yaml, records.jsonl and summary.json, locked against other processes.
+
+    Raises InvalidInput when the folder was made with another configuration (the message says which keys differ) or
+    is in use.
+    """
+
+    def __init__(self, config: DictConfig):
+        self.path = Path(config.run.output_dir) / config.run.name
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise InvalidInput(
+                f"{self.path} is in use by another process; wait for it or choose another run.name"
+            ) from error
+        try:
+            self._check_config(config)
+            self.records = self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Write one record for good: in one piece, flushed to the disk."""
+        line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+        try:
+            with (self.path / "records.jsonl").open("a", encoding="utf-8") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise TTCError(
+                f"cannot write to {self.path} ({error.strerror}); the {len(self.records)} records written so far are "
+                "safe: free some space and run the same command to go on"
+            ) from error
+        self.records[record["id"]] = record
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        _replace(self.path / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+
+    def _check_config(self, config: DictConfig) -> None:
+        file = self.path / "config.yaml"
+        resolved = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
+        if file.exists():
+            before, now = _flat(OmegaConf.load(file)), _flat(resolved)
+            changed = [
+                f"  {key}: {before.get(key)!r} -> {now.get(key)!r}"
+                for key in sorted(before.keys() | now.keys())
+                if before.get(key) != now.get(key) and key not in MAY_CHANGE
+            ]
+            if changed:
+                difference = "\n".join(changed)
+                raise InvalidInput(
+                    f"{self.path} holds a run with another configuration:\n{difference}\nchoose another run.name, or "
+                    "delete the folder to start over"
+                )
+        _replace(file, OmegaConf.to_yaml(resolved))
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        """The records that are there; a last line that was torn by a kill is cut off the file."""
+        file = self.path / "records.jsonl"
+        if not file.exists():
+            return {}
+        records: dict[str, dict[str, Any]] = {}
+        data, good = file.read_bytes(), 0
+        for number, line in enumerate(data.splitlines(keepends=True), 1):
+            last = good + len(line) == len(data)
+            try:
+                record = json.loads(line)
+                if not line.endswith(b"\n"):
+                    raise ValueError("torn")
+            except ValueError as error:
+                if last:
+                    break
+                raise InvalidInput(f"{file}, line {number} is damaged; restore it or delete that line") from error
+            records[record["id"]] = record
+            good += len(line)
+        if good < len(data):
+            with file.open("r+b") as torn:
+                torn.truncate(good)
+        return records
+
+
+def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested configuration as dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in OmegaConf.to_container(config).items() if not isinstance(config, dict) else config.items():
+        if isinstance(value, dict) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file so that a kill leaves the old one or the new one."""
+    new = file.with_suffix(file.suffix + ".new")
+    new.write_text(text, encoding="utf-8")
+    os.replace(new, file)

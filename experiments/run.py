@@ -1,0 +1,213 @@
+"""The main job: a search over a data set, with results that survive. `python -m experiments.run --help`."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from importlib.metadata import version
+from typing import Any
+
+import hydra
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from tqdm import tqdm
+
+from experiments.data import Task, load_task
+from experiments.records import RunFolder
+from experiments.schema import register
+from experiments.summary import summarise
+from search import solve
+from ttc.answers import extract_answer
+from ttc.engine import Engine
+from ttc.errors import InvalidInput, TTCError
+from ttc.prompt import PromptTemplate
+from ttc.protocols import Problem, Result
+from ttc.usage import Usage
+
+TIMING = ("forward_passes", "wall_s")
+"""The parts of a problem's usage that depend on the machine and on what ran beside it."""
+
+register()
+
+
+@hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
+def main(config: DictConfig) -> None:
+    try:
+        run(config)
+    except TTCError as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+def run(config: DictConfig) -> dict[str, Any]:
+    """Solve what is left of a run and return its summary."""
+    search = instantiate(config.search)
+    verifier = instantiate(config.verifier) if config.verifier.get("_target_") else None
+    if search.needs_verifier and verifier is None:
+        raise InvalidInput(f"{type(search).__name__} selects by score; choose a verifier other than none")
+    if config.run.batch < 1:
+        raise InvalidInput(f"run.batch={config.run.batch} must be at least 1")
+    template = _template(config)
+    task = load_task(config.dataset)
+    with RunFolder(config) as folder:
+        for name, reason in task.failures:
+            if name not in folder.records:
+                folder.append(_failure(name, reason))
+        batches = _unfinished(task.problems, config.run.batch, folder)
+        if batches:
+            engine = _engine(config)
+            _solve(config, search, verifier, template, engine, task, batches, folder)
+        summary = _summary(config, task, folder)
+        folder.write_summary(summary)
+    print(table(config.run.name, summary))
+    print(f"\nrecords and summary: {folder.path}")
+    return summary
+
+
+def _template(config: DictConfig) -> PromptTemplate:
+    data = config.dataset
+    examples = tuple((e.question, e.answer) for e in data.examples)
+    return PromptTemplate(data.instruction, data.system, examples, data.chat)
+
+
+def _engine(config: DictConfig) -> Engine:
+    budget = config.memory.budget_gib
+    return Engine.from_pretrained(
+        config.model.name,
+        device=config.model.device,
+        dtype=config.model.dtype,
+        memory_budget_bytes=None if budget is None else int(budget * 2**30),
+    )
+
+
+def _unfinished(problems: list[Problem], size: int, folder: RunFolder) -> list[list[Problem]]:
+    """The batches with a problem left, whole.
+
+    In 16 bits a sampled token can depend on what is computed beside it, so the batch that an interruption cut is
+    computed again as it was; its finished records stay as they are.
+    """
+    batches = [problems[i : i + size] for i in range(0, len(problems), size)]
+    return [batch for batch in batches if any(p.id not in folder.records for p in batch)]
+
+
+def _solve(
+    config: DictConfig,
+    search: Any,
+    verifier: Any,
+    template: PromptTemplate,
+    engine: Engine,
+    task: Task,
+    batches: list[list[Problem]],
+    folder: RunFolder,
+) -> None:
+    with tqdm(total=len(task.problems), desc=config.run.name, unit="problem", file=sys.stderr) as bar:
+        bar.update(sum(p.id in folder.records for p in task.problems))
+
+        def finished(result: Result) -> None:
+            if result.problem.id in folder.records:
+                return
+            record = _record(result, task, config.dataset.answer_kind)
+            folder.append(record)
+            if config.run.show_questions:
+                bar.write(f"{record['id']}: {record['question']}\n  -> {record['answer']} (gold {record['gold']})")
+            right = sum(r["correct"] for r in folder.records.values())
+            bar.set_postfix_str(f"{right}/{len(folder.records)} right")
+            bar.update()
+
+        for batch in batches:
+            solve(
+                search,
+                engine=engine,
+                verifier=verifier,
+                problem=batch,
+                seed=config.run.seed,
+                template=template,
+                answer_kind=config.dataset.answer_kind,
+                end=tuple(config.dataset.end),
+                max_tokens=config.run.max_tokens,
+                max_calls=config.run.max_calls,
+                concurrency=len(batch),
+                on_result=finished,
+            )
+
+
+def _record(result: Result, task: Task, kind: str) -> dict[str, Any]:
+    problem, usage = result.problem, result.usage.to_dict()
+    branches = []
+    for branch in result.branches:
+        answer = extract_answer(branch.text, kind)
+        branches.append(
+            {
+                "path": list(branch.path),
+                "text": branch.text,
+                "answer": answer,
+                "correct": task.is_correct(problem, answer),
+                "score": branch.score,
+                "step_scores": branch.step_scores,
+                "finish_reason": branch.finish_reason,
+                "tokens": len(branch.generated),
+            }
+        )
+    strict = (
+        extract_answer(result.best.text, "strict") if result.best is not None and kind == "number" else result.answer
+    )
+    return {
+        "id": problem.id,
+        "question": problem.question,
+        "gold": problem.answer,
+        "answer": result.answer,
+        "correct": task.is_correct(problem, result.answer),
+        "correct_strict": task.is_correct(problem, strict),
+        "error": result.error,
+        "branches": branches,
+        "tree": result.tree,
+        "usage": {k: v for k, v in usage.items() if k not in TIMING},
+        "timing": {k: usage[k] for k in TIMING} | {"finished_at": time.time()},
+    }
+
+
+def _failure(name: str, reason: str) -> dict[str, Any]:
+    usage = Usage().to_dict()
+    return {
+        "id": name,
+        "question": None,
+        "gold": None,
+        "answer": None,
+        "correct": False,
+        "correct_strict": False,
+        "error": reason,
+        "branches": [],
+        "tree": [],
+        "usage": {k: v for k, v in usage.items() if k not in TIMING},
+        "timing": {k: usage[k] for k in TIMING} | {"finished_at": time.time()},
+    }
+
+
+def _summary(config: DictConfig, task: Task, folder: RunFolder) -> dict[str, Any]:
+    ids = [p.id for p in task.problems] + [name for name, _ in task.failures]
+    records = [folder.records[i] for i in ids]
+    summary = summarise(records)
+    summary["seconds"] = sum(r["timing"]["wall_s"] for r in records) / max(1, config.run.batch)
+    summary["machine"] = f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}"
+    summary["versions"] = {name: version(name) for name in ("torch", "transformers")}
+    return summary
+
+
+def table(name: str, summary: dict[str, Any]) -> str:
+    """The summary as a small table."""
+    low, high = summary["accuracy_95"]
+    rows = [
+        ("problems", f"{summary['problems']} ({summary['failures']} failed)"),
+        ("accuracy", f"{summary['accuracy']:.1%}  [95%: {low:.1%} to {high:.1%}]"),
+        *((f"pass@{k}", f"{v:.1%}") for k, v in summary["pass_at_k"].items()),
+        *((f"maj@{k}", f"{v:.1%}") for k, v in summary["maj_at_k"].items()),
+        ("tokens per problem", f"{summary['generated_tokens_per_problem']:.0f}"),
+        ("verifier tokens", f"{summary['verifier_tokens']}"),
+        ("time", f"{summary['seconds']:.1f} s"),
+    ]
+    width = max(len(label) for label, _ in rows)
+    return "\n".join([f"\n{name}", *(f"  {label:<{width}}  {value}" for label, value in rows)])
+
+
+if __name__ == "__main__":
+    main()

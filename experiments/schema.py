@@ -1,0 +1,130 @@
+"""What a run's configuration may hold: a misspelt key or a wrong type is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
+from typing import Any, Literal, get_origin, get_type_hints
+
+from hydra.core.config_store import ConfigStore
+
+import search
+import verifiers
+from ttc.prompt import STEP_BY_STEP
+
+
+@dataclass
+class ModelConfig:
+    """name: alias, hub id, folder or .gguf file. device, dtype: "auto" or torch's names."""
+
+    name: str = "???"
+    device: str = "auto"
+    dtype: str = "auto"
+
+
+@dataclass
+class MemoryConfig:
+    """budget_gib: the most KV that may exist at once; null for no limit."""
+
+    budget_gib: float | None = None
+
+
+@dataclass
+class Example:
+    question: str = "???"
+    answer: str = "???"
+
+
+@dataclass
+class DatasetConfig:
+    """Where problems come from and how they are asked.
+
+    hub, subset, split: a data set of the hub. path: a local file instead (jsonl, json, csv, parquet). task, params,
+    size, seed: a task of reasoning-gym. limit, offset: which problems. end: strings that finish an answer.
+    """
+
+    name: str = "???"
+    hub: str | None = None
+    subset: str | None = None
+    split: str = "test"
+    path: str | None = None
+    task: str | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+    size: int = 50
+    seed: int = 0
+    shuffle_seed: int = 0
+    limit: int | None = None
+    offset: int = 0
+    answer_kind: str = "number"
+    instruction: str = STEP_BY_STEP
+    system: str | None = None
+    chat: bool | None = None
+    examples: list[Example] = field(default_factory=list)
+    end: list[str] = field(default_factory=list)
+
+
+@dataclass
+class RunConfig:
+    """name: the folder under output_dir; the same name goes on where it stopped. batch: problems solved together.
+
+    max_tokens, max_calls: budgets per problem (generated plus verifier tokens; requests to the model).
+    show_questions: print each question as it is solved (GPQA's authors ask not to publish theirs).
+    """
+
+    name: str = "???"
+    output_dir: str = "outputs"
+    seed: int = 0
+    batch: int = 8
+    max_tokens: int | None = None
+    max_calls: int | None = None
+    show_questions: bool = False
+
+
+@dataclass
+class Config:
+    model: ModelConfig = field(default_factory=ModelConfig)
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    search: Any = None
+    verifier: Any = None
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+SEARCHES = {
+    "greedy": search.Greedy,
+    "best_of_n": search.BestOfN,
+    "self_consistency": search.SelfConsistency,
+    "beam_search": search.BeamSearch,
+}
+VERIFIERS = {
+    "arithmetic": verifiers.ArithmeticVerifier,
+    "confidence": verifiers.ConfidenceVerifier,
+    "self": verifiers.SelfVerifier,
+}
+
+
+def schema_of(target: type) -> type:
+    """A configuration class with the fields of `target`, a dataclass of plain values, and its `_target_`."""
+    hints = get_type_hints(target)
+    path = f"{target.__module__.partition('.')[0]}.{target.__name__}"
+    columns: list[Any] = [("_target_", str, field(default=path))]
+    for f in fields(target):
+        hint = str if get_origin(hints[f.name]) is Literal else hints[f.name]  # OmegaConf knows no Literal
+        columns.append((f.name, hint, field(default="???" if f.default is MISSING else f.default)))
+    return make_dataclass(f"{target.__name__}Config", columns)
+
+
+def register() -> None:
+    """Make the schemas known to Hydra."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    for group, node in (
+        ("model", ModelConfig),
+        ("memory", MemoryConfig),
+        ("dataset", DatasetConfig),
+        ("run", RunConfig),
+    ):
+        store.store(group=group, name="schema", node=node)
+    for group, targets in (("search", SEARCHES), ("verifier", VERIFIERS)):
+        for name, target in targets.items():
+            store.store(group=group, name=f"{name}_schema", node=schema_of(target))
+    store.store(group="verifier", name="none_schema", node={"_target_": None})

@@ -1,0 +1,76 @@
+"""What a run's records add up to."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ttc.answers import canonical
+
+Z95 = 1.959963984540054
+
+
+def wilson(correct: int, total: int, z: float = Z95) -> tuple[float, float]:
+    """Wilson's score interval for a proportion (Wilson, 1927); (0, 1) for no trials."""
+    if total == 0:
+        return 0.0, 1.0
+    p = correct / total
+    centre = p + z * z / (2 * total)
+    spread = z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
+    scale = 1 + z * z / total
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Unbiased estimate of the chance that one of k samples is right, from n (Chen et al., 2021, Eq. 1)."""
+    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
+
+
+def majority(answers: Sequence[str | None]) -> str | None:
+    """The most frequent answer, the first found of equals; invalid answers are dropped."""
+    found = Counter(key for answer in answers if (key := canonical(answer)) is not None)
+    return max(found, key=lambda key: found[key]) if found else None
+
+
+def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Accuracy with its 95% interval, pass@k and maj@k over the final branches, tokens and time.
+
+    A problem that failed counts as wrong. k runs over the powers of two that every solved problem has branches for.
+    """
+    total, correct = len(records), sum(r["correct"] for r in records)
+    solved = [r for r in records if r["branches"]]
+    widest = min((len(r["branches"]) for r in solved), default=0)
+    ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256) if k <= widest]
+    low, high = wilson(correct, total)
+    tokens = [r["usage"]["generated_tokens"] for r in records]
+    return {
+        "problems": total,
+        "correct": correct,
+        "accuracy": correct / total if total else 0.0,
+        "accuracy_95": [low, high],
+        "accuracy_strict": sum(r["correct_strict"] for r in records) / total if total else 0.0,
+        "failures": sum(r["error"] is not None for r in records),
+        "pass_at_k": {str(k): _mean([_pass(r, k) for r in solved]) for k in ks},
+        "maj_at_k": {str(k): _mean([_majority(r, k) for r in solved]) for k in ks},
+        "generated_tokens": sum(tokens),
+        "generated_tokens_per_problem": _mean(tokens),
+        "verifier_tokens": sum(r["usage"]["verifier_tokens"] for r in records),
+        "prompt_tokens": sum(r["usage"]["prompt_tokens"] for r in records),
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _pass(record: dict[str, Any], k: int) -> float:
+    branches = record["branches"]
+    return pass_at_k(len(branches), sum(b["correct"] for b in branches), k)
+
+
+def _majority(record: dict[str, Any], k: int) -> float:
+    first = sorted(record["branches"], key=lambda b: b["path"])[:k]
+    winner = majority([b["answer"] for b in first])
+    return float(any(b["correct"] for b in first if winner is not None and canonical(b["answer"]) == winner))

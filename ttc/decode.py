@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from ttc.engine import Engine
 
 
+OVERLAP = 8
+"""Tokens before a step that an end string may begin in."""
+
+
 class DecodeStep:
     """One call of `Engine.generate`.
 
@@ -88,8 +92,12 @@ class DecodeStep:
 
     def _ended(self, branch: Branch) -> bool:
         """Whether the branch's step is over; sets `finish_reason` where the branch itself is."""
-        engine = self.engine
-        text = engine.decode(branch.tokens[self.starts[id(branch)] :]) if self.stop or self.end else ""
+        engine, start = self.engine, self.starts[id(branch)]
+        step = text = ""
+        if self.stop:
+            step = engine.decode(branch.tokens[start:]).lstrip()  # a delimiter before any text ends nothing
+        if self.end:
+            text = engine.decode(branch.tokens[max(branch.prompt_length, start - OVERLAP) :])
         if branch.tokens[-1] in engine.eos_ids:
             branch.finish_reason = "eos"
         elif any(s in text for s in self.end):
@@ -97,7 +105,7 @@ class DecodeStep:
         elif engine.context_left(branch) == 0:
             branch.finish_reason = "context"
         at_limit = len(branch.tokens) >= self.limits[id(branch)]
-        return branch.finished or at_limit or any(s in text for s in self.stop)
+        return branch.finished or at_limit or any(s in step for s in self.stop)
 
     def _leave(self, active: Sequence[Branch], ended: Sequence[int], tails: KV, filled: int) -> list[Branch]:
         """Freeze the rows that ended and close the gaps; returns the branches that go on, in order."""

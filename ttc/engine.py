@@ -146,8 +146,9 @@ class Engine:
         """Continue each branch by one step, in place and all in one batch.
 
         A branch's step ends after `max_tokens` tokens (one number or one per branch), when its text since the step's
-        start holds a string of `stop`, or when the branch finishes: at an end-of-sequence token, at a string of
-        `end`, or at the model's context length. KV is written in place and frozen into a segment at the step's end.
+        start, leading blanks left out, holds a string of `stop`, or when the branch finishes: at an end-of-sequence
+        token, at a string of `end`, or at the model's context length. KV is written in place and frozen into a
+        segment at the step's end.
         """
         self._check_live(branches)
         limits = [max_tokens] * len(branches) if isinstance(max_tokens, int) else list(max_tokens)

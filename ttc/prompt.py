@@ -42,7 +42,9 @@ class PromptTemplate:
                 messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
             return str(tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True))
         head = f"{self.system}\n\n" if self.system else ""
-        return head + "\n\n".join(f"Question: {q}\nAnswer:{' ' + a if a else ''}" for q, a in turns)
+        return head + "\n\n".join(
+            f"Question: {q}\nAnswer:{a if not a or a[0].isspace() else ' ' + a}" for q, a in turns
+        )
 
     def tokens(self, question: str, tokenizer: Any) -> list[int]:
         """The prompt as tokens, with a beginning-of-sequence token where the tokenizer wants one and none stands."""

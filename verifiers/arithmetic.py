@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -11,7 +12,7 @@ from ttc.answers import as_number, extract_answer
 from ttc.branch import Branch
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend
-from verifiers.equations import Equation, find_equations, normalise
+from verifiers.equations import Equation, find_equations, normalise, stated_operands
 
 _NUMBER = re.compile(r"\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?|\.\d+")
 _WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
@@ -33,10 +34,11 @@ class ArithmeticVerifier:
     """Rates each step of a branch in [0, 1] by rules; no model, no gold answer.
 
     A branch starts at `neutral`. Up to each step's end, the score is a product: `wrong` for every equation that does
-    not hold, `unfounded` for every left-side number that stands neither in the question nor in an earlier result,
-    `inconsistent` if the answer it states is no result of its equations, `repeated` for an equation written before,
-    and `unused` for each number of the question that a finished branch never used. Every sound equation takes the
-    score `credit` of the way to 1. An equation cut off by a step's end is judged when it is complete.
+    not hold; `unfounded` for every number on its left that stands neither in the question nor in an earlier result,
+    or that it adds where the question subtracts it (or the reverse); `reused` for one that was used up before;
+    `inconsistent` if the answer that is stated is not the result of the last equation; and `unused` for each number
+    of the question that stands in no equation by then. Every equation that holds takes the score `credit` of the way
+    to 1; a step without equation or answer multiplies it by `idle`. An equation cut off by a step's end is judged when it is complete.
     """
 
     neutral: float = 0.5
@@ -44,8 +46,9 @@ class ArithmeticVerifier:
     wrong: float = 0.05
     unfounded: float = 0.6
     inconsistent: float = 0.3
-    repeated: float = 0.5
+    reused: float = 0.7
     unused: float = 0.7
+    idle: float = 0.9
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -57,50 +60,52 @@ class ArithmeticVerifier:
 
     def rate_text(self, steps: Sequence[str], question: str, finished: bool) -> list[float]:
         """The score after each step of a solution."""
-        scores, text = [], ""
+        scores, text, pace = [], "", 1.0
         for i, step in enumerate(steps):
             text += step
-            scores.append(self._score(text, question, finished and i == len(steps) - 1))
+            if step.strip() and not find_equations(step) and extract_answer(step, "strict") is None:
+                pace *= self.idle
+            scores.append(pace * self._score(text, question, finished and i == len(steps) - 1))
         return scores or [self.neutral]
 
     def _score(self, text: str, question: str, finished: bool) -> float:
-        given = numbers_in(question)
-        known, used, seen = set(given), set[Fraction](), set[tuple[Fraction, ...]]()
-        sound = self.neutral
-        penalty = 1.0
+        given, signs = numbers_in(question), stated_operands(question)
+        left = Counter(given)
+        known, used = set(given), set[Fraction]()
+        sound, penalty = self.neutral, 1.0
         equations = [e for e in find_equations(text) if finished or not e.open]
         for equation in equations:
-            numbers = set(map(abs, equation.numbers))
-            used |= numbers
-            if not equation.holds:
-                penalty *= self.wrong
-            foreign = numbers - known - _COMMON
-            penalty *= self.unfounded ** len(foreign)
-            key = (equation.left, *equation.numbers)
-            if key in seen:
-                penalty *= self.repeated
-            elif equation.holds:
+            if equation.holds:
                 sound += (1 - sound) * self.credit
-            seen.add(key)
+            else:
+                penalty *= self.wrong
+            for number in equation.numbers:
+                size = abs(number)
+                against = signs.get(size, 0) * (1 if number > 0 else -1) < 0
+                if against or (size not in known and size not in _COMMON):
+                    penalty *= self.unfounded
+                elif size in known and left[size] < 1:
+                    penalty *= self.reused
+                left[size] -= 1
+                used.add(size)
             known.add(abs(equation.right))
-        if finished:
-            penalty *= self._ending(text, equations)
-            penalty *= self.unused ** len(given - used - {Fraction(1)}) if equations else 1.0
+            left[abs(equation.right)] += 1
+        stated = extract_answer(text, "number" if finished else "strict")
+        if finished or stated is not None:
+            penalty *= self._ending(stated, equations)
+            penalty *= self.unused ** len(set(given) - used) if equations else 1.0
         return sound * penalty
 
-    def _ending(self, text: str, equations: Sequence[Equation]) -> float:
-        stated = extract_answer(text, "number")
+    def _ending(self, stated: str | None, equations: Sequence[Equation]) -> float:
+        """What the stated answer costs: nothing if it is the last equation's result."""
         value = as_number(stated) if stated is not None else None
-        if value is None:
-            return self.inconsistent
-        if equations and value not in (equations[-1].right, equations[-1].left):
-            return self.inconsistent
-        return 1.0
+        supported = value is not None and equations and value in (equations[-1].right, equations[-1].left)
+        return 1.0 if supported else self.inconsistent
 
 
-def numbers_in(text: str) -> set[Fraction]:
+def numbers_in(text: str) -> list[Fraction]:
     """The numbers that a text gives, in digits or in words, without signs."""
     plain = normalise(text)
-    found = {Fraction(m.replace(",", "")) for m in _NUMBER.findall(plain)}
+    found = [Fraction(m.replace(",", "")) for m in _NUMBER.findall(plain)]
     words = re.findall(r"[a-z]+", plain.lower())
-    return found | {_NAMED[word] for word in words if word in _NAMED}
+    return found + [_NAMED[word] for word in words if word in _NAMED]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -38,7 +38,8 @@ Token = tuple[str, str, int, int]
 class Equation:
     """`left = right`, as written between `start` and `end` of the normalised text.
 
-    numbers: the numbers on the left side. open: whether the text ends right after it, so that more digits may come.
+    numbers: the numbers on the left side, negative where a minus stands before them. open: whether the text ends right
+    after it, so that more digits may come.
     """
 
     text: str
@@ -92,7 +93,7 @@ def _equations_in(text: str) -> list[Equation]:
                 continue
             start, end = a[0][2], b[-1][3]
             written = max((t[1] for t in b if t[0] == "number"), key=len, default="")
-            numbers = tuple(_value(t[1]) for t in a if t[0] == "number")
+            numbers = tuple(_signed(a))
             cut = end >= len(text.rstrip(" $")) and b[-1][0] == "number"
             found.append(Equation(text[start:end], x, y, numbers, _agree(x, y, a, b, written), start, end, cut))
     return found
@@ -322,3 +323,21 @@ def _agree(x: Fraction, y: Fraction, a: Sequence[Token], b: Sequence[Token], wri
     rounded = abs(x - y) <= unit / 2
     cut_off = 0 <= abs(x) - abs(y) < unit and x * y >= 0
     return x.denominator != 1 and (digits > 0 or abs(x) >= 10) and (rounded or cut_off)
+
+
+def _signed(tokens: Sequence[Token]) -> Iterator[Fraction]:
+    for i, token in enumerate(tokens):
+        if token[0] == "number":
+            minus = i > 0 and _operator(tokens[i - 1]) == "-"
+            yield -_value(token[1]) if minus else _value(token[1])
+
+
+def stated_operands(text: str) -> dict[Fraction, int]:
+    """The numbers that a text itself adds or subtracts (`7` and `9` in "6 + 7 - 9"), each with its sign."""
+    signs: dict[Fraction, int] = {}
+    for line in _lines(normalise(text)):
+        for before, sign, number in zip(line, line[1:], line[2:], strict=False):
+            if before[0] in ("number", "close") and _operator(sign) in ("+", "-") and number[0] == "number":
+                value, direction = _value(number[1]), 1 if _operator(sign) == "+" else -1
+                signs[value] = direction if signs.get(value, direction) == direction else 0  # 0: both ways
+    return signs

@@ -187,7 +187,9 @@ def _summary(config: DictConfig, task: Task, folder: RunFolder) -> dict[str, Any
     ids = [p.id for p in task.problems] + [name for name, _ in task.failures]
     records = [folder.records[i] for i in ids]
     summary = summarise(records)
-    summary["seconds"] = sum(r["timing"]["wall_s"] for r in records) / max(1, config.run.batch)
+    size = config.run.batch  # the problems of a batch run side by side
+    batches = [task.problems[i : i + size] for i in range(0, len(task.problems), size)]
+    summary["seconds"] = sum(max(folder.records[p.id]["timing"]["wall_s"] for p in batch) for batch in batches)
     summary["machine"] = f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}"
     summary["versions"] = {name: version(name) for name in ("torch", "transformers")}
     return summary

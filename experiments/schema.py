@@ -73,7 +73,7 @@ class RunConfig:
     name: str = "???"
     output_dir: str = "outputs"
     seed: int = 0
-    batch: int = 8
+    batch: int = 16
     max_tokens: int | None = None
     max_calls: int | None = None
     show_questions: bool = False

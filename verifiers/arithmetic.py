@@ -38,7 +38,8 @@ class ArithmeticVerifier:
     or that it adds where the question subtracts it (or the reverse); `reused` for one that was used up before;
     `inconsistent` if the answer that is stated is not the result of the last equation; and `unused` for each number
     of the question that stands in no equation by then. Every equation that holds takes the score `credit` of the way
-    to 1; a step without equation or answer multiplies it by `idle`. An equation cut off by a step's end is judged when it is complete.
+    to 1; a step with neither equation nor answer multiplies it by `idle`. An equation that a step's end cuts off is
+    judged when it is complete.
     """
 
     neutral: float = 0.5

@@ -54,6 +54,7 @@ def solve(  # type: ignore[misc]  # the overloads spell out only what decides th
     for name, value in (("concurrency", concurrency), ("max_tokens", max_tokens), ("max_calls", max_calls)):
         if value is not None and value < 1:
             raise InvalidInput(f"{name}={value} must be at least 1")
+    extract_answer("", answer_kind)  # refuses an unknown kind before any work
     single = isinstance(problem, str | Problem)
     given = [problem] if isinstance(problem, str | Problem) else problem
     problems = [p if isinstance(p, Problem) else Problem(p) for p in given]

@@ -1,0 +1,298 @@
+"""Algorithms and driver over a backend of plain Python: no model, every text a hash of the branch's stream."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from search import BeamSearch, BestOfN, Greedy, Problem, Result, SelfConsistency, solve
+from search.base import vote
+from search.driver import aggregate
+from ttc import InvalidInput, Sampling
+from ttc.branch import Branch
+from ttc.prompt import PromptTemplate
+from ttc.sampling import stream_key
+from ttc.usage import Usage
+
+
+class Letters:
+    chat_template = None
+    bos_token_id = eos_token_id = None
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return [ord(c) for c in text]
+
+
+class FakeBackend:
+    """Writes digits drawn from each branch's key; a branch ends at its first 0."""
+
+    def __init__(self) -> None:
+        self.tokenizer = Letters()
+        self.live: set[int] = set()
+        self.batches: list[int] = []
+        self.fail_at: int | None = None
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(map(chr, tokens))
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    def root(self, tokens: Sequence[int], *, seed: int = 0) -> Branch:
+        return self.roots([tokens], seeds=[seed])[0]
+
+    def roots(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int]) -> list[Branch]:
+        if any(len(p) > 2000 for p in prompts):
+            raise InvalidInput("the prompt is too long")
+        made = [Branch(p, None, stream_key(s), Usage(), self.decode) for p, s in zip(prompts, seeds, strict=True)]
+        self.live |= set(map(id, made))
+        return made
+
+    def fork(self, branch: Branch, n: int) -> list[Branch]:
+        assert id(branch) in self.live
+        children = [branch.child() for _ in range(n)]
+        self.live |= set(map(id, children))
+        return children
+
+    def generate(
+        self, branches: Sequence[Branch], max_tokens: int, *, stop: Any = (), end: Any = (), sampling: Any = None
+    ) -> None:
+        self.batches.append(len(branches))
+        if self.fail_at == len(self.batches):
+            raise RuntimeError("device lost")
+        for branch in branches:
+            assert not branch.finished and id(branch) in self.live
+            for _ in range(max_tokens):
+                digit = stream_key(branch.key, len(branch.tokens)) % 10
+                branch.tokens.append(ord(str(digit)))
+                branch.usage.generated_tokens += 1
+                if digit == 0:
+                    branch.finish_reason = "eos"
+                    break
+            branch.step_ends.append(len(branch.tokens))
+
+    def release(self, branches: Sequence[Branch]) -> None:
+        self.live -= set(map(id, branches))
+
+
+class DigitSum:
+    """Each step scores the sum of its digits."""
+
+    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+        return [[float(sum(map(int, step))) for step in b.steps] for b in branches]
+
+
+def run(search: Any, problem: Any, **options: Any) -> Any:
+    backend = options.pop("engine", None) or FakeBackend()
+    result = solve(search, engine=backend, verifier=options.pop("verifier", DigitSum()), problem=problem, **options)
+    assert not backend.live
+    return result
+
+
+def continuation(key: int, start: int, limit: int) -> str:
+    """What the fake backend writes for a stream."""
+    text = ""
+    while len(text) < limit and not text.endswith("0"):
+        text += str(stream_key(key, start + len(text)) % 10)
+    return text
+
+
+def root_of(result: Result, seed: int = 0) -> tuple[int, int]:
+    """The key of a result's root and the length of its prompt."""
+    length = len(PromptTemplate().tokens(result.problem.question, Letters()))
+    return stream_key(stream_key(seed, result.problem.id or result.problem.question)), length
+
+
+def test_greedy_is_one_branch() -> None:
+    result = run(Greedy(max_tokens=12), "q", verifier=None)
+    key, length = root_of(result)
+    assert [b.text for b in result.branches] == [continuation(stream_key(key, 0), length, 12)]
+    assert result.best is result.branches[0]
+
+
+def test_best_of_n_takes_the_best_rated() -> None:
+    result = run(BestOfN(n=6, max_tokens=9), "q")
+    key, length = root_of(result)
+    texts = [continuation(stream_key(key, i), length, 9) for i in range(6)]
+    scores = [sum(map(int, t)) for t in texts]
+    assert result.best.text == texts[scores.index(max(scores))]
+    assert [b.score for b in result.branches] == sorted(map(float, scores), reverse=True)
+
+
+def test_beam_search_against_a_reference() -> None:
+    size, width, tokens, steps = 3, 2, 3, 4
+    result = run(BeamSearch(beam_size=size, beam_width=width, step_tokens=tokens, max_steps=steps), "q")
+    key, length = root_of(result)
+    beams = [(0.0, key, "")]
+    for step in range(steps):
+        kept = [b for b in beams if b[2].endswith("0")]
+        going = [b for b in beams if not b[2].endswith("0")]
+        if not going:
+            break
+        new = []
+        for _, parent, text in going:
+            for i in range(size * width if step == 0 else width):
+                part = continuation(stream_key(parent, i), length + len(text), tokens)
+                new.append((float(sum(map(int, part))), stream_key(parent, i), text + part))
+        beams = sorted(kept + new, key=lambda b: -b[0])[:size]
+    assert [(b.score, b.text) for b in result.branches] == [(score, text) for score, _, text in beams]
+
+
+def test_beam_search_rates_equally_many_each_step_and_prunes() -> None:
+    backend = FakeBackend()
+    result = run(BeamSearch(beam_size=2, beam_width=3, step_tokens=1, max_steps=3), "q", engine=backend)
+    assert backend.batches[0] == 6
+    assert all(n <= 6 for n in backend.batches)
+    nodes = {n["id"]: n for n in result.tree}
+    assert nodes[0]["status"] == "root" and nodes[0]["parent"] is None
+    assert sum(n["status"] in ("kept", "finished") for n in result.tree) == len(result.branches) == 2
+    for node in result.tree[1:]:
+        assert nodes[node["parent"]]["path"] == node["path"][:-1]
+        assert node["score"] == node["step_scores"][-1]
+
+
+def branch(text: str, score: float) -> Branch:
+    made = Branch([ord("p")], None, 0, Usage(), lambda tokens: "".join(map(chr, tokens)))
+    made.tokens += map(ord, text)
+    made.score = score
+    return made
+
+
+def test_votes() -> None:
+    def extract(text: str) -> str | None:
+        return text or None
+
+    candidates = [branch("7", 0.1), branch("8", 0.9), branch("7.0", 0.2), branch("", 5.0), branch("8", 0.3)]
+    best, answer = vote(candidates, extract)
+    assert (answer, best) == ("7.0", candidates[2])  # a tie goes to the answer found first, its best-scored branch
+    best, answer = vote(candidates, extract, weighted=True)
+    assert (answer, best) == ("8", candidates[1])
+    assert vote([branch("", 1.0)], extract)[1] is None
+    assert vote([], extract) == (None, None)
+
+
+def test_self_consistency_answers_with_the_majority() -> None:
+    result = run(SelfConsistency(n=40, max_tokens=1), "q", verifier=None)
+    texts = [b.text for b in sorted(result.branches, key=lambda b: b.path)]
+    assert result.answer == max(texts, key=lambda t: (texts.count(t), -texts.index(t)))
+
+
+@pytest.mark.parametrize(("how", "score"), [("min", 0.2), ("product", 0.05), ("last", 0.5), ("mean", 0.4)])
+def test_aggregation(how: Any, score: float) -> None:
+    assert aggregate([0.5, 0.2, 0.5], how) == pytest.approx(score)
+
+
+@pytest.mark.parametrize(
+    "search", [BeamSearch(beam_size=2, beam_width=2, step_tokens=3), BestOfN(n=3), SelfConsistency(n=3, weighted=True)]
+)
+def test_company_changes_nothing(search: Any) -> None:
+    def seen(result: Result) -> Any:
+        return result.answer, [(b.text, b.score) for b in result.branches], result.tree
+
+    questions = [f"question {i}" for i in range(5)]
+    alone = [seen(run(search, q, seed=3)) for q in questions]
+    for concurrency in (1, 2, 5):
+        assert alone == [seen(r) for r in run(search, questions, seed=3, concurrency=concurrency)]
+    assert alone != [seen(r) for r in run(search, questions, seed=4)]
+    backend = FakeBackend()
+    run(search, questions, engine=backend, concurrency=5)
+    assert max(backend.batches) > 5  # the problems' requests were merged
+
+
+class Sick(DigitSum):
+    def __init__(self, how: str):
+        self.how = how
+
+    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+        scores = super().rate(branches, questions, backend)
+        if "bad" in questions:
+            at = list(questions).index("bad")
+            if self.how == "raises":
+                raise ZeroDivisionError("no such thing")
+            scores[at] = {"nan": [math.nan], "none": []}.get(self.how, scores[at])
+            return scores[1:] if self.how == "count" else scores
+        return scores
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("raises", "ZeroDivisionError: no such thing"), ("nan", "nan"), ("none", "ratings for"), ("count", "ratings for")],
+)
+def test_a_sick_verifier_stops_its_problem_alone(how: str, words: str) -> None:
+    good, bad, other = run(BestOfN(n=3), ["fine", "bad", "too"], verifier=Sick(how))
+    assert bad.error is not None and words in bad.error and "Sick" in bad.error
+    assert len(bad.branches) == 3
+    for result, question in ((good, "fine"), (other, "too")):
+        lone = run(BestOfN(n=3), question)
+        assert result.error is None
+        assert [(b.text, b.score) for b in result.branches] == [(b.text, b.score) for b in lone.branches]
+
+
+def test_unusable_problems_fail_alone() -> None:
+    fine, empty, long = run(Greedy(max_tokens=3), ["fine", " ", "x" * 3000], verifier=None)
+    assert fine.error is None and fine.best is not None
+    assert "question is empty" in empty.error and "too long" in long.error
+    assert empty.branches == [] and empty.answer is None
+    with pytest.raises(InvalidInput, match="empty"):
+        run(Greedy(), " ", verifier=None)
+
+
+def test_budgets_stop_a_search_with_what_it_has() -> None:
+    search = BeamSearch(beam_size=2, beam_width=2, step_tokens=5, max_steps=6)
+    result = run(search, "q", max_tokens=30)
+    assert "max_tokens=30" in result.error and result.usage.generated_tokens <= 30
+    assert len(result.branches) == 2 and result.best is not None
+    result = run(search, "q", max_calls=2)
+    assert "max_calls=2" in result.error
+    assert max(len(b.step_ends) for b in result.branches) == 2
+
+
+def test_nothing_stays_live_after_a_failure() -> None:
+    backend = FakeBackend()
+    backend.fail_at = 2
+    with pytest.raises(RuntimeError, match="device lost"):
+        solve(
+            BeamSearch(beam_size=2, beam_width=2, step_tokens=2), engine=backend, verifier=DigitSum(), problem=["a", "b"]
+        )
+    assert not backend.live
+
+    def interrupt(result: Result) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        solve(Greedy(), engine=backend, problem=["a", "b", "c"], concurrency=2, on_result=interrupt)
+    assert not backend.live
+
+
+def test_usage_is_the_problems_own() -> None:
+    results = run(BestOfN(n=3, max_tokens=7), ["a", "b"])
+    for result in results:
+        assert result.usage.generated_tokens == sum(len(b.generated) for b in result.branches)
+        assert result.usage.wall_s > 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: BeamSearch(beam_size=0), "beam_size=0"),
+        (lambda: BestOfN(n=-1), "n=-1"),
+        (lambda: Greedy(max_tokens=0), "max_tokens=0"),
+        (lambda: BestOfN(temperature=-1), "temperature=-1"),
+        (lambda: BeamSearch(aggregation="median"), "median"),  # type: ignore[arg-type]
+        (lambda: Sampling(top_p=0), "top_p=0"),
+        (lambda: solve(BestOfN(), engine=FakeBackend(), problem="q"), "verifier"),
+        (lambda: solve(Greedy(), engine=FakeBackend(), problem=[], concurrency=0), "concurrency=0"),
+        (lambda: solve(Greedy(), engine=FakeBackend(), problem=[], answer_kind="poem"), "poem"),
+    ],
+)
+def test_bad_parameters_are_named(make: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        make()
+
+
+def test_problems_keep_their_identity() -> None:
+    by_id = run(Greedy(max_tokens=5), [Problem("same", id="1"), Problem("same", id="2")], verifier=None)
+    assert by_id[0].best.text != by_id[1].best.text

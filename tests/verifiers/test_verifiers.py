@@ -1,0 +1,207 @@
+"""Equations, the arithmetic verifier's order of preference, confidence, and the self-verifier against plain logits."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ttc import Engine, InvalidInput, UnsupportedModel
+from ttc.branch import Branch
+from ttc.usage import Usage
+from verifiers import ArithmeticVerifier, ConfidenceVerifier, SelfVerifier
+from verifiers.equations import find_equations
+
+TRUE = [
+    "3 * 4 = 12",
+    "3 x 4 = 12",
+    "3 × 4 ÷ 2 = 6",
+    "20% of 50 = 10",
+    "50 * 20% = 10",
+    "1/2 of 10 = 5",
+    "3 * (4 + 2) = 18",
+    "-4 - 7 = -11",
+    "$3 * 4 = $12",
+    "3 boxes * 4 apples = 12 apples",
+    "3 boxes × 4 apples/box = 12",
+    "<<3*4=12>>12",
+    r"$3 \times 4 = 12$",
+    r"\frac{1}{2} * 10 = 5",
+    "10 / 3 = 3.33",
+    "1,200 + 300 = 1,500",
+    "5 + 3 equals 8",
+    "2^3 = 8",
+    "So he has 12 - 2 = 10 apples left.",
+    "16 - 3 - 4 = 9 duck eggs",
+    "100 + 10% = 110",
+]
+FALSE = [
+    "3 * 4 = 13",
+    "10 / 3 = 3.4",
+    "20% of 50 = 20",
+    "$3 * 4 = $14",
+    "He has 12 - 2 = 9 apples left.",
+    "<<3*4=11>>11",
+    "2 + 3 = 6",
+    "7 / 2 = 3",
+]
+NONE = ["x = 5", "In 2020 = 5", "3 * 4 =", "7 / 0 = 3", "2x + 4x = 700", "3x + 4 = 28", "12 = 12", "12 nickels = 12 * 5", ""]
+
+
+@pytest.mark.parametrize("text", TRUE)
+def test_true_equations_hold(text: str) -> None:
+    assert [e.holds for e in find_equations(text)] == [True]
+
+
+@pytest.mark.parametrize("text", FALSE)
+def test_false_equations_do_not(text: str) -> None:
+    assert [e.holds for e in find_equations(text)] == [False]
+
+
+@pytest.mark.parametrize("text", NONE)
+def test_what_is_no_equation(text: str) -> None:
+    assert find_equations(text) == []
+
+
+def test_chains_are_checked_link_by_link() -> None:
+    assert [e.holds for e in find_equations("3 * 4 = 12 = 6 * 2")] == [True, True]
+    assert [e.holds for e in find_equations("2 + 3 = 5 + 1 = 6")] == [False, True]
+    assert [e.holds for e in find_equations("He sells 2*3=6 and then 6+1=8")] == [True, False]
+
+
+numbers = st.integers(-500, 500)
+
+
+@given(st.lists(st.tuples(st.sampled_from("+-*"), numbers), min_size=1, max_size=4), numbers, st.integers(1, 50))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_random_expressions(rest: list[tuple[str, int]], first: int, off: int) -> None:
+    text = str(first) + "".join(f" {sign} {f'({n})' if n < 0 else n}" for sign, n in rest)
+    value = eval(text)  # the reference; the text is built from digits and signs above
+    (right,) = find_equations(f"{text} = {value}")
+    assert right.holds and right.left == Fraction(value)
+    (wrong,) = find_equations(f"{text} = {value + off}")
+    assert not wrong.holds
+
+
+@pytest.mark.parametrize("text", ["3*4=12 " * 10_000, "(" * 60_000, "1+" * 40_000 + "=3", "a " * 40_000, "=" * 60_000])
+def test_long_texts_take_linear_time(text: str) -> None:
+    start = time.perf_counter()
+    find_equations(text)
+    assert time.perf_counter() - start < 10
+
+
+QUESTION = "Tom has 3 boxes of 4 apples. He eats 2. How many are left?"
+
+
+def rating(text: str, finished: bool = True, question: str = QUESTION) -> float:
+    return ArithmeticVerifier().rate_text([text], question, finished)[-1]
+
+
+def test_the_order_of_preference() -> None:
+    right = rating("3 * 4 = 12\n12 - 2 = 10\nThe answer is 10.")
+    assert right > rating("12 - 2 = 10\nThe answer is 10.")  # skips what the question gives
+    assert right > rating("The answer is 10.")  # shows no work
+    assert right > rating("3 * 4 = 12\n12 - 2 = 10\nThe answer is 12.")  # answers something else
+    assert right > rating("3 * 4 = 12\n12 + 57 = 69\nThe answer is 69.")  # brings in a number from nowhere
+    assert right > rating("3 * 4 = 12\n12 - 2 = 10\n10 - 4 = 6\nThe answer is 6.")  # uses a number twice
+    wrong = rating("3 * 4 = 13\n13 - 2 = 11\nThe answer is 11.")
+    assert wrong < 0.1 < right
+
+
+def test_signs_that_the_question_states_are_kept() -> None:
+    question = "What is 6 + 7 - 9?"
+    assert rating("6 + 7 = 13\n13 - 9 = 4", question=question) > rating("6 + 7 = 13\n13 + 9 = 22", question=question)
+
+
+def test_each_step_is_rated_when_it_is_complete() -> None:
+    verifier = ArithmeticVerifier()
+    scores = verifier.rate_text(["3 * 4 = 12\n", "12 - 2 = 1", "0\n", "12 - 2 = 9\n"], QUESTION, False)
+    assert len(scores) == 4
+    assert scores[0] > verifier.neutral
+    assert scores[1] >= scores[0] * verifier.idle  # the cut-off equation isn't judged yet
+    assert scores[2] > scores[0]
+    assert scores[3] < scores[2] * 0.1
+    assert verifier.rate_text([], QUESTION, False) == [verifier.neutral]
+
+
+def test_weights_are_checked() -> None:
+    with pytest.raises(InvalidInput, match=r"wrong=1\.5"):
+        ArithmeticVerifier(wrong=1.5)
+    with pytest.raises(InvalidInput, match="entropy"):
+        ConfidenceVerifier("entropy")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="empty"):
+        SelfVerifier(" ")
+
+
+def test_confidence_is_a_mean_per_step() -> None:
+    branch = Branch([1, 2], None, 0, Usage(), lambda tokens: "")
+    branch.tokens += [3, 4, 5, 6]
+    branch.top1, branch.logprobs, branch.step_ends = [0.5, 1.0, math.nan, 0.25], [-1.0, -3.0, math.nan, -4.0], [4, 6]
+    empty = Branch([1], None, 0, Usage(), lambda tokens: "")
+    rate = ConfidenceVerifier().rate
+    assert rate([branch, empty], ["", ""], None) == [[0.75, 0.25], [0.0]]  # type: ignore[arg-type]
+    assert ConfidenceVerifier("logprob").rate([branch], [""], None) == [[-2.0, -4.0]]  # type: ignore[arg-type]
+
+
+WORDS = ["<eos>", "yes", "no", "Yes", "No", "is", "it", "right", "?", "a", "b", "c", "\n\n", "\nAnswer:"]
+
+
+class Words:
+    """A tokenizer of whole words."""
+
+    eos_token_id = 0
+    chat_template: str | None = None
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        if text in WORDS:
+            return [WORDS.index(text)]
+        return [WORDS.index(w) for w in text.replace("\n\n", "").replace("\nAnswer:", " right").split() if w in WORDS]
+
+    def decode(self, tokens: Sequence[int], **_: Any) -> str:
+        return " ".join(WORDS[t % len(WORDS)] for t in tokens)
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
+        return " ".join(f"{m['content']} <eos>" for m in messages) + " a b"
+
+
+def make_engine() -> Engine:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(WORDS), hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.5, eos_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    return Engine(LlamaForCausalLM(config), Words())
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@torch.no_grad()
+def test_self_verifier_equals_a_fresh_prompt(chat: bool) -> None:
+    engine = make_engine()
+    engine.tokenizer.chat_template = "yes" if chat else None
+    branches = engine.roots([[9, 10, 11, 5, 6], [9, 10, 7, 7, 8, 11]])
+    before = engine.kv_bytes()
+    found = SelfVerifier("is it right ?").rate(branches, ["", ""], engine)
+    assert engine.kv_bytes() == before
+    question = [0, 5, 6, 7, 8, 0, 9, 10] if chat else [5, 6, 7, 8, 7]
+    engine.model.set_attn_implementation("sdpa")
+    for branch, (score,) in zip(branches, found, strict=True):
+        probs = engine.model(torch.tensor([branch.tokens + question])).logits[0, -1].softmax(-1)
+        yes, no = float(probs[1] + probs[3]), float(probs[2] + probs[4])
+        assert score == pytest.approx(yes / (yes + no), abs=1e-5)
+    assert branches[0].usage.verifier_tokens == len(question) + 1
+    assert branches[0].usage.generated_tokens == 0
+
+
+def test_a_tokenizer_without_yes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    monkeypatch.setattr(engine.tokenizer, "encode", lambda text, **_: [1, 2])
+    with pytest.raises(UnsupportedModel, match="'yes'"):
+        SelfVerifier("is it right ?").rate([engine.root([9, 10])], [""], engine)

@@ -13,7 +13,7 @@ from typing import Any, overload
 from search.base import Plan, Request, Search, ranked
 from ttc.answers import extract_answer
 from ttc.branch import Branch
-from ttc.errors import BudgetExceeded, InvalidInput, TTCError, VerifierError
+from ttc.errors import BudgetExceeded, InvalidInput, VerifierError
 from ttc.prompt import PromptTemplate
 from ttc.protocols import Aggregation, Backend, Expand, Extract, Problem, Rate, Release, Result, Verifier
 from ttc.sampling import stream_key
@@ -151,18 +151,18 @@ class _Driver:
             try:
                 tokens = self.template.tokens(problem.question, self.engine.tokenizer)
                 prompts.append((index, problem, tokens))
-            except TTCError as error:
+            except InvalidInput as error:
                 if strict:
                     raise
                 failed.append(self._failed(index, problem, error))
         try:
             roots = self.engine.roots([t for *_, t in prompts], seeds=[self._seed(p) for _, p, _ in prompts])
-        except TTCError:
+        except InvalidInput:
             roots = []
             for index, problem, tokens in list(prompts):  # one of them cannot be used; find out which
                 try:
                     roots.append(self.engine.root(tokens, seed=self._seed(problem)))
-                except TTCError as error:
+                except InvalidInput as error:
                     if strict:
                         raise
                     failed.append(self._failed(index, problem, error))
@@ -177,7 +177,7 @@ class _Driver:
     def _seed(self, problem: Problem) -> int:
         return stream_key(self.seed, problem.id or problem.question)
 
-    def _failed(self, index: int, problem: Problem, error: TTCError) -> _Run:
+    def _failed(self, index: int, problem: Problem, error: InvalidInput) -> _Run:
         nothing = Branch([], None, 0, Usage(), lambda tokens: "")
 
         def empty() -> Plan:

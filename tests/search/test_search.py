@@ -255,7 +255,10 @@ def test_nothing_stays_live_after_a_failure() -> None:
     backend.fail_at = 2
     with pytest.raises(RuntimeError, match="device lost"):
         solve(
-            BeamSearch(beam_size=2, beam_width=2, step_tokens=2), engine=backend, verifier=DigitSum(), problem=["a", "b"]
+            BeamSearch(beam_size=2, beam_width=2, step_tokens=2),
+            engine=backend,
+            verifier=DigitSum(),
+            problem=["a", "b"],
         )
     assert not backend.live
 

@@ -1,0 +1,231 @@
+"""B branches on one prefix of n tokens: decode step, prefill, peak memory and KV bytes of each way to do it."""
+
+from __future__ import annotations
+
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ttc.engine import Engine
+from ttc.models import load
+
+CASES = ((64, 1), (256, 8), (256, 32), (1024, 8), (1024, 32), (4096, 8), (4096, 32))
+QUICK = ((64, 1), (4096, 8))
+NEW_TOKENS = 16
+GENERATE_LIMIT = 8 * 4096
+"""Prompt tokens over all branches up to which `generate`, which prefills each branch, is measured."""
+
+Figures = dict[str, float | None]
+
+
+def prompt(tokens: int) -> list[int]:
+    return torch.randint(10, 40_000, (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+def _generate(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figures:
+    """`generate(num_return_sequences=B)`: every branch has a copy of the prefix."""
+    from transformers import StoppingCriteria
+
+    stamps: list[float] = []
+
+    class Clock(StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            stamps.append(time.perf_counter())
+            return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+    start = time.perf_counter()
+    model.generate(
+        torch.tensor([ids], device=model.device), num_return_sequences=branches, do_sample=True, top_k=0,
+        max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, stopping_criteria=[Clock()],
+    )  # fmt: skip
+    return _figures(stamps[0] - start, stamps, branches * len(ids), model)
+
+
+def _repeat(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figures:
+    """One prefill, then `batch_repeat_interleave` of the cache and a plain sampling loop."""
+    from transformers import DynamicCache
+
+    with torch.inference_mode():
+        start = time.perf_counter()
+        cache = DynamicCache(config=model.config)
+        logits = model(torch.tensor([ids], device=model.device), past_key_values=cache, logits_to_keep=1).logits
+        cache.batch_repeat_interleave(branches)
+        logits = logits.repeat_interleave(branches, 0)
+        prefill, stamps = time.perf_counter() - start, []
+        for _ in range(NEW_TOKENS):
+            token = torch.multinomial(logits[:, -1].float().softmax(-1), 1)
+            stamps.append(time.perf_counter())
+            logits = model(token, past_key_values=cache).logits
+        token.tolist()
+    return _figures(prefill, stamps, branches * len(ids), model)
+
+
+def _continuous(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figures:
+    """transformers' continuous batching: B requests with the same prompt, its own prefix sharing."""
+    from transformers import GenerationConfig
+
+    def run(new_tokens: int) -> float:
+        config = GenerationConfig(max_new_tokens=new_tokens, do_sample=True, eos_token_id=-1, pad_token_id=0)
+        start = time.perf_counter()
+        outputs = model.generate_batch([ids] * branches, generation_config=config, progress_bar=False)
+        if len(outputs) != branches:
+            raise RuntimeError(f"generate_batch answered {len(outputs)} of {branches} requests")
+        return time.perf_counter() - start
+
+    run(1)  # its start-up is not counted
+    first = run(1)
+    whole = run(NEW_TOKENS + 1)
+    return {"prefill_s": first, "step_ms": (whole - first) / NEW_TOKENS * 1e3, "kv_bytes": None}
+
+
+def _engine(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figures:
+    """The engine: one prefill, forks that copy nothing, one read of the prefix per step."""
+    from ttc.packed import can_pack, pack_linears
+
+    if can_pack(model):
+        pack_linears(model)
+    engine = Engine(model, tokenizer)
+    engine.eos_ids = frozenset()
+    engine.release([engine.root(prompt(8)[::-1])])
+    start = time.perf_counter()
+    root = engine.root(ids)
+    prefill = time.perf_counter() - start
+    prefix_bytes = engine.kv_bytes()
+    children = engine.fork(root, branches)
+    stamps: list[float] = []
+    forward = engine.forward
+
+    def timed(*arguments: Any) -> torch.Tensor:
+        stamps.append(time.perf_counter())
+        return forward(*arguments)
+
+    engine.forward = timed  # type: ignore[method-assign]
+    engine.generate(children, NEW_TOKENS)
+    stamps.append(time.perf_counter())
+    steps = [b - a for a, b in pairwise(stamps[1:])]
+    return {"prefill_s": prefill, "step_ms": statistics.median(steps) * 1e3, "kv_bytes": prefix_bytes}
+
+
+ARMS: dict[str, Callable[[Any, Any, list[int], int], Figures]] = {
+    "generate": _generate,
+    "repeat_interleave": _repeat,
+    "generate_batch": _continuous,
+    "engine": _engine,
+}
+
+
+def _figures(prefill: float, stamps: list[float], tokens: int, model: Any) -> Figures:
+    steps = [b - a for a, b in pairwise(stamps)]
+    config = model.config
+    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * model.dtype.itemsize
+    return {"prefill_s": prefill, "step_ms": statistics.median(steps) * 1e3, "kv_bytes": tokens * per_token}
+
+
+def run_arm(name: str, tokens: int, branches: int, model_name: str) -> None:
+    """Measure one arm in this process and print its figures as JSON."""
+    model, tokenizer = load(model_name, dtype=torch.bfloat16)
+    figures = ARMS[name](model, tokenizer, prompt(tokens), branches)
+    figures["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps(figures))
+
+
+def read_bandwidth() -> float:
+    """Bytes per second that summing a large buffer reads, all threads, best of five."""
+    buffer = torch.ones(1 << 27, dtype=torch.float32)
+    best = min(_seconds(buffer.sum) for _ in range(5))
+    return buffer.numel() * 4 / best
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def run(quick: bool, model_name: str, out: Path) -> None:
+    """Run every case and arm, print ratios against `generate`, and write the figures."""
+    model, _ = load(model_name, dtype=torch.bfloat16)
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    del model
+    bandwidth = read_bandwidth()
+    rows = []
+    for tokens, branches in QUICK if quick else CASES:
+        for arm in ARMS:
+            if arm == "generate" and tokens * branches > GENERATE_LIMIT:
+                rows.append(
+                    {"tokens": tokens, "branches": branches, "arm": arm, "error": "not measured: minutes of prefill"}
+                )
+            else:
+                rows.append(
+                    {"tokens": tokens, "branches": branches, "arm": arm} | _measure(arm, tokens, branches, model_name)
+                )
+            print(json.dumps(rows[-1]), flush=True)
+    for row in rows:
+        if row["arm"] == "engine" and "kv_bytes" in row:
+            row["floor_ms"] = (weights + row["kv_bytes"]) / bandwidth * 1e3
+    result = {
+        "command": "python -m experiments.bench prefix" + (" --quick" if quick else ""),
+        "machine": machine(),
+        "model": f"{model_name}, bfloat16, its real weights; random prompts; sampled tokens",
+        "simulated": "nothing",
+        "read_bandwidth_gb_s": bandwidth / 1e9,
+        "weight_bytes": weights,
+        "rows": rows,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    print(table(result))
+
+
+def _measure(arm: str, tokens: int, branches: int, model_name: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "experiments.bench", "arm", arm, str(tokens), str(branches), model_name]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        return {"error": (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]}
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    cpu = platform.processor()
+    if Path("/proc/cpuinfo").exists():
+        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0].partition(":")[2].strip() if names else cpu
+    versions = {name: version(name) for name in ("torch", "transformers")}
+    return {"cpu": cpu, "threads": torch.get_num_threads(), "python": platform.python_version(), **versions}
+
+
+def table(result: dict[str, Any]) -> str:
+    """The figures as a Markdown table."""
+    lines = [
+        "| prefix | branches | way | prefill | step | step, against `generate` | prefix KV | peak memory |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    plain = {
+        (r["tokens"], r["branches"]): r["step_ms"] for r in result["rows"] if r["arm"] == "generate" and "step_ms" in r
+    }
+    for row in result["rows"]:
+        head = f"| {row['tokens']} | {row['branches']} | `{row['arm']}` |"
+        if "error" in row:
+            lines.append(f"{head} {row['error'][:80]} | | | | |")
+            continue
+        base = plain.get((row["tokens"], row["branches"]))
+        ratio = f"{base / row['step_ms']:.1f}x faster" if base and row["arm"] != "generate" else ""
+        floor = f" (floor {row['floor_ms']:.1f})" if "floor_ms" in row else ""
+        kv = "" if row["kv_bytes"] is None else f"{row['kv_bytes'] / 2**20:.1f} MiB"
+        lines.append(
+            f"{head} {row['prefill_s']:.2f} s | {row['step_ms']:.1f} ms{floor} | {ratio} | {kv} | "
+            f"{row['peak_bytes'] / 2**30:.2f} GiB |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,293 @@
+"""Data sets, records that survive, summaries, and the main job end to end on the default model."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from experiments.data import load_task
+from experiments.records import RunFolder
+from experiments.schema import Config, DatasetConfig
+from experiments.summary import majority, pass_at_k, summarise, wilson
+from ttc import InvalidInput, TTCError
+
+ROWS = [
+    {"question": "Ann has 2 pens and buys 3. How many?", "answer": "2 + 3 = 5\n#### 5"},
+    {"question": "A robe takes {2} bolts. How many?", "answer": "It takes 1,200.\n#### 1,200"},
+]
+
+
+def dataset(**fields: Any) -> Any:
+    return OmegaConf.structured(DatasetConfig(**({"name": "gsm8k"} | fields)))
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    import pandas
+
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".csv":
+        pandas.DataFrame(rows).to_csv(path, index=False)
+    else:
+        pandas.DataFrame(rows).to_parquet(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_a_local_file_in_every_format(tmp_path: Path, suffix: str) -> None:
+    task = load_task(dataset(path=write(tmp_path / f"rows{suffix}", ROWS)))
+    assert [(p.id, p.question, p.answer) for p in task.problems] == [
+        ("gsm8k-0", ROWS[0]["question"], "5"),
+        ("gsm8k-1", ROWS[1]["question"], "1200"),
+    ]
+    assert task.is_correct(task.problems[1], "$1,200.00") and not task.is_correct(task.problems[1], "12")
+    assert not task.is_correct(task.problems[1], None)
+
+
+def test_a_bad_row_fails_alone(tmp_path: Path) -> None:
+    rows = [
+        ROWS[0],
+        {"answer": "#### 3"},
+        {"question": "q", "answer": "no mark"},
+        {"question": None, "answer": "#### 1"},
+    ]
+    path = write(tmp_path / "rows.jsonl", rows)
+    Path(path).write_text(Path(path).read_text() + "{torn\n")
+    task = load_task(dataset(path=path))
+    assert [p.id for p in task.problems] == ["gsm8k-0"]
+    assert [name for name, _ in task.failures] == ["gsm8k-1", "gsm8k-2", "gsm8k-3", "gsm8k-4"]
+    assert "question" in task.failures[0][1] and "####" in task.failures[1][1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"path": "/no/such/file.jsonl"}, "is not a file"),
+        ({"path": __file__}, "'.py'"),
+        ({}, "names no source"),
+        ({"path": __file__, "limit": 0}, "dataset.limit=0"),
+        ({"path": __file__, "offset": -1}, "dataset.offset=-1"),
+        ({"path": __file__, "answer_kind": "poem"}, "poem"),
+        ({"task": "no_such_task"}, "no_such_task"),
+        ({"task": "chain_sum", "params": {"min_term": 1}}, "min_term"),
+    ],
+)
+def test_an_unusable_source_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        load_task(dataset(**fields))
+
+
+def test_limit_and_offset(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", ROWS * 3)
+    assert [p.id for p in load_task(dataset(path=path, offset=1, limit=2)).problems] == ["gsm8k-1", "gsm8k-2"]
+    with pytest.raises(InvalidInput, match="6 rows"):
+        load_task(dataset(path=path, offset=6))
+
+
+def test_gpqa_choices_are_shuffled_by_question_alone(tmp_path: Path) -> None:
+    rows = [
+        {"Question": f"q{i}?", "Correct Answer": "right", **{f"Incorrect Answer {k}": f"wrong{k}" for k in (1, 2, 3)}}
+        for i in range(40)
+    ]
+    path, turned = write(tmp_path / "a.csv", rows), write(tmp_path / "b.csv", rows[::-1])
+    problems = load_task(dataset(name="gpqa", path=path, answer_kind="choice")).problems
+    for problem in problems:
+        assert f"({problem.answer}) right" in problem.question
+    assert {p.answer for p in problems} == set("ABCD")
+    other = load_task(dataset(name="gpqa", path=turned, answer_kind="choice")).problems[::-1]
+    assert [p.question for p in problems] == [p.question for p in other]
+    reseeded = load_task(dataset(name="gpqa", path=path, answer_kind="choice", shuffle_seed=1)).problems
+    assert [p.question for p in problems] != [p.question for p in reseeded]
+
+
+def test_arc_and_math(tmp_path: Path) -> None:
+    row = {"question": "Which?", "choices": {"text": ["a", "b", "c"], "label": ["1", "2", "3"]}, "answerKey": "3"}
+    path = write(tmp_path / "arc.jsonl", [row, row | {"answerKey": "9"}])
+    task = load_task(dataset(name="arc_challenge", path=path, answer_kind="choice"))
+    assert task.problems[0].answer == "C" and task.problems[0].question == "Which?\n(A) a\n(B) b\n(C) c"
+    assert len(task.failures) == 1
+    path = write(tmp_path / "math.jsonl", [{"problem": "Half?", "answer": r"\frac{1}{2}"}])
+    task = load_task(dataset(name="math500", path=path, answer_kind="math"))
+    assert task.is_correct(task.problems[0], "0.5") and not task.is_correct(task.problems[0], "2")
+
+
+def test_reasoning_gym_scores_by_its_own_rules() -> None:
+    task = load_task(dataset(name="sums", task="chain_sum", size=5, params={"min_terms": 2, "max_terms": 2}))
+    again = load_task(dataset(name="sums", task="chain_sum", size=5, limit=2, params={"min_terms": 2, "max_terms": 2}))
+    assert [p.question for p in again.problems] == [p.question for p in task.problems[:2]]
+    for problem in task.problems:
+        assert problem.answer is not None
+        assert task.is_correct(problem, problem.answer) and not task.is_correct(problem, str(int(problem.answer) + 1))
+
+
+def config(tmp_path: Path, **run: Any) -> Any:
+    made = OmegaConf.structured(Config())
+    made.model.name, made.dataset.name = "m", "d"
+    made.run.name, made.run.output_dir = "r", str(tmp_path)
+    return OmegaConf.merge(made, {"run": run})
+
+
+def test_records_survive_a_torn_line(tmp_path: Path) -> None:
+    with RunFolder(config(tmp_path)) as folder:
+        for i in range(3):
+            folder.append({"id": str(i), "value": "é" * 50})
+    file = tmp_path / "r" / "records.jsonl"
+    whole = file.read_bytes()
+    for cut in (1, 20, 70):
+        file.write_bytes(whole[:-cut])
+        with RunFolder(config(tmp_path)) as folder:
+            assert list(folder.records) == ["0", "1"]
+            folder.append({"id": "2", "value": "é" * 50})
+        assert file.read_bytes() == whole
+    file.write_bytes(b"{broken\n" + whole)
+    with pytest.raises(InvalidInput, match="line 1 is damaged"):
+        RunFolder(config(tmp_path))
+
+
+def test_a_changed_configuration_is_refused_with_the_difference(tmp_path: Path) -> None:
+    RunFolder(config(tmp_path)).close()
+    with pytest.raises(InvalidInput, match=r"run\.seed: 0 -> 5"):
+        RunFolder(config(tmp_path, seed=5))
+    RunFolder(config(tmp_path, show_questions=True)).close()
+
+
+def test_two_processes_cannot_share_a_run(tmp_path: Path) -> None:
+    with RunFolder(config(tmp_path)), pytest.raises(InvalidInput, match="in use"):
+        RunFolder(config(tmp_path))
+
+
+def test_a_full_disk_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with RunFolder(config(tmp_path)) as folder:
+        folder.append({"id": "0"})
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(TTCError, match=r"No space left on device.*1 records"):
+            folder.append({"id": "1"})
+        monkeypatch.undo()
+    with RunFolder(config(tmp_path)) as folder:
+        assert "0" in folder.records
+
+
+def test_wilson() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)
+    assert wilson(8, 20) == pytest.approx((0.2188, 0.6134), abs=1e-4)  # published example values
+    assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+    assert wilson(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
+
+
+@given(st.integers(1, 7), st.data())
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_pass_at_k_counts_subsets(n: int, data: Any) -> None:
+    correct, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    hits = [any(i < correct for i in subset) for subset in itertools.combinations(range(n), k)]
+    assert math.isclose(pass_at_k(n, correct, k), sum(hits) / len(hits))
+
+
+def test_majority_and_summary() -> None:
+    assert majority(["3", None, "4", "3.0", "4"]) == "3"
+    assert majority([None, None]) is None
+
+    def record(answers: list[str], right: str) -> dict[str, Any]:
+        branches = [{"path": [i], "answer": a, "correct": a == right} for i, a in enumerate(answers)]
+        usage = {"generated_tokens": 10, "verifier_tokens": 2, "prompt_tokens": 5}
+        return {
+            "correct": answers[0] == right,
+            "correct_strict": False,
+            "error": None,
+            "branches": branches,
+            "usage": usage,
+        }
+
+    summary = summarise([record(["1", "2", "2", "5"], "2"), record(["7", "7", "8", "9"], "7")])
+    assert summary["accuracy"] == 0.5 and summary["accuracy_strict"] == 0.0
+    assert summary["pass_at_k"] == pytest.approx({"1": 0.5, "2": (5 / 6 + 5 / 6) / 2, "4": 1.0})
+    assert summary["maj_at_k"] == {"1": 0.5, "2": 0.5, "4": 1.0}
+    assert (summary["generated_tokens"], summary["verifier_tokens"]) == (20, 4)
+
+
+# ---------------------------------------------------------------- the main job
+
+FAST = ["dataset.size=6", "run.batch=3", "search=beam_search", "search.beam_size=2", "search.beam_width=2"]
+
+
+def job(folder: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "experiments.run", f"run.output_dir={folder}", *arguments]
+
+
+def records(folder: Path, name: str) -> dict[str, Any]:
+    lines = (folder / name / "records.jsonl").read_text().splitlines()
+    found = {record["id"]: record for record in map(json.loads, lines)}
+    assert len(found) == len(lines)  # no problem twice
+    for record in found.values():
+        del record["timing"]
+    return found
+
+
+def test_a_killed_run_goes_on_to_the_same_records(tmp_path: Path) -> None:
+    subprocess.run(job(tmp_path, "run.name=whole", *FAST), check=True, capture_output=True)
+    whole = records(tmp_path, "whole")
+    assert len(whole) == 6
+    killed = subprocess.Popen(
+        job(tmp_path, "run.name=killed", *FAST), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    file = tmp_path / "killed" / "records.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (file.exists() and file.read_bytes().count(b"\n") >= 1):
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    before = file.read_bytes()
+    assert 1 <= before.count(b"\n") < 6
+    file.write_bytes(before + b'{"id": "torn')
+    done = subprocess.run(job(tmp_path, "run.name=killed", *FAST), check=True, capture_output=True, text=True)
+    assert file.read_bytes().startswith(before)
+    assert records(tmp_path, "killed") == whole
+    summary = json.loads((tmp_path / "killed" / "summary.json").read_text())
+    assert summary["problems"] == 6 and f"{summary['accuracy']:.1%}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["search.beam_sise=3"], "beam_sise"),
+        (["search.beam_size=many"], "many"),
+        (["search.beam_size=0"], "beam_size=0"),
+        (["dataset.limt=3"], "limt"),
+        (["search=beem_search"], "beem_search"),
+        (["verifier=none"], "verifier"),
+        (["model.name=/no/such/model"], "/no/such/model"),
+        (["memory.budget_gib=0.0001"], "would do"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = subprocess.run(job(tmp_path, *arguments), capture_output=True, text=True)
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+def test_a_sweep_runs_every_search(tmp_path: Path) -> None:
+    searches = "search=greedy,best_of_n,self_consistency,beam_search"
+    path = write(tmp_path / "rows.jsonl", ROWS)
+    arguments = ["-m", searches, "dataset=gsm8k", f"dataset.path={path}", "dataset.limit=1"]
+    subprocess.run(job(tmp_path, *arguments), check=True, capture_output=True)
+    assert sorted(p.parent.name for p in tmp_path.glob("*/summary.json")) == [
+        f"gsm8k-{name}-arithmetic-seed0" for name in ("beam_search", "best_of_n", "greedy", "self_consistency")
+    ]

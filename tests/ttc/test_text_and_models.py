@@ -1,0 +1,149 @@
+"""Answers, prompts, and loading models; the default model's real weights against plain transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from ttc import Engine, InvalidInput, Sampling, UnsupportedModel
+from ttc.answers import canonical, extract_answer, same_answer
+from ttc.models import load
+from ttc.prompt import PromptTemplate
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "answer"),
+    [
+        ("2 + 3 = 5\n#### 5", "number", "5"),
+        ("The answer is $1,200.50.", "number", "1,200.50"),
+        ("The answer is 3. Let me check: 4 + 5", "number", "3"),
+        (r"So \boxed{42} in total 7", "number", "42"),
+        ("first 3 then 4 apples.", "number", "4"),
+        ("Answer: -7", "number", "-7"),
+        ("it is 3/4 of it", "number", "3/4"),
+        ("no number", "number", None),
+        ("first 3 then 4", "strict", None),
+        ("#### 12", "strict", "12"),
+        ("The answer is (B).", "choice", "B"),
+        ("A thing. The answer is C", "choice", "C"),
+        ("I think (A) is wrong, so (D)", "choice", "D"),
+        (r"\boxed{B}", "choice", "B"),
+        ("A bird in the hand", "choice", None),
+        (r"\boxed{\frac{1}{2}}", "math", r"\frac{1}{2}"),
+        ("The answer is x + 1.", "math", "x + 1"),
+        ("thinking\nThe answer is red, green", "text", "red, green"),
+        ("one\ntwo\n", "text", "two"),
+    ],
+)
+def test_answers_are_found(text: str, kind: str, answer: str | None) -> None:
+    assert extract_answer(text, kind) == answer
+
+
+def test_the_same_answers() -> None:
+    assert canonical("$12.0") == canonical("12") == canonical(" 12 ") == "12"
+    assert canonical("1,200") == "1200" and canonical("0.5") == canonical("1/2")
+    assert canonical("") is None and canonical(None) is None
+    assert same_answer("12", "12.00") and not same_answer("12", "13") and not same_answer("12", None)
+    assert same_answer(r"\frac{1}{2}", "0.5", "math") and not same_answer(r"\frac{1}{2}", "2", "math")
+    assert same_answer("x+1", "1 + x", "math")
+    with pytest.raises(InvalidInput, match="poem"):
+        extract_answer("", "poem")
+
+
+def word_tokenizer(**options: Any) -> PreTrainedTokenizerFast:
+    words = ["<unk>", "<s>", "</s>", *"abcdefghij"]
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="</s>", **options)
+
+
+def test_prompts() -> None:
+    tokenizer = word_tokenizer()
+    plain = PromptTemplate(instruction="Solve: {question}", system="Be brief.", examples=(("1+1", "2"), ("2+2", "\n4")))
+    solved = "Question: Solve: 1+1\nAnswer: 2\n\nQuestion: Solve: 2+2\nAnswer:\n4"
+    expected = f"Be brief.\n\n{solved}\n\nQuestion: Solve: {{x}}\nAnswer:"
+    assert plain.text("{x}", tokenizer) == expected
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}>"
+    assert plain.text("3+3", tokenizer) == (
+        "[system]Be brief.[user]Solve: 1+1[assistant]2[user]Solve: 2+2[assistant]\n4[user]Solve: 3+3>"
+    )
+    assert PromptTemplate("{question}", chat=False).text("a b", tokenizer) == "Question: a b\nAnswer:"
+    assert PromptTemplate("{question}").tokens("c d", tokenizer)[-2:] != []
+    with pytest.raises(InvalidInput, match="empty"):
+        plain.text(" \n", tokenizer)
+    with pytest.raises(InvalidInput, match="question"):
+        PromptTemplate("Solve this")
+    with pytest.raises(InvalidInput, match="chat template"):
+        PromptTemplate(chat=True).text("q", word_tokenizer())
+
+
+def save(folder: Path) -> Path:
+    config = LlamaConfig(
+        vocab_size=16, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_a_folder_is_loaded(tmp_path: Path) -> None:
+    model, tokenizer = load(str(save(tmp_path)), device="cpu", dtype="float32")
+    assert model.dtype == torch.float32 and not model.training
+    assert tokenizer.encode("a b", add_special_tokens=False) == [3, 4]
+    engine = Engine.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    branch = engine.root([3, 4])
+    engine.generate([branch], 3, sampling=Sampling(0))
+    assert len(branch.generated) in (1, 2, 3)
+
+
+def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="neither a folder"):
+        load("/no/such/folder")
+    with pytest.raises(UnsupportedModel, match="no file"):
+        load(str(tmp_path / "missing.gguf"))
+    with pytest.raises(UnsupportedModel, match=r"config\.json"):
+        load(str(tmp_path))
+    save(tmp_path)
+    for file in tmp_path.glob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(UnsupportedModel, match="no weights"):
+        load(str(tmp_path))
+    with pytest.raises(InvalidInput, match="int8"):
+        load(str(save(tmp_path)), dtype="int8")
+    with pytest.raises(InvalidInput, match="toaster"):
+        load(str(tmp_path), device="toaster")
+
+
+def test_an_unknown_hub_id_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UnsupportedModel, match="nobody/no-such-model"):
+        load("nobody/no-such-model")
+
+
+@torch.no_grad()
+def test_the_default_models_real_weights() -> None:
+    model, tokenizer = load("smollm2-135m", device="cpu", dtype="float32")
+    assert len(tokenizer.encode("1234")) == 4  # SmolLM2 splits numbers into digits
+    plain, _ = load("smollm2-135m", device="cpu", dtype="float32")
+    engine = Engine(model, tokenizer)
+    tokens = PromptTemplate().tokens("Tom has 3 boxes of 4 apples. He eats 2. How many are left?", tokenizer)
+    root = engine.root(tokens)
+    branches = engine.fork(root, 3)
+    engine.extend(branches[:2], [engine.encode("First, 3 * 4 ="), engine.encode("There are")])
+    engine.generate(branches, [6, 9, 12], sampling=Sampling(0))
+    grown = engine.fork(branches[0], 2) + branches[1:]
+    engine.release(branches[:1])
+    engine.generate(grown, 6, sampling=Sampling(0))
+    for branch in grown:
+        given = torch.tensor([branch.tokens[: branch.prompt_length]])
+        expected = plain.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=18, do_sample=False)
+        assert expected[0].tolist()[: len(branch.tokens)] == branch.tokens
+        logits = plain(torch.tensor([branch.tokens])).logits[0]
+        rows = logits[branch.prompt_length - 1 : -1].log_softmax(-1)
+        wanted = rows.gather(-1, torch.tensor(branch.generated)[:, None])[:, 0].tolist()
+        assert branch.logprobs == pytest.approx(wanted, abs=1e-4 + 1e-5 * float(logits.abs().max()))

@@ -12,7 +12,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.bench")
     commands = parser.add_subparsers(dest="command", required=True)
     shared = commands.add_parser("prefix", help="decoding B branches on a shared prefix, against plain transformers")
-    shared.add_argument("--quick", action="store_true", help="only the two cases with a target")
+    shared.add_argument("--quick", action="store_true", help="fewer cases, the two with a target among them")
     shared.add_argument("--model", default="smollm2-135m")
     shared.add_argument("--out", type=Path, default=Path("experiments/results/prefix.json"))
     arm = commands.add_parser("arm", help="one measurement in this process (what `prefix` starts)")

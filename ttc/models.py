@@ -29,6 +29,7 @@ def load(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     place = _device(device)
+    precision = _dtype(dtype, place)
     options: dict[str, Any] = {}
     source = str(_smollm2_folder()) if name == SMOLLM2 else name
     path = Path(source).expanduser()
@@ -43,7 +44,7 @@ def load(
         raise UnsupportedModel(f"{source} is neither a folder nor a .gguf file")
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=_dtype(dtype, place), **options)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=precision, **options)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UnsupportedModel(

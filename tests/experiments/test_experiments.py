@@ -229,7 +229,7 @@ FAST = ["dataset.size=6", "run.batch=3", "search=beam_search", "search.beam_size
 
 
 def job(folder: Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "experiments.run", f"run.output_dir={folder}", *arguments]
+    return [sys.executable, "-m", "experiments.run", *arguments, f"run.output_dir={folder}"]
 
 
 def records(folder: Path, name: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from ttc.models import load
 
 CASES = ((64, 1), (256, 8), (256, 32), (1024, 8), (1024, 32), (4096, 8), (4096, 32))
 QUICK = ((64, 1), (256, 8), (4096, 8), (4096, 32))
-NEW_TOKENS = 16
+NEW_TOKENS = 24
 LIMITS = {"generate": 8 * 4096, "generate_batch": 32 * 256}
 """Prompt tokens over all branches up to which the ways that prefill every branch are measured: beyond, minutes."""
 

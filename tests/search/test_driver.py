@@ -1,0 +1,296 @@
+"""The driver's faults, budgets and bookkeeping in searches of several steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search import BeamSearch, BestOfN, Greedy, Result, SelfConsistency, solve
+from search.base import ranked, vote
+from ttc import InvalidInput
+from ttc.branch import Branch
+from ttc.protocols import Backend
+from ttc.usage import Usage
+
+BEAM = BeamSearch(beam_size=2, beam_width=3, step_tokens=3, max_steps=4)
+
+
+class StepLength:
+    """Each step scores its number of commas plus a tenth of its length."""
+
+    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
+        return [[step.count(",") + len(step) / 10 for step in branch.steps] for branch in branches]
+
+
+class Constant:
+    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
+        return [[0.5] for _ in branches]
+
+
+class FailsLater(StepLength):
+    """Goes wrong on the question "bad", from the second step on."""
+
+    def __init__(self, how: str):
+        self.how = how
+
+    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
+        scores = super().rate(branches, questions, backend)
+        bad = [i for i, q in enumerate(questions) if q == "bad" and len(branches[i].step_ends) > 1]
+        if bad and self.how == "raise":
+            raise RuntimeError("no weights")
+        if bad and self.how == "count":
+            return scores[:-1]
+        for i in bad:
+            scores[i] = {"nan": [math.nan], "inf": [math.inf], "empty": []}[self.how]
+        return scores
+
+
+def seen(result: Result) -> Any:
+    """All that may not depend on what else is solved."""
+    rows = [(b.text, b.score, b.step_scores, b.path, b.finish_reason) for b in result.branches]
+    return result.answer, rows, result.tree, result.error
+
+
+def rated(score: float | None, text: str = "") -> Branch:
+    branch = Branch([0], None, 0, Usage(), lambda tokens: "".join(map(chr, tokens)))
+    branch.tokens += map(ord, text)
+    branch.score = score
+    return branch
+
+
+# ---------------------------------------------------------------- verifiers that fail
+
+
+@pytest.mark.parametrize("how", ["raise", "count", "nan", "inf", "empty"])
+def test_a_verifier_that_fails_in_the_second_step(how: str, backend: Any, make_backend: Callable[[], Any]) -> None:
+    good, bad, other = solve(BEAM, engine=backend, verifier=FailsLater(how), problem=["good", "bad", "other"])
+    assert bad.error is not None and bad.error.startswith("VerifierError: FailsLater ")
+    assert {"raise": "RuntimeError: no weights", "nan": "nan", "inf": "inf"}.get(how, "ratings for") in bad.error
+    assert max(len(b.step_ends) for b in bad.branches) == 2
+    assert not backend.live
+    for result, question in ((good, "good"), (other, "other")):
+        assert result.error is None
+        assert seen(result) == seen(solve(BEAM, engine=make_backend(), verifier=StepLength(), problem=question))
+
+
+def test_a_failed_search_gives_its_best_so_far(backend: Any) -> None:
+    result = solve(BestOfN(n=4, max_tokens=5), engine=backend, verifier=FailsLater("raise"), problem="bad")
+    assert result.error is None and result.best.score == max(b.score for b in result.branches)
+    result = solve(BEAM, engine=backend, verifier=FailsLater("raise"), problem="bad")
+    assert result.error is not None and result.best is result.branches[0]
+    assert all(n["score"] is None for n in result.tree if n["status"] == "kept")
+
+
+# ---------------------------------------------------------------- nothing stays live
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_nothing_stays_live_when_generate_raises(step: int, backend: Any) -> None:
+    backend.fail_at = step
+    with pytest.raises(RuntimeError, match="device lost"):
+        solve(BEAM, engine=backend, verifier=StepLength(), problem=["a", "b", "c"])
+    assert len(backend.calls) == step
+    assert not backend.live
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 8])
+def test_an_interrupt_while_others_are_under_way(concurrency: int, backend: Any) -> None:
+    finished: list[Result] = []
+
+    def interrupt(result: Result) -> None:
+        finished.append(result)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        solve(
+            BEAM,
+            engine=backend,
+            verifier=StepLength(),
+            problem=list("abcd"),
+            concurrency=concurrency,
+            on_result=interrupt,
+        )
+    assert len(finished) == 1
+    assert not backend.live
+
+
+def test_only_what_can_still_go_on_is_live(backend: Any) -> None:
+    sizes: list[int] = []
+
+    class Watching(StepLength):
+        def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+            sizes.append(len(backend.live))
+            return super().rate(branches, questions, backend)
+
+    solve(BEAM, engine=backend, verifier=Watching(), problem="q")
+    assert sizes[0] == 6  # the children; the root was let go before they were rated
+    assert len(sizes) > 1 and max(sizes) <= 6
+
+
+# ---------------------------------------------------------------- budgets
+
+
+@pytest.mark.parametrize("limit", [17, 18, 35, 36, 53, 54])
+def test_the_token_budget_is_never_passed(limit: int, backend: Any) -> None:
+    result = solve(BEAM, engine=backend, verifier=StepLength(), problem="q", max_tokens=limit)
+    assert result.usage.generated_tokens <= limit
+    if limit < 18:  # the first step may take 2 x 3 x 3 tokens
+        assert (result.best, result.branches, result.answer) == (None, [], None)
+        assert "0 tokens are spent" in result.error
+    else:
+        assert result.best is result.branches[0] and len(result.branches) == 2
+        assert result.best.score == max(b.score for b in result.branches)
+    assert not backend.live
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_the_call_budget_ends_where_a_shorter_search_does(
+    calls: int, backend: Any, make_backend: Callable[[], Any]
+) -> None:
+    result = solve(BEAM, engine=backend, verifier=StepLength(), problem="q", max_calls=calls)
+    short = BeamSearch(beam_size=2, beam_width=3, step_tokens=3, max_steps=calls)
+    answer, rows, tree, error = seen(solve(short, engine=make_backend(), verifier=StepLength(), problem="q"))
+    assert error is None and f"max_calls={calls}" in result.error
+    assert seen(result)[:3] == (answer, rows, tree)
+    assert len(backend.calls) == calls
+
+
+def test_one_budget_per_problem(backend: Any) -> None:
+    results = solve(Greedy(max_tokens=8), engine=backend, problem=list("abcd"), max_tokens=8, max_calls=1)
+    assert [r.error for r in results] == [None] * 4
+
+
+# ---------------------------------------------------------------- beam search
+
+
+def test_a_search_that_finishes_stops(backend: Any) -> None:
+    search = BeamSearch(beam_size=2, beam_width=3, step_tokens=200, max_steps=50)
+    result = solve(search, engine=backend, verifier=StepLength(), problem="q")
+    assert backend.calls == [6]
+    assert [b.finish_reason for b in result.branches] == ["eos", "eos"]
+    assert [n["status"] for n in result.tree].count("finished") == 2
+
+
+def test_finished_beams_are_kept_and_compete(backend: Any) -> None:
+    class FinishedFirst:
+        def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+            return [[1.0 if b.finished else 0.0] for b in branches]
+
+    search = BeamSearch(beam_size=2, beam_width=4, step_tokens=2, max_steps=30)
+    result = solve(search, engine=backend, verifier=FinishedFirst(), problem="q")
+    assert all(b.finished and b.score == 1 for b in result.branches)
+    first = min(len(n["path"]) for n in result.tree if n["status"] == "finished")
+    assert min(len(b.path) for b in result.branches) == first
+    assert len(backend.calls) < 30
+
+
+def test_ties_keep_the_order_of_creation(backend: Any) -> None:
+    search = BeamSearch(beam_size=2, beam_width=2, step_tokens=1, max_steps=3)
+    result = solve(search, engine=backend, verifier=Constant(), problem="q")
+    paths = [n["path"] for n in result.tree if n["status"] in ("kept", "finished")]
+    assert [list(b.path) for b in result.branches] == paths
+    ones = [n["path"] for n in result.tree if len(n["path"]) == 1 and n["status"] != "pruned"]
+    assert ones == [[0], [1]]
+
+
+def test_a_delimiter_ends_a_step_and_an_end_string_the_branch(backend: Any) -> None:
+    search = BeamSearch(beam_size=3, beam_width=2, step_tokens=50, max_steps=3, delimiter=",")
+    result = solve(search, engine=backend, verifier=StepLength(), problem="q")
+    steps = [step for branch in result.branches for step in branch.steps]
+    assert steps and all(step.find(",") in (-1, len(step) - 1) for step in steps)
+    result = solve(Greedy(max_tokens=400), engine=backend, problem="q", end=[","])
+    free = solve(Greedy(max_tokens=400), engine=backend, problem="q").best.text
+    cut = min(free.index(sign) for sign in ",0" if sign in free)
+    assert result.best.text == free[: cut + 1]
+    assert result.best.finish_reason == {",": "end", "0": "eos"}[free[cut]]
+
+
+def test_every_node_of_the_tree(backend: Any) -> None:
+    result = solve(BEAM, engine=backend, verifier=StepLength(), problem="q")
+    nodes = result.tree
+    assert [n["id"] for n in nodes] == list(range(len(nodes)))
+    assert {n["status"] for n in nodes} <= {"root", "expanded", "pruned", "kept", "finished"}
+    parents = {n["parent"] for n in nodes}
+    for node in nodes[1:]:
+        parent = nodes[node["parent"]]
+        assert parent["id"] < node["id"] and parent["path"] == node["path"][:-1]
+        assert node["tokens"] == parent["tokens"] + len(node["text"])
+        assert len(node["step_scores"]) == len(node["path"]) and node["score"] == node["step_scores"][-1]
+        assert (node["status"] == "expanded") == (node["id"] in parents)
+    for branch in result.branches:
+        (node,) = [n for n in nodes if tuple(n["path"]) == branch.path]
+        assert node["status"] == ("finished" if branch.finished else "kept")
+        assert (node["score"], node["text"]) == (branch.score, branch.steps[-1])
+
+
+# ---------------------------------------------------------------- ranking and votes
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(st.lists(st.one_of(st.none(), st.integers(0, 3).map(float)), max_size=8))
+def test_ranking_is_stable_with_the_unrated_last(scores: list[float | None]) -> None:
+    branches = [rated(score) for score in scores]
+    order = sorted(range(len(scores)), key=lambda i: (scores[i] is None, -(scores[i] or 0), i))
+    assert [id(b) for b in ranked(branches)] == [id(branches[i]) for i in order]
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    st.lists(st.tuples(st.sampled_from(["3", "3.0", "$3", "4", "1,000", "1000", "x"]), st.integers(1, 4)), max_size=9)
+)
+def test_votes_against_a_reference(pairs: list[tuple[str, int]]) -> None:
+    same = {"3.0": "3", "$3": "3", "1,000": "1000"}
+    candidates = [rated(float(score), text) for text, score in pairs]
+    for weighted in (False, True):
+        totals: dict[str, int] = {}
+        for text, score in pairs:
+            if text != "x":
+                key = same.get(text, text)
+                totals[key] = totals.get(key, 0) + (score if weighted else 1)
+        _, answer = vote(candidates, lambda text: None if text == "x" else text, weighted)
+        assert (None if answer is None else same.get(answer, answer)) == (max(totals, key=totals.get, default=None))
+
+
+def test_weighted_self_consistency_sums_the_scores(backend: Any) -> None:
+    search = SelfConsistency(n=30, max_tokens=2, weighted=True)
+    result = solve(search, engine=backend, verifier=StepLength(), problem="q", extract=lambda text: text[:1].strip(","))
+    totals: dict[str, float] = {}
+    for branch in sorted(result.branches, key=lambda b: b.path):
+        if branch.text[0] != ",":
+            totals[branch.text[0]] = totals.get(branch.text[0], 0.0) + branch.score
+    assert result.answer == max(totals, key=totals.get)
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_refused_before_any_work(backend: Any) -> None:
+    for search in (BestOfN(), BEAM, SelfConsistency(weighted=True)):
+        with pytest.raises(InvalidInput, match=f"{type(search).__name__} selects by score"):
+            solve(search, engine=backend, problem="q")
+    for name in ("concurrency", "max_tokens", "max_calls"):
+        with pytest.raises(InvalidInput, match=f"{name}=0"):
+            solve(Greedy(), engine=backend, problem=["q"], **{name: 0})
+    assert not backend.calls and not backend.live
+
+
+def test_unusable_problems_between_good_ones(backend: Any, make_backend: Callable[[], Any]) -> None:
+    order: list[str] = []
+    questions = ["a", "", "x" * 600, "b"]
+    results = solve(
+        Greedy(max_tokens=6), engine=backend, problem=questions, on_result=lambda r: order.append(r.problem.question)
+    )
+    assert [r.problem.question for r in results] == questions and sorted(order) == sorted(questions)
+    assert "question is empty" in results[1].error and "longer than 500" in results[2].error
+    for result in (results[0], results[3]):
+        assert seen(result) == seen(solve(Greedy(max_tokens=6), engine=make_backend(), problem=result.problem))
+    for question in questions[1:3]:
+        with pytest.raises(InvalidInput):
+            solve(Greedy(), engine=backend, problem=question)
+    assert solve(Greedy(), engine=backend, problem=[]) == []
+    assert not backend.live

@@ -43,9 +43,9 @@ def solve(  # type: ignore[misc]  # the overloads spell out only what decides th
     """Run `search` on one problem, or on a list of problems in merged batches.
 
     seed: with the problem's id (or question) it fixes every sampled token. end: strings that finish a branch.
-    max_tokens, max_calls: budgets per problem, in generated plus verifier tokens and in requests to the model; a
-    search that exceeds one stops with what it has and says so in `Result.error`. concurrency: the most problems
-    under way at once. on_result: called as each problem finishes.
+    max_tokens, max_calls: budgets per problem, in generated plus verifier tokens and in expansions; a search that
+    exceeds one stops with what it has and says so in `Result.error`. concurrency: the most problems under way at
+    once. on_result: called as each problem finishes.
     With a list, a problem that cannot be used or whose verifier fails gives a Result with `error`; alone it raises
     what stopped it before any branch existed.
     """
@@ -54,6 +54,8 @@ def solve(  # type: ignore[misc]  # the overloads spell out only what decides th
     for name, value in (("concurrency", concurrency), ("max_tokens", max_tokens), ("max_calls", max_calls)):
         if value is not None and value < 1:
             raise InvalidInput(f"{name}={value} must be at least 1")
+    if isinstance(end, str):
+        raise InvalidInput(f"end={end!r} is one string; give a list of strings")
     extract_answer("", answer_kind)  # refuses an unknown kind before any work
     single = isinstance(problem, str | Problem)
     given = [problem] if isinstance(problem, str | Problem) else problem
@@ -155,11 +157,26 @@ class _Driver:
                 if strict:
                     raise
                 failed.append(self._failed(index, problem, error))
+        roots = self._roots(prompts, failed, strict)
         try:
-            roots = self.engine.roots([t for *_, t in prompts], seeds=[self._seed(p) for _, p, _ in prompts])
+            for (index, problem, _), root in zip(prompts, roots, strict=True):
+                run = _Run(problem, index, root, self.search.run(root, self.end), time.perf_counter())
+                self._record(run, root, None)
+                run.advance(None)
+                runs.append(run)
+        except BaseException:
+            self.engine.release(roots)
+            raise
+        return runs, failed
+
+    def _roots(self, prompts: list[tuple[int, Problem, list[int]]], failed: list[_Run], strict: bool) -> list[Branch]:
+        """A root for each prompt; a prompt that cannot be used leaves the list and becomes a failure."""
+        try:
+            return self.engine.roots([t for *_, t in prompts], seeds=[self._seed(p) for _, p, _ in prompts])
         except InvalidInput:
-            roots = []
-            for index, problem, tokens in list(prompts):  # one of them cannot be used; find out which
+            roots: list[Branch] = []
+        try:
+            for index, problem, tokens in list(prompts):  # find out which
                 try:
                     roots.append(self.engine.root(tokens, seed=self._seed(problem)))
                 except InvalidInput as error:
@@ -167,12 +184,10 @@ class _Driver:
                         raise
                     failed.append(self._failed(index, problem, error))
                     prompts.remove((index, problem, tokens))
-        for (index, problem, _), root in zip(prompts, roots, strict=True):
-            run = _Run(problem, index, root, self.search.run(root, self.end), time.perf_counter())
-            self._record(run, root, None)
-            run.advance(None)
-            runs.append(run)
-        return runs, failed
+        except BaseException:
+            self.engine.release(roots)
+            raise
+        return roots
 
     def _seed(self, problem: Problem) -> int:
         return stream_key(self.seed, problem.id or problem.question)
@@ -222,7 +237,7 @@ class _Driver:
             self._rate(group, aggregation)
 
     def _within_budget(self, run: _Run, request: Expand) -> bool:
-        spent = run.root.usage.generated_tokens + run.root.usage.verifier_tokens
+        spent = self._spent(run)
         wanted = spent + request.n * len(request.branches) * request.step.max_tokens
         run.calls += 1
         if self.max_calls is not None and run.calls > self.max_calls:
@@ -235,6 +250,10 @@ class _Driver:
                 f"over max_tokens={self.max_tokens}"
             )
         return not run.done
+
+    @staticmethod
+    def _spent(run: _Run) -> int:
+        return run.root.usage.generated_tokens + run.root.usage.verifier_tokens
 
     def _expand(self, runs: list[_Run]) -> None:
         step, sampling = runs[0].request.step, runs[0].request.sampling  # type: ignore[union-attr]
@@ -255,11 +274,16 @@ class _Driver:
             run.advance(children)
 
     def _rate(self, runs: list[_Run], aggregation: Aggregation) -> None:
+        before = [replace(run.root.usage) for run in runs]
+        scores: list[list[float]] = []
         try:
             scores = self._scores(runs)
-        except VerifierError:
-            scores = []
-            for run in runs:  # one problem must not stop the others: ask for each alone
+        except VerifierError as failure:
+            if len(runs) == 1:
+                runs[0].stop(f"{VerifierError.__name__}: {failure}")
+                return
+            for run, usage in zip(runs, before, strict=True):  # one must not stop the others: ask for each alone
+                vars(run.root.usage).update(vars(usage))  # nor must they pay for the attempt
                 try:
                     scores += self._scores([run])
                 except VerifierError as error:
@@ -273,7 +297,11 @@ class _Driver:
                 branch.score = aggregate(branch.step_scores, aggregation)
                 run.nodes[id(branch)] |= {"score": branch.score, "step_scores": branch.step_scores}
                 answer.append(branch.score)
-            run.advance(answer)
+            spent = self._spent(run)
+            if self.max_tokens is not None and spent > self.max_tokens:
+                run.stop(f"{BudgetExceeded.__name__}: {spent} tokens are spent, over max_tokens={self.max_tokens}")
+            else:
+                run.advance(answer)
 
     def _scores(self, runs: list[_Run]) -> list[list[float]]:
         pairs = [(b, run.problem.question) for run in runs for b in run.request.branches]  # type: ignore[union-attr]

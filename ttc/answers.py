@@ -13,7 +13,8 @@ _NUMBER = re.compile(
 )
 _STATED = re.compile(r"####|\banswer\s*(?:is|:|=)\s*:?", re.IGNORECASE)
 _CHOICE = re.compile(
-    r"\banswer\s*(?:is|:)?\s*:?\s*(?:option\s*)?[\(\[*]*([A-Z])\b(?!['’])|\\boxed\{\s*(?:\\text\{)?\(?([A-Z])\b|[\(\[]([A-Z])[\)\]]"
+    r"(?i:\banswer\s*(?:is|:)?\s*:?\s*(?:option\s*)?)[\(\[*]*([A-Z])\b(?!['’])"
+    r"|\\boxed\{\s*(?:\\text\{)?\(?([A-Z])\b|[\(\[]([A-Z])[\)\]]"
 )
 _LONE_CHOICE = re.compile(r"^\W*([A-Z])\W*$", re.MULTILINE)
 
@@ -95,6 +96,8 @@ def boxed(text: str) -> str | None:
 def as_number(answer: str) -> Fraction | None:
     """The exact value of a number as people write it ($1,200.50, 3/4, 12%), or None."""
     plain = re.sub(r"[$€£,\s%]|\\\$|\\%", "", answer.replace("−", "-")).rstrip(".")
+    if len(plain) > 1000 or "e" in plain.lower():  # an exponent can ask for numbers of any size
+        return None
     try:
         return Fraction(plain)
     except (ValueError, ZeroDivisionError):

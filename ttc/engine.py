@@ -78,6 +78,11 @@ class Engine:
         prompts = [self._checked(prompt, "prompt") for prompt in prompts]
         for prompt in prompts:
             self._check_context(len(prompt))
+            if len(prompt) == self.context_length:
+                raise InvalidInput(
+                    f"the prompt fills the model's context of {self.context_length} tokens and leaves no room to "
+                    "generate; shorten it or use a model with a longer context"
+                )
         branches = [
             Branch(prompt, self.tree.hold(self.tree.trunk), stream_key(seed), Usage(), self.decode)
             for prompt, seed in zip(prompts, seeds, strict=True)
@@ -111,7 +116,16 @@ class Engine:
         added = [self._checked(tokens, "extension") for tokens in tokens_per_branch]
         for branch, tokens in zip(branches, added, strict=True):
             self._check_context(len(branch.tokens) + len(tokens))
-        self._feed(branches, [b.tokens + new for b, new in zip(branches, added, strict=True)], purpose)
+        before = [self.tree.hold(self.leaf(branch)) for branch in branches]
+        try:
+            self._feed(branches, [b.tokens + new for b, new in zip(branches, added, strict=True)], purpose)
+        except BaseException:
+            for branch, leaf in zip(branches, before, strict=True):
+                self.move(branch, leaf)
+            raise
+        finally:
+            for leaf in before:
+                self.tree.drop(leaf)
         for branch, new in zip(branches, added, strict=True):
             if branch.generated:
                 branch.logprobs += [float("nan")] * len(new)

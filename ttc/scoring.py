@@ -23,10 +23,11 @@ def score(engine: Engine, branches: Sequence[Branch], continuations: Sequence[Se
     heads = [[b.tokens[-1], *group[0][:n]] for b, group, n in zip(branches, continuations, shared, strict=True)]
     held: list[Segment] = []
     try:
-        targets = [[c[: n + 1] for c in group] for group, n in zip(continuations, shared, strict=True)]
-        scores = _score_runs(engine, leaves, heads, targets, usages, held)
         left = [(i, j) for i, group in enumerate(continuations) for j, c in enumerate(group) if len(c) > shared[i] + 1]
         runs = [continuations[i][j][shared[i] : -1] for i, j in left]
+        engine.memory.require(sum(map(len, heads)) + sum(map(len, runs)))  # both passes, before either
+        targets = [[c[: n + 1] for c in group] for group, n in zip(continuations, shared, strict=True)]
+        scores = _score_runs(engine, leaves, heads, targets, usages, held)
         targets = [[continuations[i][j][shared[i] + 1 :]] for i, j in left]
         rest = _score_runs(engine, [held[i] for i, _ in left], runs, targets, [usages[i] for i, _ in left], held)
         for (i, j), (tail,) in zip(left, rest, strict=True):

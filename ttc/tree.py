@@ -109,6 +109,7 @@ class Tree:
 
     def split(self, segment: Segment, at: int) -> Segment:
         """Cut `segment` after `at` tokens. It keeps its identity as the lower part; the new upper part is returned."""
+        self.memory.require(len(segment.tokens))  # both parts, before either is made
         upper_kv, lower_kv = self._copy([segment], 0, at), self._copy([segment], at, len(segment.tokens))
         parent = segment.parent
         assert parent is not None

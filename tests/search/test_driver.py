@@ -198,6 +198,21 @@ def test_ties_keep_the_order_of_creation(backend: Any) -> None:
     assert ones == [[0], [1]]
 
 
+def test_a_finished_beam_wins_a_tie_against_a_longer_one(backend: Any) -> None:
+    class Grading:
+        """A finished branch 1, the others 1 too from the second step on."""
+
+        def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+            return [[float(b.finished or len(b.step_ends) > 1)] for b in branches]
+
+    search = BeamSearch(beam_size=6, beam_width=4, step_tokens=2, max_steps=2)
+    result = solve(search, engine=backend, verifier=Grading(), problem="q")
+    first = [n["path"] for n in result.tree if len(n["path"]) == 1 and n["score"] == 1]
+    assert 0 < len(first) < 6
+    assert [list(b.path) for b in result.branches[: len(first)]] == first
+    assert all(len(b.path) == 2 for b in result.branches[len(first) :])
+
+
 def test_a_delimiter_ends_a_step_and_an_end_string_the_branch(backend: Any) -> None:
     search = BeamSearch(beam_size=3, beam_width=2, step_tokens=50, max_steps=3, delimiter=",")
     result = solve(search, engine=backend, verifier=StepLength(), problem="q")

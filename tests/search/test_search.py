@@ -270,6 +270,38 @@ def test_nothing_stays_live_after_a_failure() -> None:
     assert not backend.live
 
 
+class Costly(Sick):
+    """Spends five verifier tokens a branch."""
+
+    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+        for branch in branches:
+            branch.usage.verifier_tokens += 5
+        return super().rate(branches, questions, backend)
+
+
+def test_a_neighbours_failure_costs_nothing() -> None:
+    fine, bad = run(BestOfN(n=3, max_tokens=4), ["fine", "bad"], verifier=Costly("raises"))
+    assert bad.error is not None
+    assert (fine.error, fine.usage.verifier_tokens) == (None, 15)
+
+
+def test_verifier_tokens_count_on_the_budget() -> None:
+    result = run(BestOfN(n=3, max_tokens=4), "q", verifier=Costly("well"), max_tokens=20)
+    assert "max_tokens=20" in result.error and result.best.score == max(b.score for b in result.branches)
+
+
+def test_a_search_that_raises_at_once_leaks_nothing() -> None:
+    class Broken(Greedy):
+        def run(self, root: Branch, end: tuple[str, ...]) -> Any:
+            raise ValueError("broken")
+            yield
+
+    backend = FakeBackend()
+    with pytest.raises(ValueError, match="broken"):
+        solve(Broken(), engine=backend, problem=["a", "b"])
+    assert not backend.live
+
+
 def test_usage_is_the_problems_own() -> None:
     results = run(BestOfN(n=3, max_tokens=7), ["a", "b"])
     for result in results:
@@ -288,6 +320,7 @@ def test_usage_is_the_problems_own() -> None:
         (lambda: Sampling(top_p=0), "top_p=0"),
         (lambda: solve(BestOfN(), engine=FakeBackend(), problem="q"), "verifier"),
         (lambda: solve(Greedy(), engine=FakeBackend(), problem=[], concurrency=0), "concurrency=0"),
+        (lambda: solve(Greedy(), engine=FakeBackend(), problem=[], end="END"), "end='END'"),
         (lambda: solve(Greedy(), engine=FakeBackend(), problem=[], answer_kind="poem"), "poem"),
     ],
 )

@@ -207,6 +207,7 @@ def test_usage_counts_every_token() -> None:
     ("call", "message"),
     [
         (lambda e, b: e.root([]), "prompt is empty"),
+        (lambda e, b: e.root([1] * 64), "leaves no room"),
         (lambda e, b: e.root([1] * 65), "65 tokens are more than the model's context of 64"),
         (lambda e, b: e.root([1, 500]), "token 500"),
         (lambda e, b: e.root([-1]), "token -1"),

@@ -25,7 +25,7 @@ from ttc.prompt import PromptTemplate
 from ttc.protocols import Problem, Result
 from ttc.usage import Usage
 
-TIMING = ("forward_passes", "wall_s")
+TIMING = ("forward_passes", "host_to_device_bytes", "device_to_host_bytes", "wall_s")
 """The parts of a problem's usage that depend on the machine and on what ran beside it."""
 
 register()
@@ -71,12 +71,8 @@ def _template(config: DictConfig) -> PromptTemplate:
 
 
 def _engine(config: DictConfig) -> Engine:
-    budget = config.memory.budget_gib
     return Engine.from_pretrained(
-        config.model.name,
-        device=config.model.device,
-        dtype=config.model.dtype,
-        memory_budget_bytes=None if budget is None else int(budget * 2**30),
+        config.model.name, device=config.model.device, dtype=config.model.dtype, memory=instantiate(config.memory)
     )
 
 

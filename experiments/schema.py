@@ -8,6 +8,7 @@ from typing import Any, Literal, get_origin, get_type_hints
 from hydra.core.config_store import ConfigStore
 
 import search
+import ttc
 import verifiers
 from ttc.prompt import STEP_BY_STEP
 
@@ -19,13 +20,6 @@ class ModelConfig:
     name: str = "???"
     device: str = "auto"
     dtype: str = "auto"
-
-
-@dataclass
-class MemoryConfig:
-    """budget_gib: the most KV that may exist at once; null for no limit."""
-
-    budget_gib: float | None = None
 
 
 @dataclass
@@ -85,7 +79,7 @@ class Config:
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     search: Any = None
     verifier: Any = None
-    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    memory: Any = None
     run: RunConfig = field(default_factory=RunConfig)
 
 
@@ -100,6 +94,13 @@ VERIFIERS = {
     "confidence": verifiers.ConfidenceVerifier,
     "self": verifiers.SelfVerifier,
 }
+POLICIES = {
+    "resident": ttc.Resident,
+    "layerwise": ttc.Layerwise,
+    "beam_groups": ttc.BeamGroups,
+    "paged": ttc.Paged,
+    "headwise": ttc.Headwise,
+}
 
 
 def schema_of(target: type) -> type:
@@ -108,6 +109,8 @@ def schema_of(target: type) -> type:
     path = f"{target.__module__.partition('.')[0]}.{target.__name__}"
     columns: list[Any] = [("_target_", str, field(default=path))]
     for f in fields(target):
+        if not f.init:
+            continue
         hint = str if get_origin(hints[f.name]) is Literal else hints[f.name]  # OmegaConf knows no Literal
         columns.append((f.name, hint, field(default="???" if f.default is MISSING else f.default)))
     return make_dataclass(f"{target.__name__}Config", columns)
@@ -119,12 +122,11 @@ def register() -> None:
     store.store(name="schema", node=Config)
     for group, node in (
         ("model", ModelConfig),
-        ("memory", MemoryConfig),
         ("dataset", DatasetConfig),
         ("run", RunConfig),
     ):
         store.store(group=group, name="schema", node=node)
-    for group, targets in (("search", SEARCHES), ("verifier", VERIFIERS)):
+    for group, targets in (("search", SEARCHES), ("verifier", VERIFIERS), ("memory", POLICIES)):
         for name, target in targets.items():
             store.store(group=group, name=f"{name}_schema", node=schema_of(target))
     store.store(group="verifier", name="none_schema", node={"_target_": None})

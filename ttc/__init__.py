@@ -11,16 +11,22 @@ from ttc.errors import (
     VerifierError,
 )
 from ttc.protocols import Problem, Result, Step
+from ttc.residency import BeamGroups, Headwise, Layerwise, Paged, Resident
 from ttc.sampling import Sampling
 from ttc.usage import Usage
 
 __all__ = [
+    "BeamGroups",
     "Branch",
     "BudgetExceeded",
     "Engine",
+    "Headwise",
     "InvalidInput",
+    "Layerwise",
     "OutOfMemory",
+    "Paged",
     "Problem",
+    "Resident",
     "Result",
     "Sampling",
     "Step",

@@ -10,7 +10,7 @@ from torch import Tensor
 from ttc.attention import IMPLEMENTATION
 from ttc.errors import UnsupportedModel
 from ttc.kernels import Layer, Partial
-from ttc.memory import KV, LayerShape
+from ttc.memory import KV, LayerKV, LayerShape
 from ttc.plan import ExtendPlan, Piece
 
 CHECK_TOKENS = 12
@@ -21,16 +21,14 @@ class _Probe(ExtendPlan):
 
     def __init__(self, model: Any):
         self.shapes: dict[int, LayerShape] = {}
-        self.kv = KV((), CHECK_TOKENS, None, model.dtype, model.device)
-        rows = slice(0, CHECK_TOKENS)
-        super().__init__([], range(CHECK_TOKENS), [Piece(self.kv, 0, 0, rows)])
+        self.kv = KV(0, CHECK_TOKENS)
+        super().__init__([], range(CHECK_TOKENS), [Piece(slice(0, CHECK_TOKENS), [(self.kv, 0, CHECK_TOKENS)])])
 
     def attend_tails(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         if layer.index != len(self.shapes):
             raise UnsupportedModel(f"attention layers run in another order than 0, 1, 2, ...: {layer.index} came early")
-        self.shapes[layer.index] = LayerShape(key.shape[0], key.shape[2], value.shape[2])
-        self.kv.keys.append(torch.empty_like(key, memory_format=torch.contiguous_format))
-        self.kv.values.append(torch.empty_like(value, memory_format=torch.contiguous_format))
+        self.shapes[layer.index] = LayerShape(key.shape[0], key.shape[2], value.shape[2], layer.window)
+        self.kv.device.append(LayerKV(torch.empty(key.shape).to(key), torch.empty(value.shape).to(value)))
         return super().attend_tails(layer, q, key, value)
 
 
@@ -58,7 +56,7 @@ def check_model(model: Any) -> tuple[LayerShape, ...]:
     try:
         model.set_attn_implementation(IMPLEMENTATION)
         logits = model(input_ids=tokens, position_ids=positions, use_cache=False, tree_plan=probe).logits[0].double()
-        _compare(name, config.num_hidden_layers, probe, logits, expected)
+        _compare(name, config.num_hidden_layers, probe, logits, expected, model.dtype)
     except UnsupportedModel:
         model.set_attn_implementation(own)
         raise
@@ -68,14 +66,14 @@ def check_model(model: Any) -> tuple[LayerShape, ...]:
     return tuple(probe.shapes[i] for i in range(len(probe.shapes)))
 
 
-def _compare(name: str, layers: int, probe: _Probe, logits: Tensor, expected: Tensor) -> None:
+def _compare(name: str, layers: int, probe: _Probe, logits: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     if len(probe.shapes) != layers:
         raise UnsupportedModel(
             f"{name} has {layers} layers, but {len(probe.shapes)} of them called the engine's attention; models with "
             "linear attention, state-space layers or shared caches are not supported"
         )
     # mixture-of-experts routing may flip in 16 bits, so the mean is compared there, not the largest
-    exact = logits.dtype == torch.float64 and probe.kv.buffer.dtype in (torch.float32, torch.float64)
+    exact = dtype in (torch.float32, torch.float64)
     gap = (logits - expected).abs()
     error = float(gap.max() if exact else gap.mean())
     limit = 1e-3 + (1e-4 if exact else 5e-2) * float(expected.abs().max())

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from ttc.branch import Branch
 from ttc.memory import KV
-from ttc.plan import DecodePlan, shared_entries
+from ttc.plan import DecodePlan
 from ttc.sampling import Sampling, choose, uniforms
+from ttc.stream import Tails
+from ttc.tree import Segment
 
 if TYPE_CHECKING:
     from ttc.engine import Engine
@@ -24,8 +26,9 @@ OVERLAP = 8
 class DecodeStep:
     """One call of `Engine.generate`.
 
-    branches: in depth-first order. limits: the most tokens for each. Tails grow in place in one buffer; a branch that
-    ends its step leaves the batch, its tail frozen into a segment.
+    branches: in depth-first order. limits: the most tokens for each. The residency policy says which of them decode
+    together; each group's tails grow in place in one buffer, and a branch that ends its step leaves the batch, its tail
+    frozen into a segment.
     """
 
     def __init__(
@@ -44,29 +47,44 @@ class DecodeStep:
         self.limits = {id(b): len(b.tokens) + limit for b, limit in zip(branches, limits, strict=True)}
 
     def run(self) -> None:
-        engine, memory = self.engine, self.engine.memory
-        memory.require(2 * self.capacity * len(self.branches))  # the tails, then their frozen copies
+        engine, residency = self.engine, self.engine.residency
         for leaf in dict.fromkeys(engine.leaf(b) for b in self.branches):
             engine.tree.compact(leaf)
-        tails = memory.allocate(self.capacity, rows=len(self.branches))
+        chosen = residency.groups(self._paths(self.branches), self.capacity)
+        groups = [[self.branches[i] for i in sorted(group)] for group in chosen]
+        for group, upcoming in zip(groups, [*groups[1:], []], strict=True):
+            tails = residency.enter(self._paths(group), self._paths(upcoming), self.capacity)
+            try:
+                self._decode(group, tails)
+            finally:
+                residency.leave(tails)
+
+    def _decode(self, active: list[Branch], tails: KV) -> None:
+        """Let a group decode its whole step."""
         filled = 0
-        active = self.branches
         try:
             while active:
                 plan = self._plan(active, tails, filled)
-                while not (ended := self._advance(active, plan)):
-                    pass
+                try:
+                    while not (ended := self._advance(active, plan)):
+                        pass
+                finally:
+                    plan.close()
                 filled = plan.filled
                 active = self._leave(active, ended, tails, filled)
         finally:
             for row, branch in enumerate(active):  # empty unless something was raised
                 self._freeze(branch, tails, row, len(branch.tokens) - self.starts[id(branch)])
-            memory.free(tails)
+
+    def _paths(self, branches: Sequence[Branch]) -> list[list[Segment]]:
+        return [self.engine.leaf(b).path() for b in branches]
 
     def _plan(self, active: Sequence[Branch], tails: KV, filled: int) -> DecodePlan:
-        paths = [self.engine.leaf(b).path() for b in active]
-        entries = shared_entries(paths, [1] * len(active))
-        return DecodePlan(entries, [len(b.tokens) - 1 for b in active], tails, filled)
+        residency = self.engine.residency
+        entries = residency.entries(self._paths(active))
+        positions = [len(b.tokens) - 1 for b in active]
+        stream = residency.stream(entries, positions, Tails(tails, len(active), filled), repeat=True)
+        return DecodePlan(entries, positions, tails, filled, stream)
 
     def _advance(self, active: Sequence[Branch], plan: DecodePlan) -> list[int]:
         """One token for every row. Returns the rows whose step is over."""
@@ -112,9 +130,7 @@ class DecodeStep:
         for row in ended:
             self._freeze(active[row], tails, row, filled)
         going = [row for row in range(len(active)) if row not in set(ended)]
-        for new, old in enumerate(going):
-            if new != old:
-                tails.buffer[new] = tails.buffer[old]
+        self.engine.memory.keep_rows(tails, going)
         return [active[row] for row in going]
 
     def _freeze(self, branch: Branch, tails: KV, row: int, filled: int) -> None:
@@ -122,10 +138,8 @@ class DecodeStep:
         if filled == 0:
             return
         engine = self.engine
-        kv = engine.memory.allocate(filled)
-        for mine, theirs in ((kv.keys, tails.keys), (kv.values, tails.values)):
-            for new, old in zip(mine, theirs, strict=True):
-                new.copy_(old[row, :, :filled])
+        kv = engine.residency.allocate_frozen(filled)
+        engine.memory.freeze(tails, row, filled, kv)
         leaf = engine.leaf(branch)
         engine.move(branch, engine.tree.attach(leaf, branch.tokens[leaf.end : leaf.end + filled], kv))
         branch.step_ends.append(len(branch.tokens))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from os import PathLike
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -13,10 +15,11 @@ from ttc.branch import Branch
 from ttc.check import check_model
 from ttc.decode import DecodeStep
 from ttc.errors import InvalidInput
-from ttc.memory import KVMemory
+from ttc.memory import KV
 from ttc.packed import can_pack, pack_linears
-from ttc.plan import ExtendPlan, Piece, Plan, depth_first, shared_entries
+from ttc.plan import Entry, ExtendPlan, Piece, Plan, depth_first, shared_entries
 from ttc.protocols import Purpose
+from ttc.residency import Residency, Resident
 from ttc.sampling import SAMPLED, Sampling, stream_key
 from ttc.scoring import score
 from ttc.tree import Segment, Tree, worth_sharing
@@ -27,21 +30,18 @@ class Engine:
     """Runs a Hugging Face decoder over a tree of branches. KV of a shared prefix is stored and read once.
 
     model, tokenizer: loaded by the caller; the model's attention implementation is set to the engine's own.
-    prefill_tokens: the most rows of one prefill pass. memory_budget_bytes: a limit on KV, None for none.
+    prefill_tokens: the most rows of one prefill pass. memory: the residency policy, `Resident()` by default.
     Raises UnsupportedModel when the model's attention cannot be served exactly.
     """
 
-    def __init__(
-        self, model: Any, tokenizer: Any, *, prefill_tokens: int = 512, memory_budget_bytes: int | None = None
-    ):
+    def __init__(self, model: Any, tokenizer: Any, *, prefill_tokens: int = 512, memory: Residency | None = None):
         if prefill_tokens < 1:
             raise InvalidInput(f"prefill_tokens={prefill_tokens} must be at least 1")
-        if memory_budget_bytes is not None and memory_budget_bytes < 1:
-            raise InvalidInput(f"memory_budget_bytes={memory_budget_bytes} must be positive, or None for no limit")
         self.model, self.tokenizer, self.prefill_tokens = model.eval(), tokenizer, prefill_tokens
         self.device, self.dtype = model.device, model.dtype
-        self.memory = KVMemory(check_model(model), self.dtype, self.device, memory_budget_bytes)
-        self.tree = Tree(self.memory)
+        self.residency = (memory or Resident()).bind(check_model(model), self.dtype, self.device)
+        self.memory = self.residency.memory
+        self.tree = Tree(self.residency)
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.context_length: int | None = getattr(config, "max_position_embeddings", None)
@@ -142,8 +142,8 @@ class Engine:
             branch.leaf = None
 
     def kv_bytes(self) -> int:
-        """Bytes of KV that exist now."""
-        return self.memory.used_bytes
+        """Bytes of KV that exist now, over both tiers."""
+        return self.memory.device.used_bytes + self.memory.host.used_bytes
 
     # ---------------------------------------------------------------- generation
 
@@ -174,7 +174,8 @@ class Engine:
             for b, limit in zip(branches, limits, strict=True)
         ]
         order = depth_first([self.leaf(b).path() for b in branches])
-        DecodeStep(self, [branches[i] for i in order], [room[i] for i in order], stop, end, sampling).run()
+        with self._metered(branches):
+            DecodeStep(self, [branches[i] for i in order], [room[i] for i in order], stop, end, sampling).run()
 
     # ---------------------------------------------------------------- scoring
 
@@ -195,7 +196,8 @@ class Engine:
             if not group:
                 raise InvalidInput("a branch came with no continuation to score")
             self._check_context(len(branch.tokens) + max(map(len, group)))
-        return score(self, branches, wanted)
+        with self._metered(branches):
+            return score(self, branches, wanted)
 
     # ---------------------------------------------------------------- text
 
@@ -215,7 +217,10 @@ class Engine:
         ids = torch.tensor([list(tokens)], device=self.device)
         positions = torch.tensor([plan.positions], device=self.device)
         keep = 0 if every_row else 1
+        start = perf_counter()
         output = self.model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, tree_plan=plan)
+        if (trace := self.memory.link.trace) is not None:
+            trace.add("compute", f"{len(tokens)} rows", start, perf_counter())
         return output.logits[0].to(torch.promote_types(output.logits.dtype, torch.float32))
 
     @torch.inference_mode()
@@ -238,7 +243,8 @@ class Engine:
                     deferred.append((branch, target))
                 elif missing:
                     chosen.append((branch, missing))
-            self._prefill(chosen, purpose)
+            with self._metered([branch for branch, _ in chosen]):
+                self._prefill(chosen, purpose)
             waiting = deferred
 
     def _prefill(self, work: Sequence[tuple[Branch, list[int]]], purpose: Purpose) -> None:
@@ -270,33 +276,52 @@ class Engine:
         The new segments are appended to `held` at once, with one reference each. Yields per pass, for each run that
         it took a part of, (run, first token of the part, logits (tokens, vocab)) if `every_row`, else nothing.
         """
-        self.memory.require(sum(map(len, runs)))
+        self.residency.require(sum(map(len, runs)))
         paths = [leaf.path() for leaf in leaves]
         order = depth_first(paths)
-        segments = [
-            self.tree.hold(self.tree.attach(leaf, run, self.memory.allocate(len(run))))
-            for leaf, run in zip(leaves, runs, strict=True)
-        ]
-        held += segments
-        done = [0] * len(runs)
-        while any(done[i] < len(runs[i]) for i in order):
+        needed = {segment.storage for path in paths for segment in path}
+        growing = [_Growing(self, leaf, run, needed, held) for leaf, run in zip(leaves, runs, strict=True)]
+        while any(run.left for run in growing):
             rows: list[int] = []
             positions: list[int] = []
             taken: list[int] = []
             pieces: list[Piece] = []
+            own: list[Entry] = []
+            firsts: list[int] = []
             for i in order:
-                start, part = leaves[i].end, runs[i][done[i] : done[i] + self.prefill_tokens - len(rows)]
+                run = growing[i]
+                part = run.left[: self.prefill_tokens - len(rows)]
                 if part:
                     span = slice(len(rows), len(rows) + len(part))
+                    own += run.entries(span)
                     taken.append(i)
-                    pieces.append(Piece(segments[i].storage, start, done[i], span))
-                    positions += range(start + done[i], start + done[i] + len(part))
+                    firsts.append(run.done)
+                    positions += range(leaves[i].end + run.done, leaves[i].end + run.done + len(part))
+                    pieces.append(Piece(span, run.grow(len(part))))
                     rows += part
-                    done[i] += len(part)
-            entries = shared_entries([paths[i] for i in taken], [p.rows.stop - p.rows.start for p in pieces])
-            logits = self.forward(rows, ExtendPlan(entries, positions, pieces), every_row)
+            entries = shared_entries([paths[i] for i in taken], [p.rows.stop - p.rows.start for p in pieces]) + own
+            stream = self.residency.stream(entries, positions, None, repeat=False)
+            plan = ExtendPlan(entries, positions, pieces, self.memory, stream)
+            try:
+                logits = self.forward(rows, plan, every_row)
+            finally:
+                plan.close()
             self.count_pass(usages[i] for i in taken)
-            yield [(i, p.filled, logits[p.rows]) for i, p in zip(taken, pieces, strict=True)] if every_row else []
+            yield [(i, n, logits[p.rows]) for i, n, p in zip(taken, firsts, pieces, strict=True)] if every_row else []
+
+    @contextmanager
+    def _metered(self, branches: Sequence[Branch]) -> Iterator[None]:
+        """Charge what crosses the link meanwhile to the branches' problems, in equal parts."""
+        link = self.memory.link
+        before = link.to_device_bytes.total(), link.to_host_bytes.total()
+        try:
+            yield
+        finally:
+            moved = link.to_device_bytes.total() - before[0], link.to_host_bytes.total() - before[1]
+            for i, branch in enumerate(branches if any(moved) else ()):
+                part = [n // len(branches) + (i < n % len(branches)) for n in moved]
+                branch.usage.host_to_device_bytes += part[0]
+                branch.usage.device_to_host_bytes += part[1]
 
     @staticmethod
     def count_pass(usages: Iterable[Usage]) -> None:
@@ -358,6 +383,48 @@ class Engine:
                 raise InvalidInput(f"{branch!r} is finished and cannot go on; leave it out")
             if self.context_left(branch) == 0:
                 raise InvalidInput(f"{branch!r} fills the model's context of {self.context_length} tokens already")
+
+
+class _Growing:
+    """A run of new tokens on its way into the tree, block by block; its end is in `held`, with one reference."""
+
+    def __init__(self, engine: Engine, leaf: Segment, tokens: list[int], needed: set[KV], held: list[Segment]):
+        self.engine, self.tokens, self.needed = engine, tokens, needed
+        self.held, self.index = held, len(held)
+        held.append(engine.tree.hold(leaf))
+        self.blocks: list[Segment] = []
+        self.done = 0
+        self.filled = 0  # tokens of the last block that are there
+
+    @property
+    def left(self) -> list[int]:
+        return self.tokens[self.done :]
+
+    def entries(self, rows: slice) -> list[Entry]:
+        """What earlier passes left: attended in full by the rows of the next one."""
+        lengths = [len(block.tokens) for block in self.blocks[:-1]] + [self.filled] * bool(self.blocks)
+        return [Entry(b.storage, b.start, n, rows) for b, n in zip(self.blocks, lengths, strict=True)]
+
+    def grow(self, count: int) -> list[tuple[KV, int, int]]:
+        """Make place for the next `count` tokens: (KV, first token to fill, how many), in order."""
+        places, size = [], self.engine.residency.block_tokens or len(self.tokens)
+        while count:
+            if not self.blocks or self.filled == len(self.blocks[-1].tokens):
+                tokens = self.left[:size]
+                kv = self.engine.residency.allocate(len(tokens), self.needed)
+                self.needed.add(kv)
+                tree, above = self.engine.tree, self.held[self.index]
+                self.held[self.index] = tree.hold(tree.attach(above, tokens, kv))
+                tree.drop(above)
+                self.blocks.append(self.held[self.index])
+                self.filled = 0
+            block = self.blocks[-1]
+            taken = min(count, len(block.tokens) - self.filled)
+            places.append((block.storage, self.filled, taken))
+            self.filled += taken
+            self.done += taken
+            count -= taken
+        return places
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

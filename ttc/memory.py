@@ -1,94 +1,336 @@
-"""The one place that allocates KV: a byte budget, and buffers for segments and tails."""
+"""The one place that allocates KV: buffers in two tiers, each under a byte budget."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ttc.errors import OutOfMemory
+from ttc.link import Link, Transfer
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one attention layer stores per token. K and V may differ in width (DeepSeek-V3)."""
+    """What one attention layer stores per token. K and V may differ in width (DeepSeek-V3).
+
+    window: how many tokens back the layer looks, None for all.
+    """
 
     kv_heads: int
     key_dim: int
     value_dim: int
+    window: int | None = None
 
     @property
     def elements(self) -> int:
         return self.kv_heads * (self.key_dim + self.value_dim)
 
 
-class KV:
-    """Keys and values of a run of tokens for every layer, in one buffer.
+class LayerKV:
+    """Keys and values of one layer: (kv_heads, tokens, dim), or (rows, kv_heads, tokens, dim) for tails."""
 
-    keys[l], values[l]: (kv_heads, tokens, dim), or (rows, kv_heads, tokens, dim) when made with `rows`.
-    """
+    __slots__ = ("keys", "values")
 
-    def __init__(
-        self, shapes: Sequence[LayerShape], tokens: int, rows: int | None, dtype: torch.dtype, device: torch.device
-    ):
-        self.tokens, self.rows = tokens, rows
+    def __init__(self, keys: Tensor, values: Tensor):
+        self.keys, self.values = keys, values
+
+    @classmethod
+    def empty(
+        cls, shape: LayerShape, tokens: int, rows: int | None, dtype: torch.dtype, device: torch.device, pinned: bool
+    ) -> LayerKV:
+        """Keys and values side by side in one new buffer."""
         lead = () if rows is None else (rows,)
-        per_row = tokens * sum(s.elements for s in shapes)
-        self.buffer = torch.empty(*lead, per_row, dtype=dtype, device=device)
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-        start = 0
-        for s in shapes:
-            for dim, views in ((s.key_dim, self.keys), (s.value_dim, self.values)):
-                stop = start + s.kv_heads * tokens * dim
-                views.append(self.buffer[..., start:stop].view(*lead, s.kv_heads, tokens, dim))
-                start = stop
+        size, k, v = shape.kv_heads * tokens * (rows or 1), shape.key_dim, shape.value_dim
+        buffer = torch.empty(size * (k + v), dtype=dtype, device=device, pin_memory=pinned)
+        return cls(
+            buffer[: size * k].view(*lead, shape.kv_heads, tokens, k),
+            buffer[size * k :].view(*lead, shape.kv_heads, tokens, v),
+        )
 
     @property
-    def nbytes(self) -> int:
-        return self.buffer.numel() * self.buffer.element_size()
+    def both(self) -> tuple[Tensor, Tensor]:
+        return self.keys, self.values
+
+
+class KV:
+    """KV of a run of tokens: for each layer a copy on the device, on the host, or on both.
+
+    rows: None, or how many tails of `tokens` tokens lie side by side. pinned: never evicted. written, fetched: the last
+    transfer to the host copies and to the device copies.
+    """
+
+    def __init__(self, layers: int, tokens: int, rows: int | None = None):
+        self.tokens, self.rows, self.pinned = tokens, rows, rows is not None
+        self.device: list[LayerKV | None] = [None] * layers
+        self.host: list[LayerKV | None] = [None] * layers
+        self.written: Transfer | None = None
+        self.fetched: Transfer | None = None
+
+    def on_device(self, layer: int) -> LayerKV:
+        """The device copy of a layer; asking for one that isn't there is a mistake of the engine."""
+        found = self.device[layer]
+        if found is None:
+            raise RuntimeError(f"layer {layer} of {self.tokens} tokens is not on the device")
+        return found
+
+
+class Tier:
+    """Bytes in use in one tier, and the most that may be; None for no limit but the machine's."""
+
+    def __init__(self, name: str, budget_bytes: int | None):
+        self.name, self.budget_bytes = name, budget_bytes
+        self.used_bytes = 0
+        self.peak_bytes = 0
+
+    @property
+    def free_bytes(self) -> float:
+        return float("inf") if self.budget_bytes is None else self.budget_bytes - self.used_bytes
+
+    def take(self, nbytes: int) -> None:
+        self.require(nbytes)
+        self.used_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+
+    def give(self, nbytes: int) -> None:
+        self.used_bytes -= nbytes
+
+    def require(self, nbytes: int, beside_bytes: int | None = None) -> None:
+        """Raise `OutOfMemory` unless `nbytes` fit beside what is in use (or beside `beside_bytes` of it)."""
+        used = self.used_bytes if beside_bytes is None else beside_bytes
+        if self.budget_bytes is not None and used + nbytes > self.budget_bytes:
+            wanted = used + nbytes
+            raise OutOfMemory(
+                f"the {self.name} KV budget of {self.budget_bytes:,} bytes is too small: {used:,} are in use and "
+                f"{nbytes:,} more are needed; a budget of {wanted:,} bytes ({wanted / 2**30:.3f} GiB) would do, or use "
+                "fewer beams, shorter steps or a smaller batch"
+            )
 
 
 class KVMemory:
-    """Allocates and frees KV under a byte budget, everything resident on the device.
+    """Allocates, frees and moves KV between the tiers.
 
-    budget_bytes: the most KV that may exist at once; None for no limit but the machine's.
+    budget_bytes, host_budget_bytes: the most KV that each tier may hold. link_gbps: see `Link`.
     """
 
     def __init__(
-        self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device, budget_bytes: int | None = None
+        self,
+        shapes: Sequence[LayerShape],
+        dtype: torch.dtype,
+        device: torch.device,
+        budget_bytes: int | None = None,
+        host_budget_bytes: int | None = None,
+        link_gbps: float | None = None,
     ):
         self.shapes = tuple(shapes)
-        self.dtype, self.device, self.budget_bytes = dtype, device, budget_bytes
-        self.used_bytes = 0
-        self.peak_bytes = 0
-        self.bytes_per_token = sum(s.elements for s in self.shapes) * torch.empty(0, dtype=dtype).element_size()
+        self.dtype = dtype
+        self.device = Tier("device", budget_bytes)
+        self.host = Tier("host", host_budget_bytes)
+        self.link = Link(device, link_gbps)
+        self.live: dict[KV, None] = {}  # in order of creation
+        self.itemsize = torch.empty(0, dtype=dtype).element_size()
+        self.layer_bytes_per_token = [s.elements * self.itemsize for s in self.shapes]
+        self.bytes_per_token = sum(self.layer_bytes_per_token)
 
-    def fits(self, tokens: int) -> bool:
-        """Whether the KV of `tokens` more tokens stays within the budget."""
-        return self.budget_bytes is None or self.used_bytes + tokens * self.bytes_per_token <= self.budget_bytes
+    def layer_bytes(self, kv: KV, layer: int) -> int:
+        return kv.tokens * (kv.rows or 1) * self.layer_bytes_per_token[layer]
 
-    def require(self, tokens: int) -> None:
-        """Raise `OutOfMemory` unless the KV of `tokens` more tokens fits the budget."""
-        if not self.fits(tokens):
-            wanted = self.used_bytes + tokens * self.bytes_per_token
-            raise OutOfMemory(
-                f"the KV budget of {self.budget_bytes:,} bytes is too small: {self.used_bytes:,} are in use and "
-                f"{tokens:,} more tokens need {tokens * self.bytes_per_token:,}; a budget of {wanted:,} bytes "
-                f"({wanted / 2**30:.3f} GiB) would do, or use fewer beams, shorter steps or a smaller batch"
-            )
+    def tier_bytes(self, kv: KV) -> tuple[int, int]:
+        """Bytes of `kv` on the device and on the host."""
+        sizes = [self.layer_bytes(kv, layer) for layer in range(len(self.shapes))]
+        on_device = sum(n for n, copy in zip(sizes, kv.device, strict=True) if copy)
+        return on_device, sum(n for n, copy in zip(sizes, kv.host, strict=True) if copy)
 
-    def allocate(self, tokens: int, rows: int | None = None) -> KV:
-        """KV for `tokens` tokens, or for `rows` tails of that capacity."""
-        self.require(tokens * (1 if rows is None else rows))
-        kv = KV(self.shapes, tokens, rows, self.dtype, self.device)
-        self.used_bytes += kv.nbytes
-        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+    # ---------------------------------------------------------------- allocating
+
+    def allocate(self, tokens: int, rows: int | None = None, device_layers: int | None = None) -> KV:
+        """KV for `tokens` tokens, or for `rows` tails of that capacity: the first `device_layers` layers (None: all)
+        on the device, the rest on the host."""
+        split = len(self.shapes) if device_layers is None else device_layers
+        kv = KV(len(self.shapes), tokens, rows)
+        sizes = [self.layer_bytes(kv, layer) for layer in range(len(self.shapes))]
+        self.device.require(sum(sizes[:split]))
+        self.host.require(sum(sizes[split:]))
+        self.device.take(sum(sizes[:split]))
+        self.host.take(sum(sizes[split:]))
+        for layer in range(len(self.shapes)):
+            if layer < split:
+                kv.device[layer] = self._buffer(kv, layer)
+            else:
+                kv.host[layer] = self._buffer(kv, layer, host=True)
+        self.live[kv] = None
         return kv
 
     def free(self, kv: KV) -> None:
-        self.used_bytes -= kv.nbytes
-        kv.keys, kv.values = [], []
-        del kv.buffer
+        """Give back every copy of `kv`."""
+        on_device, on_host = self.tier_bytes(kv)
+        self.settle(kv)
+        self.device.give(on_device)
+        self.host.give(on_host)
+        kv.device = [None] * len(self.shapes)
+        kv.host = [None] * len(self.shapes)
+        del self.live[kv]
+
+    def reserve(self, elements: int) -> Tensor:
+        """A plain device buffer for KV in transit; `unreserve` gives it back."""
+        self.device.take(elements * self.itemsize)
+        return torch.empty(elements, dtype=self.dtype, device=self.link.device)
+
+    def unreserve(self, buffer: Tensor) -> None:
+        self.device.give(buffer.numel() * self.itemsize)
+
+    def _buffer(self, kv: KV, layer: int, host: bool = False) -> LayerKV:
+        device = torch.device("cpu") if host else self.link.device
+        pinned = host and self.link.device.type == "cuda"
+        return LayerKV.empty(self.shapes[layer], kv.tokens, kv.rows, self.dtype, device, pinned)
+
+    # ---------------------------------------------------------------- moving
+
+    def write_back(self, kv: KV, cause: str, layers: Iterable[int] | None = None) -> None:
+        """Give the device layers of `kv` a copy on the host, if they have none."""
+        wanted = range(len(self.shapes)) if layers is None else layers
+        missing = [layer for layer in wanted if kv.device[layer] is not None and kv.host[layer] is None]
+        if not missing:
+            return
+        self.host.take(sum(self.layer_bytes(kv, layer) for layer in missing))
+        copies: list[tuple[Tensor, Tensor]] = []
+        for layer in missing:
+            copy = kv.host[layer] = self._buffer(kv, layer, host=True)
+            copies += zip(copy.both, kv.on_device(layer).both, strict=True)
+        self.link.wait(kv.written)
+        kv.written = self.link.store(copies, cause)
+
+    def evict(self, kv: KV, cause: str, layers: Iterable[int] | None = None) -> int:
+        """Drop the device copies, written back first where that is still due. Returns the bytes that came free."""
+        wanted = list(range(len(self.shapes)) if layers is None else layers)
+        self.write_back(kv, cause, wanted)
+        self.settle(kv)
+        freed = 0
+        for layer in wanted:
+            if kv.device[layer] is not None:
+                kv.device[layer] = None
+                freed += self.layer_bytes(kv, layer)
+        self.device.give(freed)
+        return freed
+
+    @staticmethod
+    def is_resident(kv: KV) -> bool:
+        """Whether every layer of `kv` is on the device."""
+        return None not in kv.device
+
+    def replicate(self, kv: KV, cause: str) -> KV:
+        """One more copy of `kv`, fetched from the host to the device."""
+        self.write_back(kv, cause)
+        twin = KV(len(self.shapes), kv.tokens)
+        twin.pinned = True
+        twin.host, twin.written = kv.host, kv.written
+        try:
+            self.fetch(twin, cause)
+        finally:
+            twin.host = [None] * len(self.shapes)
+        self.live[twin] = None
+        return twin
+
+    def missing_bytes(self, kv: KV) -> int:
+        """What fetching `kv` whole would move."""
+        return sum(self.layer_bytes(kv, layer) for layer, copy in enumerate(kv.device) if copy is None)
+
+    def fetch(self, kv: KV, cause: str, layers: Iterable[int] | None = None) -> Transfer | None:
+        """Bring the missing layers of `kv` to the device; `settle` before reading them."""
+        wanted = range(len(self.shapes)) if layers is None else layers
+        missing = [layer for layer in wanted if kv.device[layer] is None]
+        if not missing:
+            return None
+        self.device.take(sum(self.layer_bytes(kv, layer) for layer in missing))
+        copies: list[tuple[Tensor, Tensor]] = []
+        for layer in missing:
+            copy = kv.device[layer] = self._buffer(kv, layer)
+            source = kv.host[layer]
+            assert source is not None, "a layer of KV is in neither tier"
+            copies += zip(copy.both, source.both, strict=True)
+        kv.fetched = self.link.fetch(copies, cause, [kv.written] if kv.written else [])
+        return kv.fetched
+
+    def settle(self, kv: KV) -> None:
+        """Let what the device computes from here on see what is under way to or from `kv`."""
+        self.link.wait(kv.written)
+        self.link.wait(kv.fetched)
+
+    def complete(self, kv: KV) -> None:
+        """Wait until nothing is under way to or from `kv`, so that this processor can read its host copies."""
+        self.settle(kv)
+        self.link.complete(kv.written)
+
+    def store(self, kv: KV, layer: int, where: tuple[slice | int, ...], key: Tensor, value: Tensor) -> None:
+        """Write new keys and values to the host copy of a layer."""
+        copy = kv.host[layer]
+        assert copy is not None
+        pairs = [(copy.keys[where], key.contiguous()), (copy.values[where], value.contiguous())]
+        kv.written = self.link.store(pairs, "new")
+
+    def freeze(self, tails: KV, row: int, tokens: int, kv: KV) -> None:
+        """Copy the first `tokens` tokens of a tail to `kv`, which holds just as many, layer by layer."""
+        stores = []
+        self.complete(tails)
+        for layer in range(len(self.shapes)):
+            source = tails.device[layer] or tails.host[layer]
+            target = kv.device[layer] or kv.host[layer]
+            assert source is not None and target is not None
+            for new, old in zip(target.both, source.both, strict=True):
+                if tails.device[layer] is not None and kv.device[layer] is None:
+                    stores.append((new, old[row, :, :tokens].contiguous()))
+                else:
+                    new.copy_(old[row, :, :tokens])
+        if stores:
+            kv.written = self.link.store(stores, "write-back")
+
+    def keep_rows(self, tails: KV, rows: Sequence[int]) -> None:
+        """Close the gaps that other rows leave: `rows`, ascending, become the first ones."""
+        moves = [(new, old) for new, old in enumerate(rows) if new != old]
+        if moves and None in tails.device:
+            self.complete(tails)
+        for copy in [*tails.device, *tails.host]:
+            for tensor in copy.both if moves and copy is not None else ():
+                for new, old in moves:
+                    tensor[new] = tensor[old]
+
+    def join(self, parts: Sequence[tuple[KV, int, int]]) -> KV:
+        """One KV of the tokens `begin` to `end` of each part (kv, begin, end), copied within the tiers.
+
+        A layer is joined where all parts have it; if there is no such tier, or the device has no room, on the host.
+        """
+        joined = KV(len(self.shapes), sum(end - begin for _, begin, end in parts))
+        kvs, layers = list(dict.fromkeys(kv for kv, _, _ in parts)), range(len(self.shapes))
+        on_device = [all(kv.device[layer] for kv in kvs) for layer in layers]
+        device_bytes = sum(self.layer_bytes(joined, layer) for layer in layers if on_device[layer])
+        if device_bytes > self.device.free_bytes:
+            on_device, device_bytes = [False] * len(layers), 0
+        for kv in kvs:
+            self.write_back(kv, "join", [layer for layer in layers if not on_device[layer]])
+            self.complete(kv)
+        on_host = [all(kv.host[layer] for kv in kvs) for layer in layers]
+        host_bytes = sum(self.layer_bytes(joined, layer) for layer in layers if on_host[layer])
+        self.device.require(device_bytes)
+        self.host.require(host_bytes)
+        self.device.take(device_bytes)
+        self.host.take(host_bytes)
+        for layer in range(len(self.shapes)):
+            if on_device[layer]:
+                joined.device[layer] = self._gather(joined, layer, [(k.device[layer], b, e) for k, b, e in parts])
+            if on_host[layer]:
+                joined.host[layer] = self._gather(joined, layer, [(k.host[layer], b, e) for k, b, e in parts], True)
+        self.live[joined] = None
+        return joined
+
+    def _gather(
+        self, kv: KV, layer: int, parts: Sequence[tuple[LayerKV | None, int, int]], host: bool = False
+    ) -> LayerKV:
+        made, offset = self._buffer(kv, layer, host), 0
+        for part, begin, end in parts:
+            assert part is not None
+            for mine, theirs in zip(made.both, part.both, strict=True):
+                mine[:, offset : offset + end - begin] = theirs[:, begin:end]
+            offset += end - begin
+        return made

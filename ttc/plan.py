@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ttc.kernels import Layer, Partial, merge_, partial_attention, segment_attention
-from ttc.memory import KV
+from ttc.memory import KV, KVMemory, LayerKV
+from ttc.stream import TAILS, Stream
 from ttc.tree import Segment
 
 
@@ -30,29 +32,44 @@ class Plan(ABC):
     positions: the position of each row's token, rows packed in depth-first order so that entries are contiguous.
     """
 
-    def __init__(self, entries: Sequence[Entry], positions: Sequence[int]):
+    def __init__(self, entries: Sequence[Entry], positions: Sequence[int], stream: Stream | None = None):
         self.entries = list(entries)
         self.positions = list(positions)
+        self.stream = stream
         self._spans: dict[tuple[int, int], tuple[int, Tensor | None] | None] = {}
 
     def attend(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
-        """Store the new keys and values, then attend tails and entries.
+        """Store the new keys and values, then attend tails and entries: what is on the device, then what streams in.
 
         q: (kv_heads, groups, rows, dim); key, value: (kv_heads, rows, dim). Returns out (kv_heads, groups, rows,
         value_dim) and its log-sum-exp, both at least float32.
         """
         out, lse = self.attend_tails(layer, q, key, value)
         for index, entry in enumerate(self.entries):
-            span = (0, None) if layer.window is None else self._span(index, layer.window, q.device)
-            if span is None:
-                continue
-            lo, visible = span
-            keys, values = entry.kv.keys[layer.index], entry.kv.values[layer.index]
-            part = segment_attention(
-                q[:, :, entry.rows], keys[:, lo : entry.length], values[:, lo : entry.length], layer, visible
-            )
-            merge_(out[:, :, entry.rows], lse[:, :, entry.rows], *part)
+            if (copy := entry.kv.device[layer.index]) is not None:
+                self._attend(layer, index, q, copy, out, lse)
+        if self.stream is not None:
+            for heads, parts in self.stream.read(layer.index):
+                for index, copy in parts.items():
+                    if index != TAILS:
+                        self._attend(layer, index, q[heads], copy, out[heads], lse[heads])
         return out, lse
+
+    def _attend(self, layer: Layer, index: int, q: Tensor, copy: LayerKV, out: Tensor, lse: Tensor) -> None:
+        """Fold one entry into (out, lse), which have the heads that q and the copy have."""
+        entry = self.entries[index]
+        span = (0, None) if layer.window is None else self._span(index, layer.window, q.device)
+        if span is None:
+            return
+        (lo, visible), rows = span, entry.rows
+        keys, values = copy.keys[:, lo : entry.length], copy.values[:, lo : entry.length]
+        part = segment_attention(q[:, :, rows], keys, values, layer, visible)
+        merge_(out[:, :, rows], lse[:, :, rows], *part)
+
+    def close(self) -> None:
+        """Give back what the stream holds."""
+        if self.stream is not None:
+            self.stream.close()
 
     @abstractmethod
     def attend_tails(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
@@ -81,8 +98,15 @@ class DecodePlan(Plan):
     tails: KV with one row per branch. filled: tokens that each tail holds before this pass.
     """
 
-    def __init__(self, entries: Sequence[Entry], positions: Sequence[int], tails: KV, filled: int):
-        super().__init__(entries, positions)
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        positions: Sequence[int],
+        tails: KV,
+        filled: int,
+        stream: Stream | None = None,
+    ):
+        super().__init__(entries, positions, stream)
         self.tails = tails
         self.filled = filled
 
@@ -94,9 +118,15 @@ class DecodePlan(Plan):
 
     def attend_tails(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         branches, end = q.shape[2], self.filled + 1
-        keys, values = self.tails.keys[layer.index][:branches], self.tails.values[layer.index][:branches]
-        keys[:, :, self.filled] = key.transpose(0, 1)
-        values[:, :, self.filled] = value.transpose(0, 1)
+        new_key, new_value = key.transpose(0, 1), value.transpose(0, 1)
+        copy = self.tails.device[layer.index]
+        if copy is None:
+            assert self.stream is not None
+            copy = self.stream.staged_tails(layer.index)
+            where = slice(0, branches), slice(None), self.filled
+            self.stream.memory.store(self.tails, layer.index, where, new_key, new_value)
+        keys, values = copy.keys[:branches], copy.values[:branches]
+        keys[:, :, self.filled], values[:, :, self.filled] = new_key, new_value
         lo = 0 if layer.window is None else max(0, end - layer.window)
         out, lse = partial_attention(q.permute(2, 0, 1, 3), keys[:, :, lo:end], values[:, :, lo:end], layer)
         return _accumulator(out).permute(1, 2, 0, 3), lse.permute(1, 2, 0)
@@ -104,21 +134,26 @@ class DecodePlan(Plan):
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive new tokens of one branch: `rows` of the pass, written to `kv` from `filled` on."""
+    """Consecutive new tokens of one branch, `rows` of the pass. blocks: where they are stored: (KV, its first token to
+    fill, how many), in order."""
 
-    kv: KV
-    start: int
-    filled: int
     rows: slice
+    blocks: Sequence[tuple[KV, int, int]]
 
 
 class ExtendPlan(Plan):
     """Many new tokens for each branch (prefill, scoring), causal among themselves."""
 
-    def __init__(self, entries: Sequence[Entry], positions: Sequence[int], pieces: Sequence[Piece]):
-        earlier = [Entry(p.kv, p.start, p.filled, p.rows) for p in pieces if p.filled]
-        super().__init__([*entries, *earlier], positions)
-        self.pieces = list(pieces)
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        positions: Sequence[int],
+        pieces: Sequence[Piece],
+        memory: KVMemory | None = None,
+        stream: Stream | None = None,
+    ):
+        super().__init__(entries, positions, stream)
+        self.pieces, self.memory = list(pieces), memory
         self._bands: dict[tuple[int, int], Tensor] = {}
 
     def attend_tails(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
@@ -128,9 +163,7 @@ class ExtendPlan(Plan):
         lse = torch.empty(kv_heads, groups, rows, dtype=dtype, device=q.device)
         for piece in self.pieces:
             k, v = key[:, piece.rows], value[:, piece.rows]
-            new = slice(piece.filled, piece.filled + k.shape[1])
-            piece.kv.keys[layer.index][:, new] = k
-            piece.kv.values[layer.index][:, new] = v
+            self._store(piece, layer.index, k, v)
             # heads that share keys become the heads of one batch entry: a view, nothing is repeated
             out[:, :, piece.rows], lse[:, :, piece.rows] = partial_attention(
                 q[:, :, piece.rows],
@@ -141,6 +174,17 @@ class ExtendPlan(Plan):
                 visible=self._band(k.shape[1], layer.window, q.device),
             )
         return out, lse
+
+    def _store(self, piece: Piece, layer: int, key: Tensor, value: Tensor) -> None:
+        row = 0
+        for kv, first, count in piece.blocks:
+            k, v = key[:, row : row + count], value[:, row : row + count]
+            where = slice(None), slice(first, first + count)
+            if (copy := kv.device[layer]) is not None:
+                copy.keys[where], copy.values[where] = k, v
+            if self.memory is not None and kv.host[layer] is not None:
+                self.memory.store(kv, layer, where, k, v)
+            row += count
 
     def _band(self, rows: int, window: int | None, device: torch.device) -> Tensor | None:
         if window is None or rows <= window:
@@ -167,6 +211,23 @@ def shared_entries(paths: Sequence[Sequence[Segment]], counts: Sequence[int]) ->
             spans.setdefault(segment, [row, row])[1] = row + rows
         row += rows
     return [Entry(s.storage, s.start, len(s.tokens), slice(first, last)) for s, (first, last) in spans.items()]
+
+
+def private_entries(
+    paths: Sequence[Sequence[Segment]], counts: Sequence[int], copies: Mapping[KV, Sequence[KV]] | None = None
+) -> list[Entry]:
+    """Like `shared_entries`, but nothing is shared: an entry for each path and segment, of the next of its `copies`."""
+    entries = []
+    taken: Counter[KV] = Counter()
+    row = 0
+    for path, rows in zip(paths, counts, strict=True):
+        for segment in path:
+            kv = segment.storage
+            mine = copies[kv][taken[kv]] if copies else kv
+            taken[kv] += 1
+            entries.append(Entry(mine, segment.start, len(segment.tokens), slice(row, row + rows)))
+        row += rows
+    return entries
 
 
 def depth_first(paths: Sequence[Sequence[Segment]]) -> list[int]:

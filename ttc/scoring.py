@@ -25,7 +25,7 @@ def score(engine: Engine, branches: Sequence[Branch], continuations: Sequence[Se
     try:
         left = [(i, j) for i, group in enumerate(continuations) for j, c in enumerate(group) if len(c) > shared[i] + 1]
         runs = [continuations[i][j][shared[i] : -1] for i, j in left]
-        engine.memory.require(sum(map(len, heads)) + sum(map(len, runs)))  # both passes, before either
+        engine.residency.require(sum(map(len, heads)) + sum(map(len, runs)))  # both passes, before either
         targets = [[c[: n + 1] for c in group] for group, n in zip(continuations, shared, strict=True)]
         scores = _score_runs(engine, leaves, heads, targets, usages, held)
         targets = [[continuations[i][j][shared[i] + 1 :]] for i, j in left]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count, takewhile
+from typing import TYPE_CHECKING
 
-from ttc.memory import KV, KVMemory
+from ttc.memory import KV
+
+if TYPE_CHECKING:
+    from ttc.residency import Residency
 
 MIN_SHARED_TOKENS = 8
 """A common prefix shorter than this is recomputed: one more segment in every later plan would cost more."""
@@ -64,8 +68,8 @@ def worth_sharing(run: Sequence[int], tokens: Sequence[int]) -> bool:
 class Tree:
     """All segments. Whoever holds a segment takes a reference with `hold` and gives it back with `drop`."""
 
-    def __init__(self, memory: KVMemory):
-        self.memory = memory
+    def __init__(self, residency: Residency):
+        self.residency, self.memory = residency, residency.memory
         self.trunk = Segment([], None, None)
 
     def hold(self, segment: Segment) -> Segment:
@@ -109,8 +113,9 @@ class Tree:
 
     def split(self, segment: Segment, at: int) -> Segment:
         """Cut `segment` after `at` tokens. It keeps its identity as the lower part; the new upper part is returned."""
-        self.memory.require(len(segment.tokens))  # both parts, before either is made
-        upper_kv, lower_kv = self._copy([segment], 0, at), self._copy([segment], at, len(segment.tokens))
+        self.residency.require(len(segment.tokens))  # both parts, before either is made
+        upper_kv = self.memory.join([(segment.storage, 0, at)])
+        lower_kv = self.memory.join([(segment.storage, at, len(segment.tokens))])
         parent = segment.parent
         assert parent is not None
         upper = Segment(segment.tokens[:at], upper_kv, parent)
@@ -125,7 +130,9 @@ class Tree:
         parent = segment.parent
         while parent is not None and parent.parent is not None and parent.refs == 1:
             joined = len(parent.tokens) + len(segment.tokens)
-            if len(parent.tokens) <= MERGE_RATIO * len(segment.tokens) and self.memory.fits(joined):
+            joinable = self.residency.joinable([parent.storage, segment.storage])
+            within = self.residency.block_tokens is None or joined <= self.residency.block_tokens
+            if within and len(parent.tokens) <= MERGE_RATIO * len(segment.tokens) and joinable:
                 self._absorb(parent, segment)
             else:
                 segment = parent
@@ -133,7 +140,7 @@ class Tree:
 
     def _absorb(self, parent: Segment, child: Segment) -> None:
         assert parent.parent is not None
-        kv = self._copy([parent, child], 0, len(parent.tokens) + len(child.tokens))
+        kv = self.memory.join([(s.storage, 0, len(s.tokens)) for s in (parent, child)])
         self.memory.free(parent.storage)
         self.memory.free(child.storage)
         above = parent.parent
@@ -141,19 +148,6 @@ class Tree:
         child.tokens, child.kv = parent.tokens + child.tokens, kv
         child.parent, child.start = above, parent.start
         parent.kv, parent.parent, parent.children, parent.refs = None, None, [], 0
-
-    def _copy(self, segments: Sequence[Segment], begin: int, end: int) -> KV:
-        """The tokens `begin` to `end` of consecutive segments as KV of their own."""
-        kv = self.memory.allocate(end - begin)
-        offset = 0
-        for segment in segments:
-            size = len(segment.tokens)
-            lo, hi = max(begin - offset, 0), min(end - offset, size)
-            for mine, theirs in ((kv.keys, segment.storage.keys), (kv.values, segment.storage.values)):
-                for new, old in zip(mine, theirs, strict=True):
-                    new[:, offset + lo - begin : offset + hi - begin] = old[:, lo:hi]
-            offset += size
-        return kv
 
     def segments(self) -> list[Segment]:
         """Every segment in the tree, parents first."""

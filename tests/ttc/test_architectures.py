@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers as hf
 
-import ttc.decode
 import ttc.plan
+import ttc.residency.base
 from ttc import Engine, Sampling, UnsupportedModel
 from ttc.branch import Branch
 
@@ -190,7 +190,7 @@ def wrong_merge(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lost_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     original = ttc.plan.shared_entries
-    monkeypatch.setattr(ttc.decode, "shared_entries", lambda *a: original(*a)[1:])
+    monkeypatch.setattr(ttc.residency.base, "shared_entries", lambda *a: original(*a)[1:])
 
 
 @pytest.mark.parametrize("mistake", [wrong_positions, wrong_merge, lost_segment])

@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ttc import Engine, InvalidInput, OutOfMemory, Sampling
 from ttc.branch import Branch
+from ttc.residency import Resident
 
 GREEDY = Sampling(temperature=0)
 
@@ -49,7 +50,7 @@ def check(engine: Engine, branches: Sequence[Branch]) -> None:
     for branch in branches:
         assert [t for s in engine.leaf(branch).path() for t in s.tokens] == branch.tokens[:-1]
         assert len(branch.logprobs) == len(branch.top1) == len(branch.generated)
-    assert engine.kv_bytes() == sum(s.storage.nbytes for s in engine.tree.segments())
+    assert engine.kv_bytes() == sum(sum(engine.memory.tier_bytes(s.storage)) for s in engine.tree.segments())
 
 
 def fail_at(engine: Engine, call: int) -> Callable[..., torch.Tensor]:
@@ -93,10 +94,11 @@ def test_bad_input_is_named_and_changes_nothing(call: Any, message: str) -> None
     check(engine, [branch])
 
 
-@pytest.mark.parametrize("options", [{"prefill_tokens": 0}, {"memory_budget_bytes": 0}])
-def test_bad_options_are_named(options: dict[str, int]) -> None:
-    with pytest.raises(InvalidInput, match=f"{next(iter(options))}=0"):
-        make_engine(**options)
+def test_bad_options_are_named() -> None:
+    with pytest.raises(InvalidInput, match="prefill_tokens=0"):
+        make_engine(prefill_tokens=0)
+    with pytest.raises(InvalidInput, match="budget_gib=0"):
+        Resident(budget_gib=0)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +242,7 @@ def test_a_failed_extend_leaves_the_branches_as_they_were(call: int, monkeypatch
 
 
 def test_a_refused_extend_leaves_the_branch_as_it_was() -> None:
-    engine = make_engine(memory_budget_bytes=26 * make_engine().memory.bytes_per_token)
+    engine = make_engine(memory=Resident(26 * make_engine().memory.bytes_per_token / 2**30))
     first, second = engine.fork(engine.root([1, 2, 3]), 2)
     engine.extend([first], [[*range(10, 30), 7]])
     with pytest.raises(OutOfMemory):
@@ -260,9 +262,9 @@ def test_a_refused_extend_leaves_the_branch_as_it_was() -> None:
 def test_the_budget_that_the_refusal_names_is_enough(call: Any) -> None:
     budget = 3 * make_engine().memory.bytes_per_token
     with pytest.raises(OutOfMemory) as refused:
-        call(make_engine(memory_budget_bytes=budget))
+        call(make_engine(memory=Resident(budget / 2**30)))
     named = re.search(r"a budget of ([\d,]+) bytes", str(refused.value))
     assert named
-    enough = make_engine(memory_budget_bytes=int(named[1].replace(",", "")))
+    enough = make_engine(memory=Resident(int(named[1].replace(",", "")) / 2**30))
     call(enough)
-    assert budget < enough.memory.peak_bytes <= int(named[1].replace(",", ""))
+    assert budget < enough.memory.device.peak_bytes <= int(named[1].replace(",", ""))

@@ -6,30 +6,34 @@ import pytest
 import torch
 
 from ttc import OutOfMemory
-from ttc.memory import KVMemory, LayerShape
+from ttc.memory import LayerShape
+from ttc.residency import Resident
 from ttc.tree import MERGE_RATIO, MIN_SHARED_TOKENS, Segment, Tree, worth_sharing
 
 
 def make_tree(budget_tokens: int | None = None) -> Tree:
     shapes = (LayerShape(2, 4, 3), LayerShape(1, 2, 2))  # 18 elements, 72 bytes a token
-    return Tree(
-        KVMemory(shapes, torch.float32, torch.device("cpu"), None if budget_tokens is None else 72 * budget_tokens)
-    )
+    budget = None if budget_tokens is None else 72 * budget_tokens / 2**30
+    return Tree(Resident(budget).bind(shapes, torch.float32, torch.device("cpu")))
+
+
+def tensors(segment: Segment) -> list[torch.Tensor]:
+    return [part for layer in range(2) for part in segment.storage.on_device(layer).both]
 
 
 def grow(tree: Tree, parent: Segment, tokens: list[int]) -> Segment:
     """A held segment whose KV at each token is that token, in every layer and head."""
     segment = tree.hold(tree.attach(parent, tokens, tree.memory.allocate(len(tokens))))
-    for part in (*segment.storage.keys, *segment.storage.values):
+    for part in tensors(segment):
         part.copy_(torch.tensor(tokens, dtype=torch.float32)[:, None].expand_as(part))
     return segment
 
 
 def check(tree: Tree) -> None:
-    assert tree.memory.used_bytes == 72 * sum(len(s.tokens) for s in tree.segments())
+    assert tree.memory.device.used_bytes == 72 * sum(len(s.tokens) for s in tree.segments())
     for segment in tree.segments():
         assert segment.parent is not None and segment.start == segment.parent.end
-        for part in (*segment.storage.keys, *segment.storage.values):
+        for part in tensors(segment):
             assert (part == torch.tensor(segment.tokens)[:, None]).all()
 
 
@@ -49,7 +53,7 @@ def test_a_split_keeps_the_lower_part_and_all_kv() -> None:
     check(tree)
     for held in (segment, child):
         tree.drop(held)
-    assert tree.memory.used_bytes == 0 and tree.segments() == [] and tree.trunk.refs == 0
+    assert tree.memory.device.used_bytes == 0 and tree.segments() == [] and tree.trunk.refs == 0
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,7 @@ def test_a_private_chain_is_joined_up_to_what_others_need() -> None:
     check(tree)
     for held in (shared, other, leaf):
         tree.drop(held)
-    assert tree.memory.used_bytes == 0 and tree.segments() == []
+    assert tree.memory.device.used_bytes == 0 and tree.segments() == []
 
 
 def test_a_long_parent_is_not_copied_for_a_short_child() -> None:
@@ -117,9 +121,9 @@ def test_joining_waits_when_the_budget_has_no_room_for_the_copy() -> None:
     tree.compact(leaf)
     assert lengths(leaf) == [2, 2]
     check(tree)
-    tree.memory.budget_bytes = 72 * 8
+    tree.memory.device.budget_bytes = 72 * 8
     tree.compact(leaf)
-    assert lengths(leaf) == [4] and tree.memory.peak_bytes == 72 * 8
+    assert lengths(leaf) == [4] and tree.memory.device.peak_bytes == 72 * 8
     check(tree)
 
 

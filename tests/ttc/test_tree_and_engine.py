@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ttc import Engine, InvalidInput, OutOfMemory, Sampling
 from ttc.branch import Branch
+from ttc.residency import Resident
 
 GREEDY = Sampling(temperature=0)
 
@@ -93,7 +94,7 @@ class Ownership(RuleBasedStateMachine):
     @invariant()
     def owns_exactly_what_is_referenced(self) -> None:
         segments = self.engine.tree.segments()
-        assert self.engine.kv_bytes() == sum(s.storage.nbytes for s in segments)
+        assert self.engine.kv_bytes() == sum(sum(self.engine.memory.tier_bytes(s.storage)) for s in segments)
         for segment in segments:
             assert segment.refs == sum(b.leaf is segment for b in self.live) + len(segment.children) > 0
             assert segment.storage.tokens == len(segment.tokens)
@@ -231,14 +232,14 @@ def test_bad_input_is_named(call: Any, message: str) -> None:
 
 def test_a_budget_too_small_names_one_that_would_do() -> None:
     def run(budget: int | None) -> Engine:
-        engine = make_engine(memory_budget_bytes=budget)
+        engine = make_engine(memory=Resident(budget and budget / 2**30))
         engine.generate(engine.fork(engine.root(list(range(1, 31))), 4), 8)
         return engine
 
     with pytest.raises(OutOfMemory) as refused:
         run(30 * make_engine().memory.bytes_per_token)
     enough = int(str(refused.value).split("a budget of ")[1].split(" bytes")[0].replace(",", ""))
-    assert run(enough).memory.peak_bytes <= enough
+    assert run(enough).memory.device.peak_bytes <= enough
     with pytest.raises(OutOfMemory):
         run(enough - 1)
 

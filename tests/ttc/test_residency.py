@@ -1,0 +1,103 @@
+"""Every residency policy gives what plain transformers gives, within its budget, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from tests.ttc.test_architectures import FAMILIES, Letters, assert_like_plain, build, grow, prompt
+from tests.ttc.test_tree_and_engine import Ownership, make_engine
+from ttc import Engine
+from ttc.residency import BeamGroups, Headwise, Layerwise, Offloading, Paged
+
+POLICIES: dict[str, tuple[type[Offloading], dict[str, Any], float]] = {
+    # options, and the budget as a share of what the tree takes resident
+    "layerwise": (Layerwise, {}, 0.75),
+    "layerwise, one buffer": (Layerwise, {"prefetch": False}, 0.55),
+    "layerwise, private": (Layerwise, {"shared": False}, 1.2),
+    "beam_groups": (BeamGroups, {"block_tokens": 8}, 0.5),
+    "beam_groups, private": (BeamGroups, {"block_tokens": 8, "shared": False}, 0.8),
+    "beam_groups, no prefetch": (BeamGroups, {"block_tokens": 8, "prefetch": False}, 0.5),
+    "paged": (Paged, {"block_tokens": 8}, 0.4),
+    "headwise": (Headwise, {"block_tokens": 8}, 0.5),
+    "headwise, one head": (Headwise, {"head_group": 1}, 0.5),
+}
+
+
+def peak_gib(plain: Any) -> float:
+    engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5)
+    grow(engine)
+    return engine.memory.device.peak_bytes / 2**30
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_offloaded_equals_plain_transformers(family: str, policy: str) -> None:
+    plain = build(family)
+    kind, options, share = POLICIES[policy]
+    memory = kind(budget_gib=share * peak_gib(plain), **options)
+    engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5, memory=memory)
+    branches = grow(engine)
+    for branch in branches:
+        assert_like_plain(plain, branch)
+    link, device = engine.memory.link, engine.memory.device
+    assert sum(link.to_device_bytes.values()) > 0 and sum(link.to_host_bytes.values()) > 0
+    assert device.budget_bytes is not None and device.peak_bytes <= device.budget_bytes
+    engine.release(branches)
+    assert engine.kv_bytes() == 0
+    assert not engine.memory.live
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_slow_link_changes_nothing_but_time(policy: str) -> None:
+    plain = build("llama")
+    kind, options, share = POLICIES[policy]
+    memory = kind(budget_gib=share * peak_gib(plain), link_gbps=0.05, **options)
+    engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5, memory=memory)
+    for branch in grow(engine):
+        assert_like_plain(plain, branch)
+    assert engine.memory.link.simulated
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_scores_do_not_depend_on_where_kv_lies(policy: str) -> None:
+    kind, options, share = POLICIES[policy]
+    plain = build("gemma3")
+    results = []
+    for memory in (None, kind(budget_gib=share * peak_gib(plain), **options)):
+        engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5, memory=memory)
+        branches = engine.roots([prompt(1, 40), prompt(2, 37)])
+        results.append(engine.score(branches, [[[5, 6, 7], [5, 6, 8, 9], [5]], [[3], [4]]]))
+    for one, other in zip(*results, strict=True):
+        for first, second in zip(one, other, strict=True):
+            assert first == pytest.approx(second, abs=1e-4)
+
+
+class Offloaded(Ownership):
+    """The same invariants under a budget that forces everything to move."""
+
+    policy: Offloading
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = make_engine(memory=self.policy)
+
+
+KIB = 1 / 2**20
+"""A token of the tiny model takes 128 bytes."""
+
+
+def machine(policy: Offloading) -> Any:
+    case = type("Case", (Offloaded,), {"policy": policy}).TestCase
+    case.settings = settings(max_examples=12, stateful_step_count=20, deadline=None, derandomize=True)
+    return case
+
+
+TestLayerwise = machine(Layerwise(24 * KIB))
+TestBeamGroups = machine(BeamGroups(10 * KIB, block_tokens=8))
+TestPrivateBeamGroups = machine(BeamGroups(10 * KIB, block_tokens=8, shared=False))
+TestPaged = machine(Paged(8 * KIB, block_tokens=8))
+TestHeadwise = machine(Headwise(48 * KIB))

@@ -50,8 +50,11 @@ def check_model(model: Any) -> tuple[LayerShape, ...]:
         )
     tokens = torch.arange(1, CHECK_TOKENS + 1, device=model.device)[None] * 7 % config.vocab_size
     positions = torch.arange(CHECK_TOKENS, device=model.device)[None]
-    expected = model(input_ids=tokens, use_cache=False).logits[0].double()
     own = model.config._attn_implementation
+    if own == IMPLEMENTATION:  # another engine had the model before
+        own = "eager"
+        model.set_attn_implementation(own)
+    expected = model(input_ids=tokens, use_cache=False).logits[0].double()
     probe = _Probe(model)
     try:
         model.set_attn_implementation(IMPLEMENTATION)

@@ -1,11 +1,11 @@
-"""`python -m experiments.bench prefix [--quick] [--out FILE]`."""
+"""`python -m experiments.bench prefix|memory [--quick] [--out FILE]`."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from experiments.bench import prefix
+from experiments.bench import memory, prefix
 
 
 def main() -> None:
@@ -15,6 +15,12 @@ def main() -> None:
     shared.add_argument("--quick", action="store_true", help="fewer cases, the two with a target among them")
     shared.add_argument("--model", default="smollm2-135m")
     shared.add_argument("--out", type=Path, default=Path("experiments/results/prefix.json"))
+    tiers = commands.add_parser("memory", help="a beam search whose KV does not fit, under each residency policy")
+    tiers.add_argument("part", nargs="?", choices=["bytes", "time", "all"], default="all")
+    tiers.add_argument("--quick", action="store_true", help="fewer beams and tokens")
+    tiers.add_argument("--model", default="smollm2-135m", help="what `time` runs")
+    tiers.add_argument("--out", type=Path, default=Path("experiments/results/memory.json"))
+    tiers.add_argument("--trace", type=Path, help="write a timeline of one run here (Chrome trace format)")
     arm = commands.add_parser("arm", help="one measurement in this process (what `prefix` starts)")
     arm.add_argument("name", choices=prefix.ARMS)
     arm.add_argument("tokens", type=int)
@@ -23,6 +29,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.command == "arm":
         prefix.run_arm(arguments.name, arguments.tokens, arguments.branches, arguments.model)
+    elif arguments.command == "memory":
+        memory.run(arguments.part, arguments.quick, arguments.model, arguments.out, arguments.trace)
     else:
         prefix.run(arguments.quick, arguments.model, arguments.out)
 

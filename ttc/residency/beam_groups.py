@@ -155,8 +155,9 @@ def schedule_beams(
 
     kv_blocks: the blocks of each beam, beams in depth-first order, which breaks ties. tail_bytes: what a beam adds in
     the step. A group is full at `budget` bytes, each block counted once (once per beam unless `shared`), where the
-    paper fixes its size from the largest beam; or at the number of beams that `limits` gives it. A group starts with
-    the beam that has most on the device already: `resident` for the first, else what the group before it read.
+    paper fixes its size from the largest beam; or at the number of beams that `limits` gives it. Overlap counts with
+    the group's blocks and with those on the device already: `resident` for the first group, then what the group before
+    it read. So the first beam of a group is not arbitrary, and what is there is used before it has to leave.
     Raises OutOfMemory when one beam alone exceeds the budget.
     """
     unused = list(range(len(kv_blocks)))
@@ -168,7 +169,7 @@ def schedule_beams(
         used = 0
         limit = limits[len(groups)] if limits is not None and len(groups) < len(limits) else len(unused)
         while unused and len(cur) < limit:
-            best = max(unused, key=lambda i: _overlap(kv_blocks[i], union or held, block_bytes))
+            best = max(unused, key=lambda i: _overlap(kv_blocks[i], union | held, block_bytes))
             added = sum(block_bytes(kv) for kv in kv_blocks[best] if not shared or kv not in union) + tail_bytes
             if used + added > budget:
                 break

@@ -1,0 +1,236 @@
+"""A step-wise beam search whose KV does not fit: bytes moved, and time, of each residency policy."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from experiments.bench.prefix import machine, prompt, read_bandwidth
+from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Resident, Sampling
+from ttc.branch import Branch
+from ttc.models import load
+from ttc.residency import Residency
+from ttc.trace import Trace
+from ttc.transfer_model import KVShape, Workload, beam_scheduling_bytes, token_by_token_bytes
+
+BUDGET_SHARE = 7 / 64
+"""Of the KV of all beams at full length, what the device holds: LBS's 7 GiB of 64."""
+
+LINK_TO_MEMORY = 25 / 1008
+"""Bandwidth of the link against the device's memory: 25 GB/s and an RTX 4090's 1,008 GB/s."""
+
+ARMS: dict[str, Callable[..., Residency]] = {
+    "layerwise": lambda **o: Layerwise(shared=False, block_tokens=4096, **o),
+    "inter-token": lambda **o: BeamGroups(shared=False, prefetch=False, block_tokens=4096, **o),
+    "+ inter-beam": lambda **o: BeamGroups(prefetch=False, **o),
+    "+ prefetch": lambda **o: BeamGroups(**o),
+    "layerwise, shared": lambda **o: Layerwise(**o),
+    "paged, shared": lambda **o: Paged(**o),
+    "headwise, shared": lambda **o: Headwise(**o),
+    "resident": lambda **o: Resident(),
+}
+"""LBS's ablation (Figure 12): its baseline, then one mechanism more in each arm. The others share KV as well."""
+
+PRIVATE = ("layerwise", "inter-token")
+"""Arms that move a copy of the KV for every beam: what the beams share makes no difference to their bytes."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """LBS's workload: `beams` branches, half of which survive each step and get two children each.
+
+    related: whether survivors are drawn from all beams, so that beams come to share long prefixes; else every beam goes
+    on by itself and only the prompt is shared.
+    """
+
+    beams: int
+    prompt_tokens: int
+    new_tokens: int
+    step_tokens: int
+    related: bool = True
+
+
+class Silent:
+    """A tokenizer for random models: it is never asked for text that matters."""
+
+    eos_token_id = None
+
+    def decode(self, tokens: Sequence[int], **_: Any) -> str:
+        return ""
+
+
+def tiny(layers: int = 32) -> Any:
+    """A random model of as many layers as OPT-6.7B and next to no arithmetic: bytes are counted, time is not."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=1,
+        num_key_value_heads=1, head_dim=4, max_position_embeddings=4096, eos_token_id=None, bos_token_id=None,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def full_bytes(engine: Engine, case: Case) -> int:
+    """KV of all beams at full length, nothing shared."""
+    return case.beams * (case.prompt_tokens + case.new_tokens) * engine.memory.bytes_per_token
+
+
+def search(engine: Engine, case: Case, tokens: list[int]) -> dict[str, float]:
+    """Run the workload; returns seconds by kind (LBS Figure 11)."""
+    chance = random.Random(0)
+    engine.eos_ids = frozenset()
+    root = engine.root(tokens, seed=0)
+    start = time.perf_counter()
+    waited, decoding = engine.memory.link.exposed_s, 0.0
+    beams = engine.fork(root, case.beams)
+    engine.release([root])
+    for step in range(case.new_tokens // case.step_tokens):
+        if step:
+            beams = _select(engine, beams, chance) if case.related else beams
+        begin = time.perf_counter()
+        engine.generate(beams, case.step_tokens, sampling=Sampling(temperature=1.0))
+        decoding += time.perf_counter() - begin
+    total, waited = time.perf_counter() - start, engine.memory.link.exposed_s - waited
+    engine.release(beams)
+    return {"total_s": total, "exposed_s": waited, "compute_s": decoding - waited, "expansion_s": total - decoding}
+
+
+def _select(engine: Engine, beams: list[Branch], chance: random.Random) -> list[Branch]:
+    kept = sorted(chance.sample(range(len(beams)), len(beams) // 2))
+    children = [child for index in kept for child in engine.fork(beams[index], 2)]
+    engine.release(beams)
+    return children
+
+
+def measure(model: Any, tokenizer: Any, arm: str, case: Case, link_gbps: float | None = None) -> dict[str, Any]:
+    """One arm: bytes by cause, peaks, seconds."""
+    budget = budget_bytes(model, tokenizer, case)
+    options = {} if arm == "resident" else {"budget_gib": budget / 2**30, "link_gbps": link_gbps}
+    engine = Engine(model, tokenizer, memory=ARMS[arm](**options))
+    tokens = [token % model.config.vocab_size for token in prompt(case.prompt_tokens)]
+    seconds = search(engine, case, tokens)
+    memory, shape = engine.memory, engine.memory.shapes[0]
+    dims = KVShape(len(memory.shapes), shape.kv_heads, shape.key_dim, memory.itemsize)
+    load = Workload(case.beams, case.prompt_tokens, case.new_tokens, case.step_tokens, budget)
+    row: dict[str, Any] = {
+        "arm": arm,
+        **vars(case),
+        **seconds,
+        "to_device_bytes": dict(memory.link.to_device_bytes),
+        "to_host_bytes": dict(memory.link.to_host_bytes),
+        "device_peak_bytes": memory.device.peak_bytes,
+        "budget_bytes": memory.device.budget_bytes,
+        "baseline_bytes": token_by_token_bytes(dims, load),
+    }
+    if arm == "layerwise":
+        row["model_bytes"] = token_by_token_bytes(dims, load, reserved_layers=2)
+    elif arm == "inter-token":
+        row["model_bytes"] = beam_scheduling_bytes(dims, load, charge="offloaded")
+    elif isinstance(engine.residency, BeamGroups):
+        row["lower_bound_bytes"] = engine.residency.needed_bytes
+    return row
+
+
+def budget_bytes(model: Any, tokenizer: Any, case: Case) -> int:
+    """`BUDGET_SHARE` of the KV of all beams at full length, nothing shared."""
+    per_token = Engine(model, tokenizer).memory.bytes_per_token
+    return int(case.beams * (case.prompt_tokens + case.new_tokens) * per_token * BUDGET_SHARE)
+
+
+def run(part: str, quick: bool, model_name: str, out: Path, trace: Path | None) -> None:
+    """Measure, print tables, and write the figures after each arm, so that none is lost."""
+    result = json.loads(out.read_text()) if out.exists() else {}
+    result |= {"machine": machine(), "budget": "7/64 of the KV of all beams at full length, nothing shared"}
+    if part in ("bytes", "all"):
+        _bytes(result, quick, out)
+    if part in ("time", "all"):
+        _time(result, quick, model_name, out, trace)
+
+
+def _save(result: dict[str, Any], out: Path) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _bytes(result: dict[str, Any], quick: bool, out: Path) -> None:
+    beams, new_tokens = (16, 384) if quick else (64, 1920)
+    model = tiny()
+    found = result["bytes"] = {
+        "command": "python -m experiments.bench memory bytes" + (" --quick" if quick else ""),
+        "model": "a random Llama of 32 layers, 1 KV head of 4, float32; bytes are counted, times say nothing",
+        "rows": [],
+    }
+    arms = [("layerwise", 32)] + [(arm, step) for step in (32, 64, 128) for arm in list(ARMS)[1:4]]
+    for arm, step in arms:
+        found["rows"].append(measure(model, Silent(), arm, Case(beams, 128, new_tokens, step, arm not in PRIVATE)))
+        _save(result, out)
+    print(bytes_table(result))
+
+
+def _time(result: dict[str, Any], quick: bool, model_name: str, out: Path, trace: Path | None) -> None:
+    model, tokenizer = load(model_name, dtype=torch.bfloat16)
+    gbps = read_bandwidth() * LINK_TO_MEMORY / 1e9
+    beams, new_tokens = (16, 256) if quick else (64, 512)
+    found = result["time"] = {
+        "command": "python -m experiments.bench memory time" + (" --quick" if quick else ""),
+        "model": f"{model_name}, bfloat16, its real weights; random prompt and selection",
+        "simulated": f"the link: {gbps:.2f} GB/s, as far below this memory's bandwidth as 25 GB/s is below a 4090's",
+        "link_gbps": gbps,
+        "rows": [],
+    }
+    for arm in ARMS:
+        found["rows"].append(measure(model, tokenizer, arm, Case(beams, 128, new_tokens, 32), gbps))
+        _save(result, out)
+    print(time_table(result))
+    if trace is not None:
+        write_trace(model, tokenizer, Case(beams, 128, 64, 32), gbps, trace)
+
+
+def write_trace(model: Any, tokenizer: Any, case: Case, gbps: float, path: Path) -> None:
+    """A timeline of a short run of `beam_groups` (Chrome trace format)."""
+    policy = ARMS["+ prefetch"](budget_gib=budget_bytes(model, tokenizer, case) / 2**30, link_gbps=gbps)
+    engine = Engine(model, tokenizer, memory=policy)
+    engine.memory.link.trace = Trace()
+    search(engine, case, prompt(case.prompt_tokens))
+    engine.memory.link.trace.write(path)
+
+
+def bytes_table(result: dict[str, Any]) -> str:
+    """Bytes from host to device as a Markdown table."""
+    lines = [
+        "| way | step | to the device | of layer-wise | of Eqs. 1-3 | counted / model | counted / lower bound |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    rows = result["bytes"]["rows"]
+    for row in rows:
+        moved, base = sum(row["to_device_bytes"].values()), sum(rows[0]["to_device_bytes"].values())
+        model = f"{moved / row['model_bytes']:.3f}" if "model_bytes" in row else ""
+        bound = f"{moved / row['lower_bound_bytes']:.3f}" if row.get("lower_bound_bytes") else ""
+        lines.append(
+            f"| {row['arm']} | {row['step_tokens']} | {moved / 2**20:,.1f} MiB | {moved / base:.2%} | "
+            f"{moved / row['baseline_bytes']:.2%} | {model} | {bound} |"
+        )
+    return "\n".join(lines)
+
+
+def time_table(result: dict[str, Any]) -> str:
+    """Seconds by kind (LBS Figures 9 and 11) as a Markdown table."""
+    rows = result["time"]["rows"]
+    lines = [
+        "| way | total | against layer-wise | computing | waiting for copies | selecting | device KV |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['arm']} | {row['total_s']:.1f} s | {rows[0]['total_s'] / row['total_s']:.2f}x | "
+            f"{row['compute_s']:.1f} s | {row['exposed_s']:.1f} s | {row['expansion_s']:.2f} s | "
+            f"{row['device_peak_bytes'] / 2**20:,.0f} MiB |"
+        )
+    return "\n".join(lines)

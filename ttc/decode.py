@@ -74,7 +74,17 @@ class DecodeStep:
                 active = self._leave(active, ended, tails, filled)
         finally:
             for row, branch in enumerate(active):  # empty unless something was raised
-                self._freeze(branch, tails, row, len(branch.tokens) - self.starts[id(branch)])
+                self._rescue(branch, tails, row)
+
+    def _rescue(self, branch: Branch, tails: KV, row: int) -> None:
+        """Keep what a branch has decoded of a step that broke off; if its KV is lost, undo the step."""
+        filled = len(branch.tokens) - 1 - self.engine.leaf(branch).end
+        try:
+            self._freeze(branch, tails, row, filled)
+        except Exception:
+            for column in (branch.tokens, branch.logprobs, branch.top1):
+                del column[len(column) - filled :]
+            branch.finish_reason = None
 
     def _paths(self, branches: Sequence[Branch]) -> list[list[Segment]]:
         return [self.engine.leaf(b).path() for b in branches]

@@ -6,6 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,11 +18,14 @@ Copies = Sequence[tuple[Tensor, Tensor]]
 """(destination, source) of each copy."""
 
 
+@dataclass
 class Transfer:
-    """Copies under way. `Link.wait` before touching a destination, or reusing a source."""
+    """Copies under way. `Link.wait` before touching a destination, or reusing a source; it raises what went wrong."""
 
-    def __init__(self, nbytes: int, event: torch.cuda.Event | None = None, future: Future[None] | None = None):
-        self.nbytes, self.event, self.future = nbytes, event, future
+    nbytes: int
+    event: torch.cuda.Event | None = None
+    future: Future[None] | None = None
+    error: Exception | None = None
 
 
 class Link:
@@ -49,14 +54,16 @@ class Link:
         """Host to device; starts when `after` is done."""
         return self._in.send(copies, cause, self.to_device_bytes, after)
 
-    def store(self, copies: Copies, cause: str) -> Transfer:
-        """Device to host."""
-        return self._out.send(copies, cause, self.to_host_bytes, ())
+    def store(self, copies: Copies, cause: str, after: Sequence[Transfer] = ()) -> Transfer:
+        """Device to host; fails if one of `after` did."""
+        return self._out.send(copies, cause, self.to_host_bytes, after)
 
     def wait(self, transfer: Transfer | None) -> None:
         """Let what is computed from here on see the transfer's result."""
         if transfer is None:
             return
+        if transfer.error is not None:
+            raise transfer.error
         if transfer.event is not None:
             torch.cuda.current_stream(self.device).wait_event(transfer.event)
         elif transfer.future is not None and not transfer.future.done():
@@ -68,6 +75,11 @@ class Link:
                 self.trace.add("waiting", "exposed", start, end)
         elif transfer.future is not None:
             transfer.future.result()  # raises what the copy raised
+
+    def drain(self, transfer: Transfer | None) -> None:
+        """Wait for a transfer whose result nobody needs any more, failed or not."""
+        with suppress(Exception):
+            self.wait(transfer)
 
     def complete(self, transfer: Transfer | None) -> None:
         """Wait here, not on the device, until the transfer is done."""
@@ -92,9 +104,12 @@ class _Queue:
         if self.stream is not None:
             return Transfer(nbytes, event=self._on_stream(self.stream, copies, after))
         if self.link.gbps is None:
-            for transfer in after:
-                self.link.wait(transfer)
-            self._copy(copies)
+            try:
+                for transfer in after:
+                    self.link.wait(transfer)
+                self._copy(copies)
+            except Exception as error:
+                return Transfer(nbytes, error=error)
             return Transfer(nbytes)
         self.worker = self.worker or ThreadPoolExecutor(1, thread_name_prefix=self.name)
         return Transfer(nbytes, future=self.worker.submit(self._slowly, copies, cause, nbytes, after))

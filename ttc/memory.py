@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ttc.errors import OutOfMemory
-from ttc.link import Link, Transfer
+from ttc.link import Copies, Link, Transfer
 
 
 @dataclass(frozen=True)
@@ -153,20 +153,21 @@ class KVMemory:
         sizes = [self.layer_bytes(kv, layer) for layer in range(len(self.shapes))]
         self.device.require(sum(sizes[:split]))
         self.host.require(sum(sizes[split:]))
-        self.device.take(sum(sizes[:split]))
-        self.host.take(sum(sizes[split:]))
         for layer in range(len(self.shapes)):
             if layer < split:
                 kv.device[layer] = self._buffer(kv, layer)
             else:
                 kv.host[layer] = self._buffer(kv, layer, host=True)
+        self.device.take(sum(sizes[:split]))
+        self.host.take(sum(sizes[split:]))
         self.live[kv] = None
         return kv
 
     def free(self, kv: KV) -> None:
         """Give back every copy of `kv`."""
         on_device, on_host = self.tier_bytes(kv)
-        self.settle(kv)
+        self.link.drain(kv.written)
+        self.link.drain(kv.fetched)
         self.device.give(on_device)
         self.host.give(on_host)
         kv.device = [None] * len(self.shapes)
@@ -175,8 +176,10 @@ class KVMemory:
 
     def reserve(self, elements: int) -> Tensor:
         """A plain device buffer for KV in transit; `unreserve` gives it back."""
+        self.device.require(elements * self.itemsize)
+        buffer = torch.empty(elements, dtype=self.dtype, device=self.link.device)
         self.device.take(elements * self.itemsize)
-        return torch.empty(elements, dtype=self.dtype, device=self.link.device)
+        return buffer
 
     def unreserve(self, buffer: Tensor) -> None:
         self.device.give(buffer.numel() * self.itemsize)
@@ -194,13 +197,15 @@ class KVMemory:
         missing = [layer for layer in wanted if kv.device[layer] is not None and kv.host[layer] is None]
         if not missing:
             return
-        self.host.take(sum(self.layer_bytes(kv, layer) for layer in missing))
+        nbytes = sum(self.layer_bytes(kv, layer) for layer in missing)
+        self.host.require(nbytes)
+        made = {layer: self._buffer(kv, layer, host=True) for layer in missing}
+        self.host.take(nbytes)
         copies: list[tuple[Tensor, Tensor]] = []
-        for layer in missing:
-            copy = kv.host[layer] = self._buffer(kv, layer, host=True)
+        for layer, copy in made.items():
+            kv.host[layer] = copy
             copies += zip(copy.both, kv.on_device(layer).both, strict=True)
-        self.link.wait(kv.written)
-        kv.written = self.link.store(copies, cause)
+        self._stored(kv, copies, cause)
 
     def evict(self, kv: KV, cause: str, layers: Iterable[int] | None = None) -> int:
         """Drop the device copies, written back first where that is still due. Returns the bytes that came free."""
@@ -243,10 +248,13 @@ class KVMemory:
         missing = [layer for layer in wanted if kv.device[layer] is None]
         if not missing:
             return None
-        self.device.take(sum(self.layer_bytes(kv, layer) for layer in missing))
+        nbytes = sum(self.layer_bytes(kv, layer) for layer in missing)
+        self.device.require(nbytes)
+        made = {layer: self._buffer(kv, layer) for layer in missing}
+        self.device.take(nbytes)
         copies: list[tuple[Tensor, Tensor]] = []
-        for layer in missing:
-            copy = kv.device[layer] = self._buffer(kv, layer)
+        for layer, copy in made.items():
+            kv.device[layer] = copy
             source = kv.host[layer]
             assert source is not None, "a layer of KV is in neither tier"
             copies += zip(copy.both, source.both, strict=True)
@@ -268,7 +276,11 @@ class KVMemory:
         copy = kv.host[layer]
         assert copy is not None
         pairs = [(copy.keys[where], key.contiguous()), (copy.values[where], value.contiguous())]
-        kv.written = self.link.store(pairs, "new")
+        self._stored(kv, pairs, "new")
+
+    def _stored(self, kv: KV, copies: Copies, cause: str) -> None:
+        """Send copies to the host side of `kv`; once one failed, all that follow do."""
+        kv.written = self.link.store(copies, cause, [kv.written] if kv.written else [])
 
     def freeze(self, tails: KV, row: int, tokens: int, kv: KV) -> None:
         """Copy the first `tokens` tokens of a tail to `kv`, which holds just as many, layer by layer."""
@@ -284,7 +296,7 @@ class KVMemory:
                 else:
                     new.copy_(old[row, :, :tokens])
         if stores:
-            kv.written = self.link.store(stores, "write-back")
+            self._stored(kv, stores, "write-back")
 
     def keep_rows(self, tails: KV, rows: Sequence[int]) -> None:
         """Close the gaps that other rows leave: `rows`, ascending, become the first ones."""
@@ -314,13 +326,13 @@ class KVMemory:
         host_bytes = sum(self.layer_bytes(joined, layer) for layer in layers if on_host[layer])
         self.device.require(device_bytes)
         self.host.require(host_bytes)
-        self.device.take(device_bytes)
-        self.host.take(host_bytes)
         for layer in range(len(self.shapes)):
             if on_device[layer]:
                 joined.device[layer] = self._gather(joined, layer, [(k.device[layer], b, e) for k, b, e in parts])
             if on_host[layer]:
                 joined.host[layer] = self._gather(joined, layer, [(k.host[layer], b, e) for k, b, e in parts], True)
+        self.device.take(device_bytes)
+        self.host.take(host_bytes)
         self.live[joined] = None
         return joined
 

@@ -91,7 +91,7 @@ class Stream:
     def close(self) -> None:
         """Give the buffers back, once nothing is on its way to them."""
         for transfer in self.transfers:
-            self.memory.link.wait(transfer)
+            self.memory.link.drain(transfer)
         for buffer in self.buffers:
             self.memory.unreserve(buffer)
         self.buffers = []

@@ -92,20 +92,26 @@ class BeamGroups(Offloading):
     def enter(self, paths: Paths, upcoming: Paths, capacity: int) -> KV:
         memory = self.memory
         self._group += 1
-        tail_bytes = capacity * len(paths) * memory.bytes_per_token
         needed = list(dict.fromkeys(segment.storage for path in paths for segment in path))
-        if not self.shared and self._last > 0:
-            self.make_room(tail_bytes + sum(len(s.tokens) for p in paths for s in p) * memory.bytes_per_token)
-            self._copy_for_each(paths)
+        tail_bytes = capacity * len(paths) * memory.bytes_per_token
+        private = not self.shared and self._last > 0
+        if private:
+            self.make_room(tail_bytes + sum(len(s.tokens) for path in paths for s in path) * memory.bytes_per_token)
         else:
             self.make_room(tail_bytes + sum(map(memory.missing_bytes, needed)), needed)
+        tails = memory.allocate(capacity, rows=len(paths))
+        try:
+            if private:
+                needed = self._copy_for_each(paths)
             for kv in needed:
                 memory.fetch(kv, "group")
-        tails = memory.allocate(capacity, rows=len(paths))
-        if self.prefetch and self.shared:
-            self._prefetch(upcoming, needed)
-        for kv in [*needed, *(kv for copies in self._copies.values() for kv in copies)]:
-            memory.settle(kv)
+            if self.prefetch and self.shared:
+                self._prefetch(upcoming, needed)
+            for kv in needed:
+                memory.settle(kv)
+        except BaseException:
+            self.leave(tails)
+            raise
         return tails
 
     def leave(self, tails: KV) -> None:
@@ -128,10 +134,11 @@ class BeamGroups(Offloading):
             if (missing := self.memory.missing_bytes(kv)) and self.make_room(missing, [*needed, *coming]):
                 self.memory.fetch(kv, "prefetch")
 
-    def _copy_for_each(self, paths: Paths) -> None:
+    def _copy_for_each(self, paths: Paths) -> list[KV]:
         for path in paths:
             for segment in path:
                 self._copies.setdefault(segment.storage, []).append(self.memory.replicate(segment.storage, "group"))
+        return [kv for copies in self._copies.values() for kv in copies]
 
     def _read_capacity(self) -> None:
         """With no budget given, a CUDA device's capacity for KV is what it has free at this moment."""

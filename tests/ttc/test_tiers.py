@@ -1,0 +1,328 @@
+"""Tiers, link and stream: what they hold, what they count, and what happens when something fails."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.ttc.test_architectures import Letters, prompt
+from tests.ttc.test_tree_and_engine import GREEDY, make_engine
+from ttc import BeamGroups, Engine, Headwise, InvalidInput, Layerwise, OutOfMemory, Paged, Resident
+from ttc.branch import Branch
+from ttc.memory import KV
+from ttc.residency import Residency
+from ttc.residency.base import balanced_sizes
+from ttc.residency.beam_groups import schedule_beams
+from ttc.trace import Trace
+
+KIB = 1 / 2**20
+OFFLOADING = [
+    Layerwise(8 * KIB),
+    BeamGroups(7.5 * KIB, block_tokens=8),
+    Paged(4 * KIB, block_tokens=8),
+    Headwise(8 * KIB),
+]
+"""Policies that have to move KV for eight branches of the tiny model, whose token takes 128 bytes."""
+
+
+def changed(policy: Any, **settings: Any) -> Any:
+    other = copy.copy(policy)
+    vars(other).update(settings)
+    return other
+
+
+def deep(layers: int, heads: int, context: int, width: int = 8) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=128, hidden_size=16, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=heads, head_dim=width, max_position_embeddings=context, initializer_range=0.4,
+        eos_token_id=None, bos_token_id=None,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def eight(engine: Engine) -> list[Branch]:
+    root = engine.root(list(range(1, 41)))
+    branches = engine.fork(root, 8)
+    engine.release([root])
+    return branches
+
+
+# ---------------------------------------------------------------- grouping
+
+
+def blocks(*sizes: int) -> list[KV]:
+    return [KV(1, size) for size in sizes]
+
+
+def overlap(kv: KV) -> int:
+    return kv.tokens
+
+
+def test_balanced_grouping_is_the_papers() -> None:
+    assert balanced_sizes(16, 3) == [5, 5, 6]
+    shared, *own = blocks(1, *[1] * 16)
+    paths = [[shared, kv] for kv in own]
+    greedy = schedule_beams(paths, overlap, 0, 8)
+    assert [len(g) for g in greedy] == [7, 7, 2]
+    assert [len(g) for g in schedule_beams(paths, overlap, 0, 8, limits=balanced_sizes(16, 3))] == [5, 5, 6]
+
+
+def test_beams_that_share_blocks_meet_in_a_group() -> None:
+    a, b, *own = blocks(10, 10, *[1] * 6)
+    paths = [[a, own[0]], [b, own[1]], [a, own[2]], [b, own[3]], [a, own[4]], [b, own[5]]]
+    assert schedule_beams(paths, overlap, 0, 13) == [[0, 2, 4], [1, 3, 5]]
+    assert schedule_beams(paths, overlap, 0, 13, resident=lambda kv: kv is b) == [[1, 3, 5], [0, 2, 4]]
+    assert [len(g) for g in schedule_beams(paths, overlap, 0, 33, shared=False)] == [3, 3]
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_groups_hold_every_beam_once_within_the_budget(data: Any) -> None:
+    pool = blocks(*data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=8)))
+    paths = data.draw(st.lists(st.lists(st.sampled_from(pool), min_size=1, unique=True), min_size=1, max_size=9))
+    tail, budget = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 40))
+    largest = max(sum(kv.tokens for kv in path) for path in paths) + tail
+    if largest > budget:
+        with pytest.raises(OutOfMemory, match="would do"):
+            schedule_beams(paths, overlap, tail, budget)
+        return
+    groups = schedule_beams(paths, overlap, tail, budget)
+    assert sorted(beam for group in groups for beam in group) == list(range(len(paths)))
+    for group in groups:
+        union = {kv for beam in group for kv in paths[beam]}
+        assert sum(kv.tokens for kv in union) + tail * len(group) <= budget
+
+
+# ---------------------------------------------------------------- bytes
+
+
+def test_groups_move_each_missing_block_once_and_nothing_when_all_fits() -> None:
+    engine = make_engine(memory=BeamGroups(1, block_tokens=8))
+    engine.generate(eight(engine), 6)
+    assert not engine.memory.link.to_device_bytes and not engine.memory.link.to_host_bytes
+    engine = make_engine(memory=BeamGroups(7.5 * KIB, block_tokens=8, shared=True))
+    branches = eight(engine)
+    engine.generate(branches, 6)
+    engine.generate(branches, 6)
+    moved = engine.memory.link.to_device_bytes.total()
+    assert isinstance(engine.residency, BeamGroups)
+    assert 0 < engine.residency.needed_bytes <= moved <= 1.1 * engine.residency.needed_bytes
+
+
+def test_layerwise_moves_what_the_paper_says() -> None:
+    """LBS Eq. 2 for each token, two layers being buffers: (layers - resident) x one layer's KV of all branches."""
+    model = deep(layers=8, heads=1, context=256)
+    engine = Engine(model, Letters(), memory=Layerwise(24 * KIB, shared=False))
+    branches = engine.fork(engine.root(prompt(1, 33)), 4)
+    before = engine.memory.link.to_device_bytes["stream"]
+    engine.generate(branches, 8)
+    layer_token = 2 * 8 * 4  # K and V, 8 wide, float32
+    resident = 24 * 1024 // (4 * (32 + 8) * layer_token) - 2
+    assert resident == 0
+    expected = sum((8 - resident) * 4 * (32 + filled) * layer_token for filled in range(8))
+    ahead = 4 * (32 + 8) * layer_token  # the first layer of a pass that did not come
+    assert engine.memory.link.to_device_bytes["stream"] - before == expected + ahead
+
+
+def test_usage_is_charged_with_what_moved() -> None:
+    engine = make_engine(memory=Paged(4 * KIB, block_tokens=8))
+    branches = eight(engine)
+    engine.generate(branches, 4)
+    usage, link = branches[0].usage, engine.memory.link
+    assert usage.host_to_device_bytes == link.to_device_bytes.total() > 0
+    assert usage.device_to_host_bytes == link.to_host_bytes.total() > 0
+
+
+def test_headwise_holds_two_head_groups_and_the_tails() -> None:
+    """HeadInfer Eq. 8: a 1 / (layers x heads) share of the KV, twice for ping-pong."""
+    model, tokens, new = deep(layers=6, heads=4, context=1024), 801, 2
+    plain = Engine(model, Letters())
+    expected = plain.root(prompt(3, tokens))
+    plain.generate([expected], new, sampling=GREEDY)
+    engine = Engine(model, Letters(), memory=Headwise(head_group=1))
+    branch = engine.root(prompt(3, tokens))
+    engine.generate([branch], new, sampling=GREEDY)
+    total = (tokens - 1) * engine.memory.bytes_per_token
+    tails = new * engine.memory.bytes_per_token
+    assert engine.memory.device.peak_bytes == 2 * total // (6 * 4) + tails
+    assert branch.tokens == expected.tokens and branch.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize(("budget", "size"), [(1, 4), (2 * 2.5, 2), (2 * 1.3, 1)])
+def test_headwise_adapts_its_group_to_the_budget(budget: float, size: int) -> None:
+    """400 tokens of one head of one layer take 25 KiB: 16 numbers of float32."""
+    policy = Headwise(None if budget == 1 else budget * 25 * KIB).bind(
+        Engine(deep(2, 4, 64), Letters()).memory.shapes, torch.float32, torch.device("cpu")
+    )
+    assert policy.group_size(0, 400) == size
+
+
+def test_pages_leave_oldest_first_at_the_watermark() -> None:
+    engine = make_engine(memory=Paged(4 * KIB, block_tokens=8, watermark=0.5))
+    engine.root(list(range(1, 34)))  # four pages of 1 KiB
+    pages = [s.storage for s in sorted(engine.tree.segments(), key=lambda s: s.start)]
+    assert [engine.memory.is_resident(kv) for kv in pages] == [False, False, True, True]
+
+
+@pytest.mark.slow
+def test_64k_tokens_under_a_hundredth_of_their_kv() -> None:
+    model, tokens = deep(layers=4, heads=1, context=2**17), prompt(5, 65_537)
+    plain = Engine(model, Letters(), prefill_tokens=2048)
+    expected = plain.root(tokens)
+    plain.generate([expected], 3, sampling=GREEDY)
+    total = 65_536 * plain.memory.bytes_per_token
+    plain.release([expected])
+    engine = Engine(model, Letters(), prefill_tokens=2048, memory=Paged(total / 100 / 2**30))
+    branch = engine.root(tokens)
+    engine.generate([branch], 3, sampling=GREEDY)
+    assert engine.memory.device.peak_bytes < total / 100
+    assert branch.tokens == expected.tokens and branch.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+
+
+# ---------------------------------------------------------------- time
+
+
+def test_a_fetch_overlaps_computing(tmp_path: Path) -> None:
+    model = deep(layers=4, heads=2, context=2048, width=64)
+    engine = Engine(model, Letters(), memory=Layerwise(1536 * KIB, link_gbps=0.2))
+    engine.memory.link.trace = Trace()
+    engine.generate([engine.root(prompt(1, 1025))], 3)
+    engine.memory.link.trace.write(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    copies = [e for e in events if e["tid"] == "host to device"]
+    passes = [e for e in events if e["tid"] == "compute"]
+    assert copies and any(p["ts"] < c["ts"] + c["dur"] and c["ts"] < p["ts"] + p["dur"] for c in copies for p in passes)
+    for one, following in pairwise(copies):
+        assert one["ts"] + one["dur"] <= following["ts"] + 1  # one queue: microseconds of rounding
+    for span in copies:
+        assert span["dur"] >= span["args"]["bytes"] / 0.2e9 * 1e6 * 0.99
+
+
+# ---------------------------------------------------------------- failure
+
+
+@pytest.mark.parametrize(
+    "policy", [Layerwise(1 * KIB), BeamGroups(2 * KIB), Paged(0.5 * KIB, block_tokens=8), Headwise(0.5 * KIB)]
+)
+def test_a_budget_below_one_branch_is_refused_with_one_that_would_do(policy: Residency) -> None:
+    def run(gib: float) -> Engine:
+        policy.budget_gib = gib
+        engine = make_engine(memory=policy)
+        engine.generate(eight(engine), 6)
+        return engine
+
+    assert policy.budget_gib is not None
+    budget = policy.budget_gib
+    for _ in range(3):  # the prompt and the step each have their limit
+        try:
+            engine = run(budget)
+            break
+        except OutOfMemory as refused:
+            assert "device KV budget" in str(refused)
+            named = int(str(refused).split("a budget of ")[1].split(" bytes")[0].replace(",", ""))
+            assert named / 2**30 > budget
+            budget = named / 2**30
+    assert budget > policy.budget_gib or engine.memory.device.peak_bytes <= budget * 2**30
+    assert engine.memory.device.peak_bytes <= budget * 2**30
+
+
+@pytest.mark.parametrize("policy", OFFLOADING)
+def test_a_host_too_small_is_refused_and_leaves_the_tree_whole(policy: Any) -> None:
+    engine = make_engine(memory=changed(policy, host_budget_gib=8 * KIB))
+    branches = eight(engine)
+    before = engine.kv_bytes()
+    with pytest.raises(OutOfMemory, match="host KV budget of 8,192 bytes"):
+        engine.generate(branches, 12)
+    assert_whole(engine, branches, before)
+
+
+def assert_whole(engine: Engine, branches: Sequence[Branch], kv_bytes: int | None = None) -> None:
+    """Exactly the referenced segments hold KV, in budgets that add up."""
+    segments = engine.tree.segments()
+    assert set(engine.memory.live) == {s.storage for s in segments}
+    sums = [sum(sizes) for sizes in zip(*(engine.memory.tier_bytes(s.storage) for s in segments), strict=True)]
+    assert [engine.memory.device.used_bytes, engine.memory.host.used_bytes] == (sums or [0, 0])
+    for branch in branches:
+        assert [t for s in engine.leaf(branch).path() for t in s.tokens] == branch.tokens[:-1]
+    assert kv_bytes is None or engine.kv_bytes() == kv_bytes
+    engine.release(branches)
+    assert engine.kv_bytes() == 0 and not engine.memory.live
+
+
+@pytest.mark.parametrize("link_gbps", [None, 1.0])
+@pytest.mark.parametrize("policy", OFFLOADING)
+@pytest.mark.parametrize("failing", [1, 4, 9])
+def test_a_copy_that_fails_stops_the_step_and_leaks_nothing(policy: Any, link_gbps: float | None, failing: int) -> None:
+    engine = make_engine(memory=changed(policy, link_gbps=link_gbps))
+    branches = eight(engine)
+    for queue in (engine.memory.link._in, engine.memory.link._out):
+        queue._copy = failing_at(failing, queue._copy)  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="the link is down"):
+        for _ in range(4):
+            engine.generate(branches, 2)
+    for queue in (engine.memory.link._in, engine.memory.link._out):
+        del queue._copy
+    assert_whole(engine, branches)
+
+
+def failing_at(call: int, original: Callable[..., None]) -> Callable[..., None]:
+    calls = iter(range(1, 10_000))
+
+    def fails(copies: Any) -> None:
+        if next(calls) == call:
+            raise OSError("the link is down")
+        original(copies)
+
+    return fails
+
+
+@pytest.mark.parametrize("policy", OFFLOADING)
+def test_a_cancelled_step_keeps_what_it_has(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(memory=policy)
+    branches = eight(engine)
+    forward, calls = engine.forward, iter(range(100))
+
+    def cancelled(*arguments: Any) -> torch.Tensor:
+        if next(calls) == 4:
+            raise KeyboardInterrupt
+        return forward(*arguments)
+
+    monkeypatch.setattr(engine, "forward", cancelled)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(4):
+            engine.generate(branches, 3)
+    assert_whole(engine, branches)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Resident(0), "budget_gib=0"),
+        (lambda: Paged(1, watermark=0), "watermark=0"),
+        (lambda: Paged(1, host_budget_gib=-1), "host_budget_gib=-1"),
+        (lambda: BeamGroups(1, block_tokens=0), "block_tokens=0"),
+        (lambda: Headwise(1, head_group=0), "head_group=0"),
+        (lambda: Layerwise(1, link_gbps=0), "link_gbps=0"),
+    ],
+)
+def test_bad_settings_are_named(make: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        make()
+
+
+def test_two_engines_share_a_policy_but_no_memory() -> None:
+    policy = Paged(4 * KIB)
+    first, second = make_engine(memory=policy), make_engine(memory=policy)
+    first.root([1, 2, 3])
+    assert first.memory is not second.memory and second.kv_bytes() == 0

@@ -58,6 +58,8 @@ def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "generated_tokens_per_problem": _mean(tokens),
         "verifier_tokens": sum(r["usage"]["verifier_tokens"] for r in records),
         "prompt_tokens": sum(r["usage"]["prompt_tokens"] for r in records),
+        "host_to_device_bytes": sum(r["timing"]["host_to_device_bytes"] for r in records),
+        "device_to_host_bytes": sum(r["timing"]["device_to_host_bytes"] for r in records),
     }
 
 

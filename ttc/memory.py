@@ -104,7 +104,7 @@ class Tier:
             wanted = used + nbytes
             raise OutOfMemory(
                 f"the {self.name} KV budget of {self.budget_bytes:,} bytes is too small: {used:,} are in use and "
-                f"{nbytes:,} more are needed; a budget of {wanted:,} bytes ({wanted / 2**30:.3f} GiB) would do, or use "
+                f"{nbytes:,} more are needed; a budget of {wanted:,} bytes ({wanted / 2**30:.4g} GiB) would do, or use "
                 "fewer beams, shorter steps or a smaller batch"
             )
 

@@ -1,11 +1,11 @@
-"""`python -m experiments.bench prefix|memory [--quick] [--out FILE]`."""
+"""`python -m experiments.bench prefix|memory|breakdown [--quick] [--out FILE]`."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from experiments.bench import memory, prefix
+from experiments.bench import breakdown, memory, prefix
 
 
 def main() -> None:
@@ -15,6 +15,9 @@ def main() -> None:
     shared.add_argument("--quick", action="store_true", help="fewer cases, the two with a target among them")
     shared.add_argument("--model", default="smollm2-135m")
     shared.add_argument("--out", type=Path, default=Path("experiments/results/prefix.json"))
+    parts = commands.add_parser("breakdown", help="where the time of a decoding step goes")
+    parts.add_argument("--model", default="smollm2-135m")
+    parts.add_argument("--out", type=Path, default=Path("experiments/results/breakdown.json"))
     tiers = commands.add_parser("memory", help="a beam search whose KV does not fit, under each residency policy")
     tiers.add_argument("part", nargs="?", choices=["bytes", "time", "all"], default="all")
     tiers.add_argument("--quick", action="store_true", help="fewer beams and tokens")
@@ -29,6 +32,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.command == "arm":
         prefix.run_arm(arguments.name, arguments.tokens, arguments.branches, arguments.model)
+    elif arguments.command == "breakdown":
+        breakdown.run(arguments.model, arguments.out)
     elif arguments.command == "memory":
         memory.run(arguments.part, arguments.quick, arguments.model, arguments.out, arguments.trace)
     else:

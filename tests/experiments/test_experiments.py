@@ -214,12 +214,14 @@ def test_majority_and_summary() -> None:
             "error": None,
             "branches": branches,
             "usage": usage,
+            "timing": {"host_to_device_bytes": 7, "device_to_host_bytes": 3},
         }
 
     summary = summarise([record(["1", "2", "2", "5"], "2"), record(["7", "7", "8", "9"], "7")])
     assert summary["accuracy"] == 0.5 and summary["accuracy_strict"] == 0.0
     assert summary["pass_at_k"] == pytest.approx({"1": 0.5, "2": (5 / 6 + 5 / 6) / 2, "4": 1.0})
     assert summary["maj_at_k"] == {"1": 0.5, "2": 0.5, "4": 1.0}
+    assert (summary["host_to_device_bytes"], summary["device_to_host_bytes"]) == (14, 6)
     assert (summary["generated_tokens"], summary["verifier_tokens"]) == (20, 4)
 
 

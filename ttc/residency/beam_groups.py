@@ -187,7 +187,7 @@ def schedule_beams(
         if not cur:
             raise OutOfMemory(
                 f"the device KV budget of {budget:,.0f} bytes is too small for one branch's step: its blocks and tail "
-                f"take {added:,}; a budget of {added:,} bytes ({added / 2**30:.3f} GiB) would do, or use shorter steps "
+                f"take {added:,}; a budget of {added:,} bytes ({added / 2**30:.4g} GiB) would do, or use shorter steps "
                 "or memory=paged"
             )
         groups.append(cur)

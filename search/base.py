@@ -67,15 +67,17 @@ def vote(candidates: Sequence[Branch], extract: Extract, weighted: bool = False)
     """The answer that most candidates give, or that gathers the highest total score.
 
     Answers are canonicalised, invalid ones dropped. Ties go to the answer that was found first. The branch returned
-    is the best-scored one with that answer.
+    is the best-scored one with that answer. Weights are scores from zero on: where a score is negative (a
+    log-probability), all are raised until the lowest is zero, for more votes must not count against an answer.
     """
+    lowest = min([0.0, *(branch.score or 0.0 for branch in candidates)])
     totals: dict[str, float] = defaultdict(float)
     by_answer: dict[str, list[tuple[Branch, str]]] = defaultdict(list)
     for branch in candidates:
         answer = extract(branch.text)
         key = canonical(answer)
         if answer is not None and key is not None:
-            totals[key] += (branch.score or 0.0) if weighted else 1.0
+            totals[key] += (branch.score or 0.0) - lowest if weighted else 1.0
             by_answer[key].append((branch, answer))
     if not totals:
         return (candidates[0], None) if candidates else (None, None)

@@ -88,6 +88,7 @@ class _Run:
     live: dict[int, Branch] = field(default_factory=dict)
     everyone: list[Branch] = field(default_factory=list)  # keeps ids unique
     nodes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    expanded: set[int] = field(default_factory=set)  # the ids of nodes with children
     calls: int = 0
     error: str | None = None
     candidates: list[Branch] | None = None
@@ -323,16 +324,19 @@ class _Driver:
     def _release(self, run: _Run, branches: Sequence[Branch]) -> None:
         for branch in branches:
             if run.live.pop(id(branch), None) is not None and branch is not run.root:
-                inner = any(node["parent"] == run.nodes[id(branch)]["id"] for node in run.nodes.values())
-                run.nodes[id(branch)]["status"] = "expanded" if inner else "pruned"
+                node = run.nodes[id(branch)]
+                node["status"] = "expanded" if node["id"] in run.expanded else "pruned"
         self.engine.release(branches)
 
     @staticmethod
     def _record(run: _Run, branch: Branch, parent: Branch | None) -> None:
         run.live[id(branch)] = branch
+        above = None if parent is None else run.nodes[id(parent)]["id"]
+        if above is not None:
+            run.expanded.add(above)
         run.nodes[id(branch)] = {
             "id": len(run.nodes),
-            "parent": None if parent is None else run.nodes[id(parent)]["id"],
+            "parent": above,
             "path": list(branch.path),
             "text": "",
             "tokens": 0,

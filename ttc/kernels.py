@@ -19,12 +19,16 @@ Partial = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Layer:
-    """What an attention layer says of itself: its index, score scale, soft cap and sliding window (tokens)."""
+    """What an attention layer says of itself: its index, score scale, soft cap and sliding window (tokens).
+
+    sink: how many first tokens are seen beside the window (`Headwise` with streaming heads; models have none).
+    """
 
     index: int
     scale: float
     softcap: float | None = None
     window: int | None = None
+    sink: int = 0
 
 
 def partial_attention(

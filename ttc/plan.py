@@ -36,7 +36,7 @@ class Plan(ABC):
         self.entries = list(entries)
         self.positions = list(positions)
         self.stream = stream
-        self._spans: dict[tuple[int, int], tuple[int, Tensor | None] | None] = {}
+        self._spans: dict[tuple[int, int, int], tuple[int, Tensor | None] | None] = {}
 
     def attend(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         """Store the new keys and values, then attend tails and entries: what is on the device, then what streams in.
@@ -49,16 +49,17 @@ class Plan(ABC):
             if (copy := entry.kv.device[layer.index]) is not None:
                 self._attend(layer, index, q, copy, out, lse)
         if self.stream is not None:
-            for heads, parts in self.stream.read(layer.index):
+            for unit, parts in self.stream.read(layer.index):
+                seen = layer if unit.view is None else unit.view.of(layer)
                 for index, copy in parts.items():
                     if index != TAILS:
-                        self._attend(layer, index, q[heads], copy, out[heads], lse[heads])
+                        self._attend(seen, index, q[unit.heads], copy, out[unit.heads], lse[unit.heads])
         return out, lse
 
     def _attend(self, layer: Layer, index: int, q: Tensor, copy: LayerKV, out: Tensor, lse: Tensor) -> None:
         """Fold one entry into (out, lse), which have the heads that q and the copy have."""
         entry = self.entries[index]
-        span = (0, None) if layer.window is None else self._span(index, layer.window, q.device)
+        span = (0, None) if layer.window is None else self._span(index, layer.window, layer.sink, q.device)
         if span is None:
             return
         (lo, visible), rows = span, entry.rows
@@ -75,21 +76,23 @@ class Plan(ABC):
     def attend_tails(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         """Store the new keys and values, and attend what each branch alone has seen of its tail."""
 
-    def _span(self, index: int, window: int, device: torch.device) -> tuple[int, Tensor | None] | None:
+    def _span(self, index: int, window: int, sink: int, device: torch.device) -> tuple[int, Tensor | None] | None:
         """What a window leaves of an entry: (first key, (rows, keys) visibility or None for all), or None."""
-        if (index, window) not in self._spans:
+        key = index, window, sink
+        if key not in self._spans:
             entry = self.entries[index]
             positions = self.positions[entry.rows]
-            lo = max(0, min(positions) - window + 1 - entry.start)
+            lo = 0 if entry.start < sink else max(0, min(positions) - window + 1 - entry.start)
             span: tuple[int, Tensor | None] | None = None
             if lo < entry.length:
                 visible = None
-                if max(positions) - window + 1 > entry.start + lo:
+                if max(positions) - window + 1 > max(entry.start + lo, sink):
                     keys = torch.arange(entry.start + lo, entry.start + entry.length, device=device)
                     visible = keys[None] > torch.tensor(positions, device=device)[:, None] - window
+                    visible |= keys < sink
                 span = lo, visible
-            self._spans[index, window] = span
-        return self._spans[index, window]
+            self._spans[key] = span
+        return self._spans[key]
 
 
 class DecodePlan(Plan):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from torch import Tensor
 
+from ttc.kernels import Layer
 from ttc.link import Transfer
 from ttc.memory import KV, KVMemory, LayerKV
 
@@ -26,12 +27,32 @@ class Tails:
 
 
 @dataclass(frozen=True)
+class View:
+    """What a streaming head sees: the first `sink` tokens and the last `window` (HeadInfer, appendix D)."""
+
+    sink: int
+    window: int
+
+    def of(self, layer: Layer) -> Layer:
+        """The layer as its streaming heads compute it."""
+        return replace(layer, window=min(self.window, layer.window or self.window), sink=self.sink)
+
+    def reaches(self, start: int, length: int, position: int) -> bool:
+        """Whether a row at `position` sees any of `length` tokens from `start` on."""
+        return start < self.sink or start + length > position - self.window + 1
+
+
+@dataclass(frozen=True)
 class Unit:
-    """What is fetched together: some KV heads of one layer, of the plan's entries with the indices `parts`."""
+    """What is fetched together: some KV heads of one layer, of the plan's entries with the indices `parts`.
+
+    view: what these heads see of it, None for all.
+    """
 
     layer: int
     heads: slice
     parts: tuple[int, ...]
+    view: View | None = None
 
 
 class Stream:
@@ -74,11 +95,11 @@ class Stream:
         heads = range(shape.kv_heads)[unit.heads]
         return tokens * len(heads) * (shape.key_dim + shape.value_dim)
 
-    def read(self, layer: int) -> Iterator[tuple[slice, dict[int, LayerKV]]]:
-        """The units of a layer, one after the other: (heads, entry index -> keys and values of these heads)."""
+    def read(self, layer: int) -> Iterator[tuple[Unit, dict[int, LayerKV]]]:
+        """The units of a layer, one after the other: (unit, entry index -> keys and values of its heads)."""
         for _ in range(self.per_layer[layer]):
             unit, staged = self._current()
-            yield unit.heads, staged
+            yield unit, staged
             self.turn += 1
 
     def staged_tails(self, layer: int) -> LayerKV:

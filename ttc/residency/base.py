@@ -193,13 +193,19 @@ class Offloading(Residency):
     def _units(self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None) -> tuple[list[Unit], int]:
         """What has to be fetched for one pass, and the bytes of the largest unit."""
         layers = range(len(self.memory.shapes))
-        units = [u for layer in layers for u in self.units(layer, entries, self._missing(layer, entries, positions))]
+        units = [
+            unit
+            for layer in layers
+            for unit in self.units(layer, entries, positions, self._missing(layer, entries, positions))
+        ]
         units = units if tails is None else self.with_tails(units, tails)
         runs = [(entry.kv, entry.length) for entry in entries]
         largest = max((Stream.elements(self.memory, unit, runs, tails) for unit in units), default=0)
         return units, largest * self.memory.itemsize
 
-    def units(self, layer: int, entries: Sequence[Entry], missing: Sequence[int]) -> list[Unit]:
+    def units(
+        self, layer: int, entries: Sequence[Entry], positions: Sequence[int], missing: Sequence[int]
+    ) -> list[Unit]:
         """The units in which a layer's missing entries (by index) are fetched: here each by itself."""
         return [Unit(layer, slice(None), (index,)) for index in missing]
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Self
 
-from ttc.memory import KV
+import torch
+
+from ttc.head_roles import load_streaming_heads
+from ttc.memory import KV, LayerShape
 from ttc.plan import Entry
 from ttc.residency.base import Offloading, Paths
-from ttc.stream import Unit
+from ttc.stream import Unit, View
 
 
 @dataclass
@@ -17,13 +22,27 @@ class Headwise(Offloading):
 
     The device holds two head groups of one layer, and the tails of the branches that decode.
     head_group: KV heads fetched together; None for as many as fit the budget twice (adaptive).
+    streaming_heads: approximate, off by default: a file of `ttc.head_roles` that names heads which see `sink_tokens`
+    first and `window_tokens` last tokens only (and all of the step or chunk they are in), so that no more of theirs is
+    fetched (head-wise sparsity, appendix D).
     """
 
     head_group: int | None = None
+    streaming_heads: str | None = None
+    sink_tokens: int = 64
+    window_tokens: int = 256
+
+    _streaming: frozenset[tuple[int, int]] = field(init=False, repr=False, default=frozenset())
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_positive("head_group")
+        self._check_positive("head_group", "sink_tokens", "window_tokens")
+
+    def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
+        bound = super().bind(shapes, dtype, device)
+        if self.streaming_heads is not None:
+            bound._streaming = load_streaming_heads(self.streaming_heads, [shape.kv_heads for shape in shapes])
+        return bound
 
     def allocate(self, tokens: int, needed: Iterable[KV] = ()) -> KV:
         return self.memory.allocate(tokens, device_layers=0)
@@ -39,12 +58,29 @@ class Headwise(Offloading):
             tokens * size // shape.kv_heads * min(self.head_group or 1, shape.kv_heads) for shape, size in layers
         )
 
-    def units(self, layer: int, entries: Sequence[Entry], missing: Sequence[int]) -> list[Unit]:
+    def units(
+        self, layer: int, entries: Sequence[Entry], positions: Sequence[int], missing: Sequence[int]
+    ) -> list[Unit]:
         if not missing:
             return []
         heads = self.memory.shapes[layer].kv_heads
         size = self.group_size(layer, sum(entries[index].length for index in missing))
-        return [Unit(layer, slice(head, min(head + size, heads)), tuple(missing)) for head in range(0, heads, size)]
+        view = View(self.sink_tokens, self.window_tokens)
+        near = tuple(
+            index
+            for index in missing
+            if view.reaches(entries[index].start, entries[index].length, min(positions[entries[index].rows]))
+        )
+        units = []
+        for streaming, alike in groupby(range(heads), lambda head: (layer, head) in self._streaming):
+            run = list(alike)
+            for first in range(run[0], run[-1] + 1, size):
+                group = slice(first, min(first + size, run[-1] + 1))
+                if not streaming:
+                    units.append(Unit(layer, group, tuple(missing)))
+                elif near:
+                    units.append(Unit(layer, group, near, view))
+        return units
 
     def group_size(self, layer: int, tokens: int) -> int:
         """KV heads of a group when `tokens` tokens are read."""

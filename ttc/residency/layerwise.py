@@ -53,7 +53,9 @@ class Layerwise(Offloading):
     def make_room(self, nbytes: int, keep: Iterable[KV] = ()) -> bool:
         return self.memory.device.free_bytes >= nbytes  # layers leave by `_settle` alone
 
-    def units(self, layer: int, entries: Sequence[Entry], missing: Sequence[int]) -> list[Unit]:
+    def units(
+        self, layer: int, entries: Sequence[Entry], positions: Sequence[int], missing: Sequence[int]
+    ) -> list[Unit]:
         return [Unit(layer, slice(None), tuple(missing))] if missing else []
 
     def with_tails(self, units: list[Unit], tails: Tails) -> list[Unit]:

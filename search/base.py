@@ -30,7 +30,7 @@ class Search(ABC):
 
     def __post_init__(self) -> None:
         _ = self.sampling  # refuses bad values before any work
-        for name in ("n", "max_tokens", "beam_size", "beam_width", "step_tokens", "max_steps"):
+        for name in ("n", "max_tokens", "beam_size", "beam_width", "step_tokens", "max_steps", "finish"):
             value = getattr(self, name, 1)
             if value < 1:
                 raise InvalidInput(f"{name}={value} must be at least 1")

@@ -1,5 +1,6 @@
 """A branch-aware KV engine for test-time compute: branches of one model over one tree of keys and values."""
 
+from ttc.block_cache import BlockCache
 from ttc.branch import Branch
 from ttc.engine import Engine
 from ttc.errors import (
@@ -17,6 +18,7 @@ from ttc.usage import Usage
 
 __all__ = [
     "BeamGroups",
+    "BlockCache",
     "Branch",
     "BudgetExceeded",
     "Engine",

@@ -20,7 +20,7 @@ class Branch:
     no filter) and the probability of the model's most likely token at that place.
     step_ends: `len(tokens)` after each `generate`. path: child index at each fork. key: the branch's random stream.
     finish_reason: None while it can go on; else "eos", "end" (an end string) or "context" (the model's limit).
-    score, step_scores: what the last `Rate` left.
+    score, step_scores: what the last `Rate` left. used_at: the engine's count of calls when one last worked on it.
 
     The KV of all tokens but the last is in the tree under `leaf`; the last one is fed when the branch goes on.
     """
@@ -45,7 +45,7 @@ class Branch:
         self.finish_reason: str | None = None
         self.score: float | None = None
         self.step_scores: list[float] = []
-        self.released = False
+        self.used_at = 0
         self._forks = 0
         self._decode = decode
 
@@ -55,7 +55,7 @@ class Branch:
         twin.prompt_length = self.prompt_length
         twin.logprobs, twin.top1, twin.step_ends = self.logprobs[:], self.top1[:], self.step_ends[:]
         twin.path = (*self.path, self._forks)
-        twin.finish_reason = self.finish_reason
+        twin.finish_reason, twin.used_at = self.finish_reason, self.used_at
         self._forks += 1
         return twin
 

@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from os import PathLike
 from time import perf_counter
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
+from ttc.block_cache import BlockCache
 from ttc.branch import Branch
 from ttc.check import check_model
 from ttc.decode import DecodeStep
@@ -31,10 +33,19 @@ class Engine:
 
     model, tokenizer: loaded by the caller; the model's attention implementation is set to the engine's own.
     prefill_tokens: the most rows of one prefill pass. memory: the residency policy, `Resident()` by default.
+    cache: what keeps the KV of idle branches within a number of blocks, None for no limit.
     Raises UnsupportedModel when the model's attention cannot be served exactly.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, *, prefill_tokens: int = 512, memory: Residency | None = None):
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        prefill_tokens: int = 512,
+        memory: Residency | None = None,
+        cache: BlockCache | None = None,
+    ):
         if prefill_tokens < 1:
             raise InvalidInput(f"prefill_tokens={prefill_tokens} must be at least 1")
         self.model, self.tokenizer, self.prefill_tokens = model.eval(), tokenizer, prefill_tokens
@@ -42,6 +53,9 @@ class Engine:
         self.residency = (memory or Resident()).bind(check_model(model), self.dtype, self.device)
         self.memory = self.residency.memory
         self.tree = Tree(self.residency)
+        self.cache = None if cache is None else cache.fresh()
+        self.live: WeakSet[Branch] = WeakSet()  # branches that were not released
+        self.calls = 0
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.context_length: int | None = getattr(config, "max_position_embeddings", None)
@@ -87,8 +101,10 @@ class Engine:
             Branch(prompt, self.tree.hold(self.tree.trunk), stream_key(seed), Usage(), self.decode)
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
+        self.live.update(branches)
         try:
-            self._feed(branches, prompts, "prompt")
+            with self._working(branches, wake=False):
+                self._feed(branches, prompts, "prompt")
         except BaseException:
             self.release(branches)
             raise
@@ -102,6 +118,7 @@ class Engine:
         children = [branch.child() for _ in range(n)]
         for child in children:
             self.tree.hold(self.leaf(child))
+        self.live.update(children)
         return children
 
     def extend(
@@ -116,23 +133,24 @@ class Engine:
         added = [self._checked(tokens, "extension") for tokens in tokens_per_branch]
         for branch, tokens in zip(branches, added, strict=True):
             self._check_context(len(branch.tokens) + len(tokens))
-        before = [self.tree.hold(self.leaf(branch)) for branch in branches]
-        try:
-            self._feed(branches, [b.tokens + new for b, new in zip(branches, added, strict=True)], purpose)
-        except BaseException:
-            for branch, leaf in zip(branches, before, strict=True):
-                self.move(branch, leaf)
-            raise
-        finally:
-            for leaf in before:
-                self.tree.drop(leaf)
-        for branch, new in zip(branches, added, strict=True):
-            if branch.generated:
-                branch.logprobs += [float("nan")] * len(new)
-                branch.top1 += [float("nan")] * len(new)
-            else:
-                branch.prompt_length += len(new)
-            branch.tokens += new
+        with self._working(branches):
+            before = [self.tree.hold(self.leaf(branch)) for branch in branches]
+            try:
+                self._feed(branches, [b.tokens + new for b, new in zip(branches, added, strict=True)], purpose)
+            except BaseException:
+                for branch, leaf in zip(branches, before, strict=True):
+                    self.move(branch, leaf)
+                raise
+            finally:
+                for leaf in before:
+                    self.tree.drop(leaf)
+            for branch, new in zip(branches, added, strict=True):
+                if branch.generated:
+                    branch.logprobs += [float("nan")] * len(new)
+                    branch.top1 += [float("nan")] * len(new)
+                else:
+                    branch.prompt_length += len(new)
+                branch.tokens += new
 
     def release(self, branches: Iterable[Branch]) -> None:
         """Let go of branches. KV that nothing else needs is freed at once; tokens and scores stay readable."""
@@ -140,6 +158,7 @@ class Engine:
             if branch.leaf is not None:
                 self.tree.drop(branch.leaf)
             branch.leaf = None
+            self.live.discard(branch)
 
     def kv_bytes(self) -> int:
         """Bytes of KV that exist now, over both tiers."""
@@ -173,8 +192,8 @@ class Engine:
             limit if (left := self.context_left(b)) is None else min(limit, left)
             for b, limit in zip(branches, limits, strict=True)
         ]
-        order = depth_first([self.leaf(b).path() for b in branches])
-        with self._metered(branches):
+        with self._working(branches), self._metered(branches):
+            order = depth_first([self.leaf(b).path() for b in branches])
             DecodeStep(self, [branches[i] for i in order], [room[i] for i in order], stop, end, sampling).run()
 
     # ---------------------------------------------------------------- scoring
@@ -196,7 +215,7 @@ class Engine:
             if not group:
                 raise InvalidInput("a branch came with no continuation to score")
             self._check_context(len(branch.tokens) + max(map(len, group)))
-        with self._metered(branches):
+        with self._working(branches), self._metered(branches):
             return score(self, branches, wanted)
 
     # ---------------------------------------------------------------- text
@@ -257,6 +276,8 @@ class Engine:
                 self.move(branch, segment)
                 if purpose == "verifier":
                     branch.usage.verifier_tokens += len(missing)
+                elif purpose == "recompute":
+                    branch.usage.recomputed_tokens += len(missing)
                 else:
                     branch.usage.prompt_tokens += len(missing)
         finally:
@@ -308,6 +329,22 @@ class Engine:
                 plan.close()
             self.count_pass(usages[i] for i in taken)
             yield [(i, n, logits[p.rows]) for i, n, p in zip(taken, firsts, pieces, strict=True)] if every_row else []
+
+    @contextmanager
+    def _working(self, branches: Sequence[Branch], wake: bool = True) -> Iterator[None]:
+        """Keep the cache within its capacity around a call, and have the KV of `branches` there meanwhile."""
+        self.calls += 1
+        for branch in branches:
+            branch.used_at = self.calls
+        if self.cache is not None:
+            self.cache.trim(self, branches)
+            evicted = [b for b in branches if wake and self.leaf(b).end < len(b.tokens) - 1]
+            self._feed(evicted, [b.tokens for b in evicted], "recompute")
+        try:
+            yield
+        finally:
+            if self.cache is not None:
+                self.cache.trim(self)
 
     @contextmanager
     def _metered(self, branches: Sequence[Branch]) -> Iterator[None]:

@@ -16,7 +16,7 @@ from ttc.sampling import SAMPLED, Sampling
 from ttc.usage import Usage
 
 Aggregation = Literal["min", "product", "last", "mean"]
-Purpose = Literal["prompt", "verifier"]
+Purpose = Literal["prompt", "verifier", "recompute"]
 
 
 @dataclass(frozen=True)

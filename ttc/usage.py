@@ -10,14 +10,18 @@ class Usage:
     """A meter. One is shared by all branches under a root; the engine adds to it as it works.
 
     `prompt_tokens` counts tokens whose KV was really computed by `root` and `extend`, `shared_tokens` those
-    that were found in the tree instead. `forward_passes` counts the batched passes the problem took part in.
+    that were found in the tree instead, `recomputed_tokens` those whose KV a `BlockCache` had evicted.
+    `forward_passes` counts the batched passes the problem took part in, `verifications_skipped` the ratings that a gate
+    answered without its verifier.
     """
 
     prompt_tokens: int = 0
     shared_tokens: int = 0
+    recomputed_tokens: int = 0
     generated_tokens: int = 0
     verifier_tokens: int = 0
     forward_passes: int = 0
+    verifications_skipped: int = 0
     host_to_device_bytes: int = 0
     device_to_host_bytes: int = 0
     wall_s: float = 0.0

@@ -170,15 +170,11 @@ def test_usage_is_exact() -> None:
     engine.extend(children[1:], [[30, 31]])  # 10, 30
     engine.generate(children, [1, 3])
     engine.score(children, [[[1], [2]], [[1, 2, 3], [1, 2, 4]]])  # 1 token, then the last one, 1 and 2
-    assert root.usage.to_dict() == {
+    assert {name: count for name, count in root.usage.to_dict().items() if count} == {
         "prompt_tokens": 9 + 2,
-        "shared_tokens": 0,
         "generated_tokens": 4,
         "verifier_tokens": 3 + 1 + 3,
         "forward_passes": 3 + 1 + 1 + 3 + 1,
-        "host_to_device_bytes": 0,
-        "device_to_host_bytes": 0,
-        "wall_s": 0.0,
     }
 
 

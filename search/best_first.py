@@ -1,0 +1,43 @@
+"""Best-first tree search: what looks best anywhere in the tree goes on next (Tree of Thoughts, Yao et al., 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from search.base import Plan, Search, ranked
+from ttc.branch import Branch
+from ttc.protocols import Aggregation, Expand, Rate, Release, Step
+
+
+@dataclass(frozen=True)
+class BestFirst(Search):
+    """Expand the `beam_size` best open branches, at whatever depth they are, by `beam_width` continuations each.
+
+    Nothing is pruned: a branch that was passed over stays open and is taken up again when it is the best one left, so
+    many idle branches hold KV (see `ttc.BlockCache`). The search ends after `max_steps` expansions, when no branch is
+    open, or once `finish` branches have finished. It answers with the best finished branch, or the best open one if
+    none has.
+    """
+
+    beam_size: int = 2
+    beam_width: int = 4
+    step_tokens: int = 32
+    max_steps: int = 12
+    finish: int = 8
+    delimiter: str | None = None
+    aggregation: Aggregation = "mean"
+
+    def run(self, root: Branch, end: tuple[str, ...]) -> Plan:
+        step = Step(self.step_tokens, self.delimiter, end)
+        opened, finished = [root], list[Branch]()
+        for _ in range(self.max_steps):
+            best, opened = opened[: self.beam_size], opened[self.beam_size :]
+            if not best or len(finished) >= self.finish:
+                opened = best + opened
+                break
+            children: list[Branch] = yield Expand(best, self.beam_width, step, self.sampling)
+            yield Release(best)
+            yield Rate(children, self.aggregation)
+            finished += [child for child in children if child.finished]
+            opened = ranked([*opened, *(child for child in children if not child.finished)])
+        return ranked(finished) or opened

@@ -10,19 +10,20 @@ from typing import Any
 
 import hydra
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from experiments.data import Task, load_task
 from experiments.records import RunFolder
-from experiments.schema import register
+from experiments.schema import VERIFIERS, register, schema_of
 from experiments.summary import summarise
 from search import solve
 from ttc.answers import extract_answer
+from ttc.calibration import Calibration
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, TTCError
 from ttc.prompt import PromptTemplate
-from ttc.protocols import Problem, Result
+from ttc.protocols import Problem, Result, Verifier
 from ttc.usage import Usage
 
 TIMING = ("forward_passes", "host_to_device_bytes", "device_to_host_bytes", "wall_s")
@@ -41,13 +42,14 @@ def main(config: DictConfig) -> None:
 
 def run(config: DictConfig) -> dict[str, Any]:
     """Solve what is left of a run and return its summary."""
+    config = resolved(config)
     search = instantiate(config.search)
-    verifier = instantiate(config.verifier) if config.verifier.get("_target_") else None
+    verifier = make_verifier(config)
     if search.needs_verifier and verifier is None:
         raise InvalidInput(f"{type(search).__name__} selects by score; choose a verifier other than none")
     if config.run.batch < 1:
         raise InvalidInput(f"run.batch={config.run.batch} must be at least 1")
-    template = _template(config)
+    template = make_template(config)
     task = load_task(config.dataset)
     with RunFolder(config) as folder:
         for name, reason in task.failures:
@@ -55,7 +57,7 @@ def run(config: DictConfig) -> dict[str, Any]:
                 folder.append(_failure(name, reason))
         batches = _unfinished(task.problems, config.run.batch, folder)
         if batches:
-            engine = _engine(config)
+            engine = make_engine(config)
             _solve(config, search, verifier, template, engine, task, batches, folder)
         summary = _summary(config, task, folder)
         folder.write_summary(summary)
@@ -64,15 +66,45 @@ def run(config: DictConfig) -> dict[str, Any]:
     return summary
 
 
-def _template(config: DictConfig) -> PromptTemplate:
+def resolved(config: DictConfig) -> DictConfig:
+    """The configuration with a gate's inner verifier and calibration, where they are named, replaced by what they hold.
+
+    So the run's folder shows the thresholds that are used. Raises InvalidInput for an unknown name, and for a
+    calibration that was made for another model or data set.
+    """
+    config = config.copy()
+    gate = config.verifier
+    if isinstance(name := gate.get("inner"), str):
+        if name not in VERIFIERS:
+            raise InvalidInput(f"verifier.inner={name} is unknown; use one of {', '.join(VERIFIERS)}")
+        gate.inner = OmegaConf.structured(schema_of(VERIFIERS[name]))
+    if (file := gate.get("calibration")) is not None:
+        found = Calibration.load(file, model=config.model.name, dataset=config.dataset.name)
+        gate.tau_conf, gate.r_gap = found.tau_conf, found.r_gap
+    return config
+
+
+def make_verifier(config: DictConfig) -> Verifier | None:
+    if not config.verifier.get("_target_"):
+        return None
+    loaded = {"calibration": None} if "calibration" in config.verifier else {}  # its thresholds stand in `resolved`
+    verifier: Verifier = instantiate(config.verifier, **loaded)
+    return verifier
+
+
+def make_template(config: DictConfig) -> PromptTemplate:
     data = config.dataset
     examples = tuple((e.question, e.answer) for e in data.examples)
     return PromptTemplate(data.instruction, data.system, examples, data.chat)
 
 
-def _engine(config: DictConfig) -> Engine:
+def make_engine(config: DictConfig) -> Engine:
     return Engine.from_pretrained(
-        config.model.name, device=config.model.device, dtype=config.model.dtype, memory=instantiate(config.memory)
+        config.model.name,
+        device=config.model.device,
+        dtype=config.model.dtype,
+        memory=instantiate(config.memory),
+        cache=instantiate(config.cache) if config.cache.get("_target_") else None,
     )
 
 
@@ -183,6 +215,10 @@ def _summary(config: DictConfig, task: Task, folder: RunFolder) -> dict[str, Any
     ids = [p.id for p in task.problems] + [name for name, _ in task.failures]
     records = [folder.records[i] for i in ids]
     summary = summarise(records)
+    if "inner" in config.verifier:
+        skips = [r["usage"].get("verifications_skipped", 0) for r in records]
+        summary["verifications_skipped"] = sum(skips)
+        summary["problems_not_verified"] = sum(map(bool, skips))
     size = config.run.batch  # the problems of a batch run side by side
     batches = [task.problems[i : i + size] for i in range(0, len(task.problems), size)]
     summary["seconds"] = sum(max(folder.records[p.id]["timing"]["wall_s"] for p in batch) for batch in batches)
@@ -202,6 +238,11 @@ def table(name: str, summary: dict[str, Any]) -> str:
         *((f"maj@{k}", f"{v:.1%}") for k, v in summary["maj_at_k"].items()),
         ("tokens per problem", f"{summary['generated_tokens_per_problem']:.0f}"),
         ("verifier tokens", f"{summary['verifier_tokens']}"),
+        *(
+            [("not verified", f"{summary['problems_not_verified']} problems, by the confidence gate")]
+            if "problems_not_verified" in summary
+            else []
+        ),
         *([("KV moved", f"{moved[0]:,.1f} MiB to the device, {moved[1]:,.1f} MiB back")] if any(moved) else []),
         ("time", f"{summary['seconds']:.1f} s"),
     ]

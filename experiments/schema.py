@@ -74,13 +74,37 @@ class RunConfig:
 
 
 @dataclass
+class ConfidenceGatedConfig:
+    """inner: the verifier that may be skipped, by name; as verifier/inner=NAME it can be given settings of its own.
+
+    calibration: a file of `experiments.calibrate`, whose thresholds take the place of tau_conf and r_gap.
+    """
+
+    _target_: str = "verifiers.ConfidenceGatedVerifier"
+    inner: Any = "???"
+    tau_conf: float = 0.9
+    r_gap: float = 0.1
+    calibration: str | None = None
+
+
+@dataclass
 class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     search: Any = None
     verifier: Any = None
     memory: Any = None
+    cache: Any = None
     run: RunConfig = field(default_factory=RunConfig)
+
+
+@dataclass
+class CalibrateConfig:
+    """file: where the calibration goes. max_disagreement: null for RKSC's percentiles, else the share of problems that
+    may end with another solution."""
+
+    file: str = "???"
+    max_disagreement: float | None = None
 
 
 SEARCHES = {
@@ -88,12 +112,14 @@ SEARCHES = {
     "best_of_n": search.BestOfN,
     "self_consistency": search.SelfConsistency,
     "beam_search": search.BeamSearch,
+    "best_first": search.BestFirst,
 }
 VERIFIERS = {
     "arithmetic": verifiers.ArithmeticVerifier,
     "confidence": verifiers.ConfidenceVerifier,
     "self": verifiers.SelfVerifier,
 }
+CACHES = {"rsbcm": ttc.BlockCache, "lru": ttc.BlockCache}
 POLICIES = {
     "resident": ttc.Resident,
     "layerwise": ttc.Layerwise,
@@ -116,6 +142,12 @@ def schema_of(target: type) -> type:
     return make_dataclass(f"{target.__name__}Config", columns)
 
 
+def extended(name: str, part: type) -> type:
+    """`Config` with one more part, to be merged after it: the other fields are missing here and keep their values."""
+    kept: list[Any] = [(f.name, get_type_hints(Config)[f.name], field(default="???")) for f in fields(Config)]
+    return make_dataclass(f"{part.__name__}Job", [*kept, (name, part, field(default_factory=part))], bases=(Config,))
+
+
 def register() -> None:
     """Make the schemas known to Hydra."""
     store = ConfigStore.instance()
@@ -126,7 +158,13 @@ def register() -> None:
         ("run", RunConfig),
     ):
         store.store(group=group, name="schema", node=node)
-    for group, targets in (("search", SEARCHES), ("verifier", VERIFIERS), ("memory", POLICIES)):
+    groups = (("search", SEARCHES), ("verifier", VERIFIERS), ("memory", POLICIES), ("cache", CACHES))
+    for group, targets in groups:
         for name, target in targets.items():
             store.store(group=group, name=f"{name}_schema", node=schema_of(target))
-    store.store(group="verifier", name="none_schema", node={"_target_": None})
+    for name, target in VERIFIERS.items():
+        store.store(group="verifier/inner", name=name, node=schema_of(target))
+    store.store(group="verifier", name="confidence_gated_schema", node=ConfidenceGatedConfig)
+    store.store(name="calibrate_schema", node=extended("calibrate", CalibrateConfig))
+    for group in ("verifier", "cache"):
+        store.store(group=group, name="none_schema", node={"_target_": None})

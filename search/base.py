@@ -59,8 +59,12 @@ class Search(ABC):
 
 
 def ranked(branches: Sequence[Branch]) -> list[Branch]:
-    """Best score first; equal scores, and branches without one, keep their order."""
-    return sorted(branches, key=lambda b: float("-inf") if b.score is None else b.score, reverse=True)
+    """Best score first; equal scores, and branches without one, keep their order.
+
+    Scores that agree in six digits are equal: two branches with the same text must not change places by what was
+    computed beside them.
+    """
+    return sorted(branches, key=lambda b: float("-inf") if b.score is None else float(f"{b.score:.6g}"), reverse=True)
 
 
 def vote(candidates: Sequence[Branch], extract: Extract, weighted: bool = False) -> tuple[Branch | None, str | None]:

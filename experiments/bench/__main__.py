@@ -1,11 +1,11 @@
-"""`python -m experiments.bench prefix|memory|breakdown [--quick] [--out FILE]`."""
+"""`python -m experiments.bench prefix|memory|cache|breakdown [--quick] [--out FILE]`."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from experiments.bench import breakdown, memory, prefix
+from experiments.bench import breakdown, cache, memory, prefix
 
 
 def main() -> None:
@@ -15,6 +15,10 @@ def main() -> None:
     shared.add_argument("--quick", action="store_true", help="fewer cases, the two with a target among them")
     shared.add_argument("--model", default="smollm2-135m")
     shared.add_argument("--out", type=Path, default=Path("experiments/results/prefix.json"))
+    blocks = commands.add_parser("cache", help="RSBCM against LRU in a best-first search")
+    blocks.add_argument("--problems", type=int, default=16)
+    blocks.add_argument("--model", default="smollm2-135m")
+    blocks.add_argument("--out", type=Path, default=Path("experiments/results/cache.json"))
     parts = commands.add_parser("breakdown", help="where the time of a decoding step goes")
     parts.add_argument("--model", default="smollm2-135m")
     parts.add_argument("--out", type=Path, default=Path("experiments/results/breakdown.json"))
@@ -32,6 +36,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.command == "arm":
         prefix.run_arm(arguments.name, arguments.tokens, arguments.branches, arguments.model)
+    elif arguments.command == "cache":
+        cache.run(arguments.problems, arguments.model, arguments.out)
     elif arguments.command == "breakdown":
         breakdown.run(arguments.model, arguments.out)
     elif arguments.command == "memory":

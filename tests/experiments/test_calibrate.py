@@ -1,0 +1,222 @@
+"""Observations against a reference on a small model, and both jobs end to end on the default model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_module
+from hydra.errors import HydraException
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import experiments.calibrate
+import experiments.run
+from experiments.calibrate import observe, report
+from experiments.run import make_verifier, resolved
+from search import BeamSearch, BestOfN, solve
+from ttc import Engine, InvalidInput, Problem, TTCError
+from ttc.calibration import Observation, calibrate
+from verifiers import ConfidenceGatedVerifier, ConfidenceVerifier, SelfVerifier
+
+
+class Numbers:
+    """A tokenizer of numbers."""
+
+    eos_token_id = 0
+    chat_template = None
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return [1 + ord(c) % 20 for c in text]
+
+    def decode(self, tokens: Sequence[int], **_: Any) -> str:
+        return " ".join(map(str, tokens))
+
+
+class LongFirst:
+    """Prefers many different tokens; fails on the problem "bad"."""
+
+    def rate(self, branches: Sequence[Any], questions: Sequence[str], backend: Any) -> list[list[float]]:
+        if "bad" in questions:
+            raise RuntimeError("no weights")
+        return [[float(len(set(b.generated)))] for b in branches]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=24, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.6, eos_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    return Engine(LlamaForCausalLM(config), Numbers())
+
+
+PROBLEMS = [Problem(q) for q in ("one", "two", "three", "four", "five", "six")]
+
+
+def test_observations_of_best_of_n(engine: Engine) -> None:
+    search = BestOfN(n=4, max_tokens=5)
+    found = observe(search, LongFirst(), PROBLEMS, engine=engine, seed=2)
+    for problem, observation in zip(PROBLEMS, found, strict=True):
+        result = solve(search, problem=problem, engine=engine, seed=2, verifier=LongFirst())
+        branches = sorted(result.branches, key=lambda b: b.path)
+        p = [sum(b.top1) / len(b.top1) for b in branches]
+        top, second = sorted(p, reverse=True)[:2]
+        by_p = max(branches, key=lambda b: sum(b.top1) / len(b.top1))
+        by_length = max(branches, key=lambda b: len(set(b.generated)))
+        assert (observation.max_p, observation.gap) == pytest.approx((top, (top - second) / top), abs=1e-5)
+        assert observation.agrees == (by_p.generated == by_length.generated)
+    assert {o.agrees for o in found} == {True, False}
+    assert engine.kv_bytes() == 0
+
+
+def test_the_gate_repeats_what_was_observed(engine: Engine) -> None:
+    """A beam search with the gate ends as the calibration counted, problem by problem."""
+    search = BeamSearch(beam_size=2, beam_width=2, step_tokens=3, max_steps=3)
+    found = observe(search, LongFirst(), PROBLEMS, engine=engine)
+    tau_conf = sorted(o.max_p for o in found)[2]
+    gate = ConfidenceGatedVerifier(LongFirst(), tau_conf, 0.0)
+    gated = solve(search, problem=PROBLEMS, engine=engine, verifier=gate)
+    full = solve(search, problem=PROBLEMS, engine=engine, verifier=LongFirst())
+    for observation, short, long in zip(found, gated, full, strict=True):
+        skipped = observation.max_p >= tau_conf
+        assert bool(short.usage.verifications_skipped) == skipped
+        assert short.best is not None and long.best is not None
+        same = short.best.generated == long.best.generated
+        assert same == (observation.agrees or not skipped)
+    assert sum(o.max_p >= tau_conf for o in found) == 4
+
+
+def test_p_always_agrees_with_itself(engine: Engine) -> None:
+    class Whole:
+        """p of the whole branch, as a verifier."""
+
+        def rate(self, branches: Sequence[Any], questions: Sequence[str], backend: Any) -> list[list[float]]:
+            return [[sum(b.top1) / len(b.top1)] for b in branches]
+
+    search = BeamSearch(beam_size=2, beam_width=2, step_tokens=3, max_steps=3)
+    assert all(o.agrees for o in observe(search, Whole(), PROBLEMS, engine=engine))
+    one_step = BestOfN(n=4, max_tokens=5)  # where a mean per step is the mean of all
+    assert all(o.agrees for o in observe(one_step, ConfidenceVerifier(), PROBLEMS, engine=engine))
+
+
+def test_a_problem_that_fails_is_left_out(engine: Engine) -> None:
+    problems = [PROBLEMS[0], Problem("bad"), PROBLEMS[1]]
+    search = BestOfN(n=3, max_tokens=4)
+    found = observe(search, LongFirst(), problems, engine=engine)
+    alone = [observe(search, LongFirst(), [p], engine=engine)[0] for p in PROBLEMS[:2]]
+    assert [o.max_p for o in found] == pytest.approx([o.max_p for o in alone], abs=1e-5)
+    assert [o.agrees for o in found] == [o.agrees for o in alone]
+
+
+def test_the_report_says_what_is_not_shown() -> None:
+    few = [Observation(0.9, 0.5, True)] * 20
+    text = report(calibrate(few, model="m", dataset="d", max_disagreement=0.01), 3)
+    assert "20 (3 more could not be used)" in text and "10 of 10 checked" in text
+    assert "25.9% of problems, with 95% confidence" in text
+    assert "598 held-out problems" in text  # 2 x 299, the least n with 0.99^n <= 0.05
+    many = [Observation(0.9, 0.5, True)] * 598
+    assert "not shown" not in report(calibrate(many, model="m", dataset="d", max_disagreement=0.01), 0)
+    assert "no number of problems" in report(calibrate(few, model="m", dataset="d", max_disagreement=0.0), 0)
+    assert "not shown" not in report(calibrate(few, model="m", dataset="d"), 0)
+
+
+# ---------------------------------------------------------------- the jobs
+
+SEARCH = ["search=best_of_n", "search.n=3", "search.max_tokens=12", "run.batch=4"]
+
+
+def job(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", f"experiments.{module}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_a_calibration_and_the_run_that_uses_it(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    held_out = ["dataset.size=6", "dataset.seed=7", f"calibrate.file={file}", "calibrate.max_disagreement=1"]
+    done = job("calibrate", *SEARCH, "verifier.inner=self", *held_out)
+    assert done.returncode == 0, done.stderr
+    made = json.loads(file.read_text())
+    assert (made["model"], made["dataset"], made["problems"], made["checked"]) == ("smollm2-135m", "sums", 6, 3)
+    assert made["settings"]["dataset"]["seed"] == 7
+    assert made["settings"]["verifier"]["_target_"] == "verifiers.SelfVerifier"
+    assert f"{made['tau_conf']:.4f}" in done.stdout and str(file) in done.stdout
+
+    gated = ["verifier=confidence_gated", "verifier.inner=self", f"verifier.calibration={file}"]
+    place = ["dataset.size=6", f"run.output_dir={tmp_path}", "run.name=r"]
+    done = job("run", *SEARCH, *gated, *place)
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "r" / "records.jsonl").read_text().splitlines()
+    assert len(lines) == 6
+    skips = 0
+    for record in map(json.loads, lines):
+        p = sorted((b["score"] for b in record["branches"]), reverse=True)
+        skipped = record["usage"]["verifications_skipped"]
+        assert (record["usage"]["verifier_tokens"] == 0) == bool(skipped)
+        if skipped:
+            assert p[0] >= made["tau_conf"] and (p[0] - p[1]) / p[0] >= made["r_gap"]
+        skips += skipped
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert (summary["verifications_skipped"], summary["problems_not_verified"]) == (skips, skips)
+    assert f"{skips} problems, by the confidence gate" in done.stdout
+    config = (tmp_path / "r" / "config.yaml").read_text()
+    assert f"tau_conf: {made['tau_conf']}" in config and "verifiers.SelfVerifier" in config
+
+    made["tau_conf"] = 0.123  # the file changes under the run
+    file.write_text(json.dumps(made))
+    done = job("run", *SEARCH, *gated, *place)
+    assert done.returncode != 0 and "verifier.tau_conf" in done.stderr and "0.123" in done.stderr
+    done = job("run", *SEARCH, *gated, *place, "dataset=gsm8k")
+    assert done.returncode != 0 and "error: " in done.stderr and "data set 'sums', not for 'gsm8k'" in done.stderr
+
+
+def configuration(job: str, *overrides: str) -> Any:
+    with initialize_config_module("conf", version_base="1.3"):
+        return compose("config" if job == "run" else job, overrides=list(overrides))
+
+
+def test_an_inner_verifier_by_name_or_with_settings() -> None:
+    gated = "verifier=confidence_gated"
+    named = make_verifier(resolved(configuration("run", gated, "verifier.inner=confidence", "verifier.r_gap=0.3")))
+    assert named == ConfidenceGatedVerifier(ConfidenceVerifier(), 0.9, 0.3)
+    nested = configuration("run", gated, "verifier/inner=confidence", "verifier.inner.metric=logprob")
+    assert make_verifier(resolved(nested)) == ConfidenceGatedVerifier(ConfidenceVerifier("logprob"))
+    assert make_verifier(configuration("run", "verifier=none")) is None
+
+
+def test_a_calibration_sets_the_thresholds(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    calibrate([Observation(0.7, 0.3, True)], model="m", dataset="sums").save(file)
+    gated = ["verifier=confidence_gated", f"verifier.calibration={file}"]
+    found = make_verifier(resolved(configuration("run", *gated, "model.name=m", "verifier.tau_conf=0.1")))
+    assert found == ConfidenceGatedVerifier(SelfVerifier(), 0.7, 0.3)
+    with pytest.raises(InvalidInput, match="the model 'm', not for 'smollm2-135m'"):
+        resolved(configuration("run", *gated))
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "message"),
+    [
+        ("run", ["verifier=confidence_gated", "verifier.inner=slef"], "verifier.inner=slef is unknown; use one of"),
+        ("run", ["verifier=confidence_gated", "verifier.tau_cnf=1"], "tau_cnf"),
+        ("run", ["verifier=confidence_gated", "verifier.inner.questoin=x"], "questoin"),
+        ("run", ["verifier=confidence_gated", "verifier.tau_conf=-1"], "tau_conf=-1.0"),
+        ("run", ["verifier=confidence_gated", "verifier.calibration=/no/such.json"], "/no/such.json"),
+        ("calibrate", [], "calibrate.file"),
+        ("calibrate", ["calibrate.fil=x"], "fil"),
+        ("calibrate", ["calibrate.file=x", "verifier=none"], "other than none"),
+        ("calibrate", ["calibrate.file=x", "search=greedy"], "does not rate"),
+        ("calibrate", ["calibrate.file=x", "run.batch=0"], "run.batch=0"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, module: str, arguments: list[str], message: str) -> None:
+    jobs = {"run": experiments.run.run, "calibrate": experiments.calibrate.run}
+    with pytest.raises((TTCError, HydraException), match=message):
+        jobs[module](configuration(module, *arguments, f"run.output_dir={tmp_path}"))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,106 @@
+"""CGEE level 1 (RKSC, section 2.3): no verification where the model's own confidence decides already."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ttc.branch import Branch
+from ttc.calibration import Calibration, check_threshold, verify_skip
+from ttc.errors import InvalidInput, VerifierError
+from ttc.protocols import Backend, Verifier
+
+
+@dataclass
+class ConfidenceGatedVerifier:
+    """Rates a problem's branches by their p alone where p is decisive, by `inner` where it is not. Approximate.
+
+    A problem is what stands on one root: all branches that share a usage meter. At its first rating it is skipped when
+    max p >= tau_conf and (max - second) / max >= r_gap (RKSC, Eq. 4; p is `confidence`, the gap `gap_ratio`), and that
+    decision holds for all of its later ratings. A search compares scores of different steps, a finished beam's with
+    those of longer ones; p and the inner verifier's scores have no common scale, so no problem gets both.
+
+    A skipped problem gets one score per branch, p itself, whatever the search's aggregation; a verified one gets the
+    scores of `inner`, unchanged. `inner` is called once per request, with the branches of all problems that it must
+    rate, and not at all when there are none.
+
+    tau_conf, r_gap: thresholds; 0 and 0 always skip, a tau_conf above 1 never does. They belong to a model and a data
+    set: means over tens of tokens differ by a few percent, so that the defaults hardly ever skip. calibration: found
+    on held-out problems (`ttc.calibration`); takes the place of both.
+    calls, skips: ratings of a problem asked so far, and those answered without `inner`; the latter are also counted in
+    the problem's `usage.verifications_skipped`. A rating that failed counts in neither.
+    Raises InvalidInput for thresholds that are none, or when `inner` is a gate itself.
+    """
+
+    inner: Verifier
+    tau_conf: float = 0.9
+    r_gap: float = 0.1
+    calibration: Calibration | None = None
+    calls: int = field(default=0, init=False)
+    skips: int = field(default=0, init=False)
+    _decisions: dict[int, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.calibration is not None:
+            self.tau_conf, self.r_gap = self.calibration.tau_conf, self.calibration.r_gap
+        check_threshold("tau_conf", self.tau_conf)
+        check_threshold("r_gap", self.r_gap)
+        if isinstance(self.inner, ConfidenceGatedVerifier):
+            raise InvalidInput("the inner verifier is a confidence gate itself; give it the verifier to be skipped")
+
+    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[Sequence[float]]:
+        p = [confidence(branch) for branch in branches]
+        problems = by_problem(branches)
+        skipped = [rows for rows in problems if self._skips(branches[rows[0]], [p[row] for row in rows])]
+        without = {row for rows in skipped for row in rows}
+        rest = [row for row in range(len(branches)) if row not in without]
+        scores: list[Sequence[float]] = [[value] for value in p]
+        if rest:
+            found = self.inner.rate([branches[row] for row in rest], [questions[row] for row in rest], backend)
+            if len(found) != len(rest):
+                name = type(self.inner).__name__
+                raise VerifierError(f"{name} returned {len(found)} ratings for {len(rest)} branches")
+            for row, steps in zip(rest, found, strict=True):
+                scores[row] = steps
+        self.calls += len(problems)
+        self.skips += len(skipped)
+        for rows in skipped:
+            branches[rows[0]].usage.verifications_skipped += 1
+        return scores
+
+    def _skips(self, branch: Branch, p: Sequence[float]) -> bool:
+        """Whether the problem of `branch` is skipped: decided when it is first asked, forgotten when the problem is."""
+        key = id(branch.usage)
+        if key not in self._decisions:
+            self._decisions[key] = verify_skip(max(p), gap_ratio(p), self.tau_conf, self.r_gap)
+            weakref.finalize(branch.usage, self._decisions.pop, key)
+        return self._decisions[key]
+
+
+def confidence(branch: Branch) -> float:
+    """p of RKSC's Eq. 3, in [0, 1]: the mean top-1 probability over the branch's own tokens.
+
+    Given tokens (NaN in `top1`) don't count, and a finished branch has no more tokens to count. 0 if it has none.
+    """
+    own = [value for value in branch.top1 if not math.isnan(value)]
+    return sum(own) / len(own) if own else 0.0
+
+
+def gap_ratio(p: Sequence[float]) -> float:
+    """(max - second) / max of RKSC's Eq. 4, in [0, 1].
+
+    One branch has no rival, its gap is 1. Two that share the maximum give 0, and so does a maximum of 0.
+    """
+    first, second = sorted([*p, 0.0], reverse=True)[:2]
+    return (first - second) / first if first > 0 else 0.0
+
+
+def by_problem(branches: Sequence[Branch]) -> list[list[int]]:
+    """The rows of each problem, in order of appearance: branches of one root share its usage meter."""
+    rows: dict[int, list[int]] = defaultdict(list)
+    for row, branch in enumerate(branches):
+        rows[id(branch.usage)].append(row)
+    return list(rows.values())

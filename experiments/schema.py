@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, field, fields, make_dataclass
-from typing import Any, Literal, get_origin, get_type_hints
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 
 import search
 import ttc
 import verifiers
+from ttc.early_exit import Rule
 from ttc.prompt import STEP_BY_STEP
 
 
@@ -138,6 +139,8 @@ def schema_of(target: type) -> type:
         if not f.init:
             continue
         hint = str if get_origin(hints[f.name]) is Literal else hints[f.name]  # OmegaConf knows no Literal
+        if any(map(is_dataclass, get_args(hint))):
+            hint = Any  # a part of its own, chosen from its own group
         columns.append((f.name, hint, field(default="???" if f.default is MISSING else f.default)))
     return make_dataclass(f"{target.__name__}Config", columns)
 
@@ -164,6 +167,8 @@ def register() -> None:
             store.store(group=group, name=f"{name}_schema", node=schema_of(target))
     for name, target in VERIFIERS.items():
         store.store(group="verifier/inner", name=name, node=schema_of(target))
+    for rule in get_args(Rule):
+        store.store(group="verifier/exit", name=rule, node=schema_of(ttc.EarlyExit)(rule=rule))
     store.store(group="verifier", name="confidence_gated_schema", node=ConfidenceGatedConfig)
     store.store(name="calibrate_schema", node=extended("calibrate", CalibrateConfig))
     for group in ("verifier", "cache"):

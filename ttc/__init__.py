@@ -2,6 +2,7 @@
 
 from ttc.block_cache import BlockCache
 from ttc.branch import Branch
+from ttc.early_exit import EarlyExit, ExitReport
 from ttc.engine import Engine
 from ttc.errors import (
     BudgetExceeded,
@@ -21,7 +22,9 @@ __all__ = [
     "BlockCache",
     "Branch",
     "BudgetExceeded",
+    "EarlyExit",
     "Engine",
+    "ExitReport",
     "Headwise",
     "InvalidInput",
     "Layerwise",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from os import PathLike
 from time import perf_counter
 from typing import Any
@@ -16,6 +17,7 @@ from ttc.block_cache import BlockCache
 from ttc.branch import Branch
 from ttc.check import check_model
 from ttc.decode import DecodeStep
+from ttc.early_exit import EarlyExit, ExitReport, Lens, score_with_exit
 from ttc.errors import InvalidInput
 from ttc.memory import KV
 from ttc.packed import can_pack, pack_linears
@@ -200,23 +202,49 @@ class Engine:
 
     @torch.inference_mode()
     def score(
-        self, branches: Sequence[Branch], continuations: Sequence[Sequence[Sequence[int]]]
+        self,
+        branches: Sequence[Branch],
+        continuations: Sequence[Sequence[Sequence[int]]],
+        *,
+        given: Sequence[Sequence[int]] | None = None,
+        exit: EarlyExit | None = None,
+        report: ExitReport | None = None,
     ) -> list[list[list[float]]]:
         """Log-probabilities of given continuations: `[i][j][t]` for token t of continuation j of branch i.
 
         The branches stay as they are. What the continuations of a branch share is computed once; single-token
         continuations of one branch all come from one row. Counted as verifier tokens.
+        given: `given[i]` stands between branch i and its continuations in this call; it is computed, not scored.
+        exit: branches may leave the pass before the last layer (approximate); single-token continuations only. What it
+        did is put into `report`.
         """
         self._check_live(branches)
         if len(continuations) != len(branches):
             raise InvalidInput(f"{len(branches)} branches came with {len(continuations)} lists of continuations")
+        if given is not None and len(given) != len(branches):
+            raise InvalidInput(f"{len(branches)} branches came with {len(given)} lists of given tokens; give one each")
+        between = [self._checked(g, "list of given tokens") if g else [] for g in given or [[]] * len(branches)]
         wanted = [[self._checked(c, "continuation") for c in group] for group in continuations]
-        for branch, group in zip(branches, wanted, strict=True):
+        for branch, group, tokens in zip(branches, wanted, between, strict=True):
             if not group:
                 raise InvalidInput("a branch came with no continuation to score")
-            self._check_context(len(branch.tokens) + max(map(len, group)))
+            longest = max(map(len, group))
+            self._check_context(len(branch.tokens) + len(tokens) + longest)
+            if exit is not None and longest > 1:
+                raise InvalidInput(
+                    f"a continuation has {longest} tokens; with an early exit only single tokens can be scored, so put "
+                    "what comes before them into `given`"
+                )
         with self._working(branches), self._metered(branches):
-            return score(self, branches, wanted)
+            if exit is None:
+                return score(self, branches, between, wanted)
+            single = [[token for (token,) in group] for group in wanted]
+            return score_with_exit(self, branches, between, single, exit, report or ExitReport())
+
+    @cached_property
+    def lens(self) -> Lens:
+        """The model's logits after any of its layers. Raises UnsupportedModel, at first use, where there are none."""
+        return Lens(self)
 
     # ---------------------------------------------------------------- text
 
@@ -237,9 +265,13 @@ class Engine:
         positions = torch.tensor([plan.positions], device=self.device)
         keep = 0 if every_row else 1
         start = perf_counter()
-        output = self.model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, tree_plan=plan)
-        if (trace := self.memory.link.trace) is not None:
-            trace.add("compute", f"{len(tokens)} rows", start, perf_counter())
+        try:
+            output = self.model(
+                input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, tree_plan=plan
+            )
+        finally:
+            if (trace := self.memory.link.trace) is not None:
+                trace.add("compute", f"{len(tokens)} rows", start, perf_counter())
         return output.logits[0].to(torch.promote_types(output.logits.dtype, torch.float32))
 
     @torch.inference_mode()
@@ -291,11 +323,15 @@ class Engine:
         usages: Sequence[Usage],
         held: list[Segment],
         every_row: bool = False,
+        *,
+        limit: int | None = None,
+        forward: Callable[[Sequence[int], ExtendPlan], None] | None = None,
     ) -> Iterator[list[tuple[int, int, Tensor]]]:
-        """Compute the KV of `runs[i]` after `leaves[i]`, at most `prefill_tokens` rows a pass.
+        """Compute the KV of `runs[i]` after `leaves[i]`, at most `limit` (else `prefill_tokens`) rows a pass.
 
         The new segments are appended to `held` at once, with one reference each. Yields per pass, for each run that
         it took a part of, (run, first token of the part, logits (tokens, vocab)) if `every_row`, else nothing.
+        forward: takes each pass's tokens and plan instead of the model; nothing is yielded then.
         """
         self.residency.require(sum(map(len, runs)))
         paths = [leaf.path() for leaf in leaves]
@@ -311,7 +347,7 @@ class Engine:
             firsts: list[int] = []
             for i in order:
                 run = growing[i]
-                part = run.left[: self.prefill_tokens - len(rows)]
+                part = run.left[: (limit or self.prefill_tokens) - len(rows)]
                 if part:
                     span = slice(len(rows), len(rows) + len(part))
                     own += run.entries(span)
@@ -324,11 +360,12 @@ class Engine:
             stream = self.residency.stream(entries, positions, None, repeat=False)
             plan = ExtendPlan(entries, positions, pieces, self.memory, stream)
             try:
-                logits = self.forward(rows, plan, every_row)
+                logits = forward(rows, plan) if forward else self.forward(rows, plan, every_row)
             finally:
                 plan.close()
             self.count_pass(usages[i] for i in taken)
-            yield [(i, n, logits[p.rows]) for i, n, p in zip(taken, firsts, pieces, strict=True)] if every_row else []
+            parts = zip(taken, firsts, pieces, strict=True)
+            yield [(i, n, logits[p.rows]) for i, n, p in parts] if every_row and logits is not None else []
 
     @contextmanager
     def _working(self, branches: Sequence[Branch], wake: bool = True) -> Iterator[None]:

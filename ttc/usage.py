@@ -13,6 +13,8 @@ class Usage:
     that were found in the tree instead, `recomputed_tokens` those whose KV a `BlockCache` had evicted.
     `forward_passes` counts the batched passes the problem took part in, `verifications_skipped` the ratings that a gate
     answered without its verifier.
+    Of scoring passes with an early exit, `exit_layer_rows` counts the rows x layers that were computed,
+    `exit_layer_rows_saved` those that were left out, `lens_rows` the rows that norm and head were applied to.
     """
 
     prompt_tokens: int = 0
@@ -22,6 +24,9 @@ class Usage:
     verifier_tokens: int = 0
     forward_passes: int = 0
     verifications_skipped: int = 0
+    exit_layer_rows: int = 0
+    exit_layer_rows_saved: int = 0
+    lens_rows: int = 0
     host_to_device_bytes: int = 0
     device_to_host_bytes: int = 0
     wall_s: float = 0.0

@@ -169,7 +169,7 @@ def test_the_papers_rule_row_by_row(family: str, common_depth: bool, normalised:
     for i, branch in enumerate(branches if not common_depth else ()):  # whoever stays gets what it gets alone
         alone, one = ask(engine, [branch], [given[i]], exit)
         assert one.depths == [depths[i]]
-        assert alone[0] == pytest.approx(found[i], abs=1e-9 if family in ("llama", "opt", "gpt2") else 1e-5)
+        assert alone[0] == pytest.approx(found[i], abs=1e-9 if family in ("llama", "opt", "gpt2") else 1e-4)
 
 
 @pytest.mark.parametrize("positive", [1, 2])

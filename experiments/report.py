@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.bench import prefix
+from experiments.bench import cache, memory, prefix
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -25,7 +25,13 @@ def default_task(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-TABLES: dict[str, Callable[[dict[str, Any]], str]] = {"prefix": prefix.table, "default_task": default_task}
+TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "default_task": ("default_task", default_task),
+    "prefix": ("prefix", prefix.table),
+    "memory_bytes": ("memory", memory.bytes_table),
+    "cache": ("cache", cache.table),
+}
+"""What stands between the README's markers of each name: (file of figures, how it becomes a table)."""
 
 
 def fill(text: str, name: str, table: str) -> str:
@@ -39,8 +45,8 @@ def fill(text: str, name: str, table: str) -> str:
 def main() -> None:
     readme = Path("README.md")
     text = readme.read_text(encoding="utf-8")
-    for name, table in TABLES.items():
-        text = fill(text, name, table(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))))
+    for name, (file, table) in TABLES.items():
+        text = fill(text, name, table(json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))))
     readme.write_text(text, encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Thresholds for the confidence gate from held-out problems. `python -m experiments.calibrate calibrate.file=FILE`."""
+"""Settings of approximate verifiers from held-out problems. `python -m experiments.calibrate calibrate.file=FILE`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import hydra
@@ -16,14 +17,17 @@ from tqdm import tqdm
 from experiments.data import load_task
 from experiments.run import make_engine, make_template, make_verifier, resolved
 from experiments.schema import register
-from search import solve
-from ttc.branch import Branch
+from search import Search, solve
+from ttc.branch import Branch, by_problem
 from ttc.calibration import CONFIDENCE, Calibration, Observation, calibrate
+from ttc.confidence import confidence, gap_ratio
+from ttc.engine import Engine
 from ttc.errors import InvalidInput, TTCError
+from ttc.exit_calibration import ExitCalibration, calibrate_exit
+from ttc.layer_profile import Profile, look_layers
 from ttc.protocols import Backend, Problem, Result, Verifier
 from ttc.usage import Usage
-from verifiers import ConfidenceGatedVerifier
-from verifiers.confidence_gated import by_problem, confidence, gap_ratio
+from verifiers import ConfidenceGatedVerifier, SelfVerifier
 
 register()
 
@@ -36,24 +40,33 @@ def main(config: DictConfig) -> None:
         raise SystemExit(f"error: {error}") from error
 
 
-def run(config: DictConfig) -> Calibration:
-    """Solve each problem of the data set twice, with every rating verified and with none, and write the calibration.
+def run(config: DictConfig) -> Calibration | ExitCalibration:
+    """Observe each problem of the data set and write the calibration: of the confidence gate (calibrate.level=1), for
+    which each is solved with every rating verified and with none, or of the self-verifier's exit (calibrate.level=2),
+    for which each is rated by all layers.
 
     The problems must be others than those of the runs that will use it: choose them by dataset.offset, dataset.limit,
     dataset.split or dataset.seed.
     """
     config = resolved(config)
-    if OmegaConf.is_missing(config.calibrate, "file"):
+    wanted = config.calibrate
+    if OmegaConf.is_missing(wanted, "file"):
         raise InvalidInput("calibrate.file is not given; name the file to write")
+    if wanted.level not in (1, 2):
+        raise InvalidInput(f"calibrate.level={wanted.level} is neither 1, the confidence gate, nor 2, the early exit")
+    if wanted.level == 1 and wanted.eps is not None:
+        raise InvalidInput(f"calibrate.eps={wanted.eps} belongs to calibrate.level=2; leave it out")
     if config.run.batch < 1:
         raise InvalidInput(f"run.batch={config.run.batch} must be at least 1")
-    search = instantiate(config.search)
+    search = instantiate(config.search, _convert_="all")
     verifier = make_verifier(config)
     inner = verifier.inner if isinstance(verifier, ConfidenceGatedVerifier) else verifier
     if inner is None:
         raise InvalidInput("there is no verifier to skip; choose a verifier other than none")
     if not search.needs_verifier:
         raise InvalidInput(f"{type(search).__name__} does not rate branches, so that there is nothing to skip")
+    if wanted.level == 2:
+        check_exit_can_be_observed(search, inner)
     template, task = make_template(config), load_task(config.dataset)
     engine = make_engine(config)
     options: dict[str, Any] = {
@@ -66,29 +79,38 @@ def run(config: DictConfig) -> Calibration:
         "max_calls": config.run.max_calls,
         "concurrency": config.run.batch,
     }
-    observations: list[Observation] = []
+    found: list[Any] = []
     with tqdm(total=len(task.problems), desc="calibrate", unit="problem", file=sys.stderr) as bar:
         for start in range(0, len(task.problems), config.run.batch):
             batch = task.problems[start : start + config.run.batch]
-            observations += observe(search, inner, batch, **options)
+            found += (observe if wanted.level == 1 else observe_exits)(search, inner, batch, **options)
             bar.update(len(batch))
     gated = config.verifier.inner if "inner" in config.verifier else config.verifier
-    made = calibrate(
-        observations,
-        model=config.model.name,
-        dataset=config.dataset.name,
-        max_disagreement=config.calibrate.max_disagreement,
-        settings={
+    about: dict[str, Any] = {
+        "model": config.model.name,
+        "dataset": config.dataset.name,
+        "max_disagreement": wanted.max_disagreement,
+        "settings": {
             "search": OmegaConf.to_container(config.search, resolve=True),
             "verifier": OmegaConf.to_container(gated, resolve=True),
             "dataset": OmegaConf.to_container(config.dataset, resolve=True),
             "seed": config.run.seed,
         },
-    )
-    made.save(config.calibrate.file)
-    print(report(made, len(task.problems) + len(task.failures) - len(observations)))
-    print(f"\ncalibration: {config.calibrate.file}")
+    }
+    made: Calibration | ExitCalibration
+    unused = len(task.problems) + len(task.failures) - len(found)
+    if wanted.level == 1:
+        made = calibrate(found, **about)
+        text = report(made, unused)
+    else:
+        made = calibrate_exit(found, eps=wanted.eps, look_layers=_look_layers(engine, found), **about)
+        text = report_exit(made, unused)
+    made.save(wanted.file)
+    print(f"{text}\n\ncalibration: {wanted.file}")
     return made
+
+
+# -------------------------------------------------------------------- level 1
 
 
 def observe(search: Any, inner: Verifier, problems: Sequence[Problem], **options: Any) -> list[Observation]:
@@ -125,27 +147,119 @@ class _FirstRating:
 
 def report(made: Calibration, unused: int) -> str:
     """The thresholds and what is known about them, as a small table."""
-    rows = [
-        ("problems", f"{made.problems} ({unused} more could not be used)" if unused else f"{made.problems}"),
+    return _table(
+        ("problems", _problems(made.problems, unused)),
         ("tau_conf", f"{made.tau_conf:.4f}"),
         ("r_gap", f"{made.r_gap:.4f}"),
         ("skipped", f"{made.skipped} of {made.checked} checked problems"),
         ("another solution", f"{made.disagreements} of {made.checked}"),
-        ("at most", f"{made.disagreement_bound:.1%} of problems, with {CONFIDENCE:.0%} confidence"),
-    ]
+        *_bound(made),
+    )
+
+
+# -------------------------------------------------------------------- level 2
+
+
+def check_exit_can_be_observed(search: Any, inner: Verifier) -> None:
+    """Refuse what no exit can be calibrated for."""
+    if not isinstance(inner, SelfVerifier):
+        raise InvalidInput(f"{type(inner).__name__} runs no model whose layers could be left; choose verifier=self")
+    if inner.exit is not None:
+        raise InvalidInput("the verifier has an exit already, and calibrate.level=2 is to find one; leave it out")
+    if type(search).choose is not Search.choose:
+        raise InvalidInput(
+            f"{type(search).__name__} does not choose the branch that is rated highest, by which exits are judged; "
+            "use search=best_of_n"
+        )
+
+
+def observe_exits(search: Any, inner: SelfVerifier, problems: Sequence[Problem], **options: Any) -> list[list[Profile]]:
+    """The profiles of the branches of each problem that was solved, each asked through all layers.
+
+    Raises InvalidInput for a search that rates a problem more than once: what it goes on with after an exit cannot be
+    told from what all layers said. options: as for `search.solve`.
+    """
+    profiled = _Profiled(inner)
+    results: list[Result] = solve(search, problem=list(problems), verifier=profiled, **options)
+    if profiled.repeated:
+        raise InvalidInput(
+            f"{type(search).__name__} rates a problem more than once, and an exit is judged by what one rating "
+            "chooses; use search=best_of_n"
+        )
+    solved = [r.best for r in results if r.best is not None and not r.error]
+    return [profiled.seen[id(best.usage)][1] for best in solved]
+
+
+@dataclass
+class _Profiled:
+    """Rates by all layers; keeps (branches, profiles) of each problem, by its meter's identity."""
+
+    verifier: SelfVerifier
+    seen: dict[int, tuple[list[Branch], list[Profile]]] = field(default_factory=dict)
+    repeated: bool = False
+
+    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+        profiles = self.verifier.profiles(branches, questions, backend)
+        for rows in by_problem(branches):
+            rated, key = [branches[row] for row in rows], id(branches[rows[0]].usage)
+            self.repeated |= key in self.seen and self.seen[key][0] != rated  # a failed call is made again
+            self.seen[key] = rated, [profiles[row] for row in rows]
+        return [[profile.p[-1]] for profile in profiles]
+
+
+def _look_layers(engine: Engine, ratings: Sequence[Sequence[Profile]]) -> float:
+    rows = [profile.rows for rating in ratings for profile in rating]
+    return look_layers(engine, fmean(rows)) if rows else 0.0
+
+
+def report_exit(made: ExitCalibration, unused: int) -> str:
+    """The exit and what is known about it, as a small table."""
+    exit = made.exit
+    if exit.rule == "ranking":
+        rule = f"ranking, l_min {exit.l_min}, patience {exit.patience}"
+    else:
+        common = ", at a common depth" if exit.common_depth else ""
+        rule = f"entropy, l_min {exit.l_min}, theta {exit.theta:.4f}, eps {exit.eps:.4f}{common}"
+    price = (made.looks - 1) * made.look_layers
+    return _table(
+        ("problems", _problems(made.problems, unused)),
+        (
+            "exit",
+            rule if exit.l_min < made.layers else "none: every one that was tried changes too much, or saves nothing",
+        ),
+        ("depth", f"{made.depth:.1f} of {made.layers} layers per branch, {made.checked} checked problems"),
+        ("looks", f"{made.looks:.1f} per branch, which cost as much as {price:.1f} layers"),
+        ("another solution", f"{made.disagreements} of {made.checked}"),
+        *_bound(made),
+    )
+
+
+# -------------------------------------------------------------------- tables
+
+
+def _problems(used: int, unused: int) -> str:
+    return f"{used} ({unused} more could not be used)" if unused else f"{used}"
+
+
+def _bound(made: Calibration | ExitCalibration) -> list[tuple[str, str]]:
+    rows = [("at most", f"{made.disagreement_bound:.1%} of problems, with {CONFIDENCE:.0%} confidence")]
     bound = made.max_disagreement
     if bound is not None and made.disagreement_bound > bound:
-        rows.append(("not shown", f"that it is under {bound:.1%}: {_needed(bound)}"))
-    width = max(len(label) for label, _ in rows)
-    return "\n".join(f"  {label:<{width}}  {value}" for label, value in rows)
+        rows.append(("not shown", f"that it is under {bound:.1%}: {_needed(bound, made.problems)}"))
+    return rows
 
 
-def _needed(bound: float) -> str:
+def _needed(bound: float, problems: int) -> str:
     """How many held-out problems could show it: half are checked, and the best case is that none disagrees."""
     if bound == 0:
         return "no number of problems can show that"
     least = math.ceil(math.log(1 - CONFIDENCE) / math.log1p(-bound))
-    return f"that takes {2 * least} held-out problems or more"
+    return f"that takes {2 * least} held-out problems or more" if problems < 2 * least else "too many disagree"
+
+
+def _table(*rows: tuple[str, str]) -> str:
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(f"  {label:<{width}}  {value}" for label, value in rows)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,11 @@ from ttc.errors import InvalidInput
 from ttc.protocols import Problem
 
 Row = dict[str, Any]
+FILLER = (
+    "This paragraph is background and has no bearing on the question that follows it. The library opens in the morning "
+    "and closes in the evening. Visitors leave their coats at the entrance and speak quietly in the reading room. On "
+    "some days the windows are open, and the sound of the street comes in. "
+)
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -30,6 +35,20 @@ class Task:
 
 def load_task(config: DatasetConfig) -> Task:
     """The problems that `config` describes. A row that cannot be used is a failure of that one problem."""
+    task = _load(config)
+    padded = [replace(p, question=_padded(p.question, config.pad_chars)) for p in task.problems]
+    return replace(task, problems=padded)
+
+
+def _padded(question: str, chars: int) -> str:
+    """The question after as much of FILLER, over and over, as makes `chars` characters of both."""
+    missing = chars - len(question) - 2
+    if missing <= 0:
+        return question
+    return (FILLER * (1 + missing // len(FILLER)))[:missing] + "\n\n" + question
+
+
+def _load(config: DatasetConfig) -> Task:
     if config.offset < 0 or (config.limit is not None and config.limit < 1):
         raise InvalidInput(f"dataset.offset={config.offset} must be 0 or more, dataset.limit={config.limit} at least 1")
     extract_answer("", config.answer_kind)  # refuses an unknown kind

@@ -1,4 +1,4 @@
-"""`python -m experiments.report`: write the README's tables from the figures under experiments/results/."""
+"""`python -m experiments.report`: write the documents' tables, and plots, from the figures in experiments/results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.bench import cache, memory, prefix
+from experiments.bench import breakdown, cache, memory, prefix
+from experiments.paper.rksc import plots
+from experiments.paper.rksc import tables as rksc
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -25,29 +27,46 @@ def default_task(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
-    "default_task": ("default_task", default_task),
-    "prefix": ("prefix", prefix.table),
-    "memory_bytes": ("memory", memory.bytes_table),
-    "cache": ("cache", cache.table),
+Table = Callable[[dict[str, Any]], str]
+TABLES: dict[str, dict[str, tuple[str, Table]]] = {
+    "README.md": {
+        "default_task": ("default_task", default_task),
+        "prefix": ("prefix", prefix.table),
+        "breakdown": ("breakdown", breakdown.table),
+        "memory_bytes": ("memory", memory.bytes_table),
+        "cache": ("cache", cache.table),
+    },
+    "docs/rksc.md": {
+        **{f"rksc_{part}": (f"rksc_{part}", table) for part, table in rksc.TABLES.items()},
+        "rksc_thresholds": ("rksc_answers", rksc.thresholds),
+    },
 }
-"""What stands between the README's markers of each name: (file of figures, how it becomes a table)."""
+"""What stands in each document between the markers of each name: (file of figures, how it becomes a table)."""
 
 
 def fill(text: str, name: str, table: str) -> str:
     """Replace what stands between the markers of `name`."""
     pattern = re.compile(rf"(<!-- results:{name} -->\n).*?(<!-- /results:{name} -->)", re.DOTALL)
     if not pattern.search(text):
-        raise ValueError(f"README.md has no markers for results:{name}")
+        raise ValueError(f"there are no markers for results:{name}")
     return pattern.sub(lambda m: f"{m[1]}{table}\n{m[2]}", text)
 
 
+def filled(document: str) -> str:
+    """The document with its tables made anew; a table whose figures are missing stays as it is."""
+    text = Path(document).read_text(encoding="utf-8")
+    for name, (file, table) in TABLES[document].items():
+        figures = RESULTS / f"{file}.json"
+        if figures.exists():
+            text = fill(text, name, table(json.loads(figures.read_text(encoding="utf-8"))))
+    return text
+
+
 def main() -> None:
-    readme = Path("README.md")
-    text = readme.read_text(encoding="utf-8")
-    for name, (file, table) in TABLES.items():
-        text = fill(text, name, table(json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))))
-    readme.write_text(text, encoding="utf-8")
+    for document in TABLES:
+        Path(document).write_text(filled(document), encoding="utf-8")
+    if not plots.draw(RESULTS, Path("docs/plots")):
+        print("no plots were drawn: pip install matplotlib")
 
 
 if __name__ == "__main__":

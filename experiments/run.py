@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -15,13 +16,15 @@ from tqdm import tqdm
 
 from experiments.data import Task, load_task
 from experiments.records import RunFolder
-from experiments.schema import VERIFIERS, register, schema_of
+from experiments.schema import VERIFIERS, CalibratedExitConfig, register, schema_of
 from experiments.summary import summarise
 from search import solve
 from ttc.answers import extract_answer
 from ttc.calibration import Calibration
+from ttc.early_exit import EarlyExit
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, TTCError
+from ttc.exit_calibration import ExitCalibration
 from ttc.prompt import PromptTemplate
 from ttc.protocols import Problem, Result, Verifier
 from ttc.usage import Usage
@@ -43,7 +46,7 @@ def main(config: DictConfig) -> None:
 def run(config: DictConfig) -> dict[str, Any]:
     """Solve what is left of a run and return its summary."""
     config = resolved(config)
-    search = instantiate(config.search)
+    search = instantiate(config.search, _convert_="all")
     verifier = make_verifier(config)
     if search.needs_verifier and verifier is None:
         raise InvalidInput(f"{type(search).__name__} selects by score; choose a verifier other than none")
@@ -67,9 +70,9 @@ def run(config: DictConfig) -> dict[str, Any]:
 
 
 def resolved(config: DictConfig) -> DictConfig:
-    """The configuration with a gate's inner verifier and calibration, where they are named, replaced by what they hold.
+    """The configuration with an inner verifier and calibrations, where they are named, replaced by what they hold.
 
-    So the run's folder shows the thresholds that are used. Raises InvalidInput for an unknown name, and for a
+    So the run's folder shows the settings that are used. Raises InvalidInput for an unknown name, and for a
     calibration that was made for another model or data set.
     """
     config = config.copy()
@@ -81,6 +84,13 @@ def resolved(config: DictConfig) -> DictConfig:
     if (file := gate.get("calibration")) is not None:
         found = Calibration.load(file, model=config.model.name, dataset=config.dataset.name)
         gate.tau_conf, gate.r_gap = found.tau_conf, found.r_gap
+    for where, verifier in (("verifier", gate), ("verifier.inner", gate.get("inner") or {})):
+        exit = verifier.get("exit")
+        if exit is not None and OmegaConf.get_type(exit) is CalibratedExitConfig:
+            if OmegaConf.is_missing(exit, "calibration"):
+                raise InvalidInput(f"{where}.exit.calibration is not given; name a file of experiments.calibrate")
+            made = ExitCalibration.load(exit.calibration, model=config.model.name, dataset=config.dataset.name)
+            verifier.exit = OmegaConf.structured(schema_of(EarlyExit)(**asdict(made.exit)))
     return config
 
 
@@ -99,13 +109,18 @@ def make_template(config: DictConfig) -> PromptTemplate:
 
 
 def make_engine(config: DictConfig) -> Engine:
-    return Engine.from_pretrained(
-        config.model.name,
-        device=config.model.device,
-        dtype=config.model.dtype,
-        memory=instantiate(config.memory),
-        cache=instantiate(config.cache) if config.cache.get("_target_") else None,
-    )
+    model = config.model
+    return Engine.from_pretrained(model.name, device=model.device, dtype=model.dtype, **engine_options(config))
+
+
+def engine_options(config: DictConfig) -> dict[str, Any]:
+    """How the engine of a run differs from the default one."""
+    return {
+        "memory": instantiate(config.memory),
+        "cache": instantiate(config.cache) if config.cache.get("_target_") else None,
+        "sharing": instantiate(config.sharing),
+        "gate": instantiate(config.gate) if config.gate.get("_target_") else None,
+    }
 
 
 def _unfinished(problems: list[Problem], size: int, folder: RunFolder) -> list[list[Problem]]:
@@ -174,6 +189,7 @@ def _record(result: Result, task: Task, kind: str) -> dict[str, Any]:
                 "step_scores": branch.step_scores,
                 "finish_reason": branch.finish_reason,
                 "tokens": len(branch.generated),
+                "substituted": None if branch.substituted is None else branch.substituted.similarity,
             }
         )
     strict = (

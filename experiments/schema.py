@@ -34,7 +34,8 @@ class DatasetConfig:
     """Where problems come from and how they are asked.
 
     hub, subset, split: a data set of the hub. path: a local file instead (jsonl, json, csv, parquet). task, params,
-    size, seed: a task of reasoning-gym. limit, offset: which problems. end: strings that finish an answer.
+    size, seed: a task of reasoning-gym. limit, offset: which problems. end: strings that finish an answer. pad_chars:
+    neutral text before each question until it has so many characters, to measure long prompts.
     """
 
     name: str = "???"
@@ -49,6 +50,7 @@ class DatasetConfig:
     shuffle_seed: int = 0
     limit: int | None = None
     offset: int = 0
+    pad_chars: int = 0
     answer_kind: str = "number"
     instruction: str = STEP_BY_STEP
     system: str | None = None
@@ -89,6 +91,13 @@ class ConfidenceGatedConfig:
 
 
 @dataclass
+class CalibratedExitConfig:
+    """calibration: a file of `experiments.calibrate` with calibrate.level=2, which holds the exit's settings."""
+
+    calibration: str = "???"
+
+
+@dataclass
 class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
@@ -96,16 +105,23 @@ class Config:
     verifier: Any = None
     memory: Any = None
     cache: Any = None
+    sharing: Any = None
+    gate: Any = None
     run: RunConfig = field(default_factory=RunConfig)
 
 
 @dataclass
 class CalibrateConfig:
-    """file: where the calibration goes. max_disagreement: null for RKSC's percentiles, else the share of problems that
-    may end with another solution."""
+    """file: where the calibration goes. level: what is calibrated, 1 for the confidence gate, 2 for the early exit.
+
+    max_disagreement: null for RKSC's rules, else the share of problems that may end with another solution. eps: for
+    RKSC's rule of level 2, see `ttc.exit_calibration.paper_rule`.
+    """
 
     file: str = "???"
+    level: int = 1
     max_disagreement: float | None = None
+    eps: float | None = None
 
 
 SEARCHES = {
@@ -114,6 +130,7 @@ SEARCHES = {
     "self_consistency": search.SelfConsistency,
     "beam_search": search.BeamSearch,
     "best_first": search.BestFirst,
+    "diverse_prompts": search.DiversePrompts,
 }
 VERIFIERS = {
     "arithmetic": verifiers.ArithmeticVerifier,
@@ -121,6 +138,8 @@ VERIFIERS = {
     "self": verifiers.SelfVerifier,
 }
 CACHES = {"rsbcm": ttc.BlockCache, "lru": ttc.BlockCache}
+SHARING = {"exact": ttc.Sharing, "none": ttc.Sharing, "similar": ttc.Sharing}
+GATES = {"decode": ttc.DecodeGate}
 POLICIES = {
     "resident": ttc.Resident,
     "layerwise": ttc.Layerwise,
@@ -161,7 +180,14 @@ def register() -> None:
         ("run", RunConfig),
     ):
         store.store(group=group, name="schema", node=node)
-    groups = (("search", SEARCHES), ("verifier", VERIFIERS), ("memory", POLICIES), ("cache", CACHES))
+    groups = (
+        ("search", SEARCHES),
+        ("verifier", VERIFIERS),
+        ("memory", POLICIES),
+        ("cache", CACHES),
+        ("sharing", SHARING),
+        ("gate", GATES),
+    )
     for group, targets in groups:
         for name, target in targets.items():
             store.store(group=group, name=f"{name}_schema", node=schema_of(target))
@@ -169,7 +195,8 @@ def register() -> None:
         store.store(group="verifier/inner", name=name, node=schema_of(target))
     for rule in get_args(Rule):
         store.store(group="verifier/exit", name=rule, node=schema_of(ttc.EarlyExit)(rule=rule))
+    store.store(group="verifier/exit", name="calibrated", node=CalibratedExitConfig)
     store.store(group="verifier", name="confidence_gated_schema", node=ConfidenceGatedConfig)
     store.store(name="calibrate_schema", node=extended("calibrate", CalibrateConfig))
-    for group in ("verifier", "cache"):
+    for group in ("verifier", "cache", "gate"):
         store.store(group=group, name="none_schema", node={"_target_": None})

@@ -11,10 +11,10 @@ from typing import Any
 from ttc.answers import canonical
 from ttc.branch import Branch
 from ttc.errors import InvalidInput
-from ttc.protocols import Expand, Extract, Rate, Release
+from ttc.protocols import Expand, Extract, Rate, Release, Vary
 from ttc.sampling import Sampling
 
-Request = Expand | Rate | Release
+Request = Vary | Expand | Rate | Release
 Plan = Generator[Request, Any, list[Branch]]
 """Yields requests, receives their answers, returns the candidates that are left."""
 

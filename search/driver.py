@@ -15,7 +15,7 @@ from ttc.answers import extract_answer
 from ttc.branch import Branch
 from ttc.errors import BudgetExceeded, InvalidInput, VerifierError
 from ttc.prompt import PromptTemplate
-from ttc.protocols import Aggregation, Backend, Expand, Extract, Problem, Rate, Release, Result, Verifier
+from ttc.protocols import Aggregation, Backend, Expand, Extract, Problem, Rate, Release, Result, Vary, Verifier
 from ttc.sampling import stream_key
 from ttc.usage import Usage
 
@@ -224,6 +224,9 @@ class _Driver:
             if isinstance(run.request, Release):
                 self._release(run, run.request.branches)
                 run.advance(None)
+        for run in active:
+            if isinstance(run.request, Vary):
+                self._vary(run, run.request)
         expands: dict[tuple[Any, ...], list[_Run]] = defaultdict(list)
         rates: dict[Aggregation, list[_Run]] = defaultdict(list)
         for run in active:
@@ -236,6 +239,22 @@ class _Driver:
             self._expand(group)
         for aggregation, group in rates.items():
             self._rate(group, aggregation)
+
+    def _vary(self, run: _Run, request: Vary) -> None:
+        templates = [replace(self.template, instruction=p) for p in request.phrasings] or [self.template]
+        question, tokenizer = run.problem.question, self.engine.tokenizer
+        own = [template.tokens(question, tokenizer) for template in templates]
+        hints = [self.engine.encode(hint) for hint in request.hints] or [[]]
+        prompts = [own[i % len(own)] for i in range(request.n)]
+        suffixes = [hints[i % len(hints)] for i in range(request.n)]
+        try:
+            branches = self.engine.variants(run.root, prompts, suffixes)
+        except InvalidInput as error:
+            run.stop(f"{type(error).__name__}: {error}")
+            return
+        for branch in branches:
+            self._record(run, branch, run.root)
+        run.advance(branches)
 
     def _within_budget(self, run: _Run, request: Expand) -> bool:
         spent = self._spent(run)

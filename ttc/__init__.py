@@ -1,7 +1,8 @@
 """A branch-aware KV engine for test-time compute: branches of one model over one tree of keys and values."""
 
 from ttc.block_cache import BlockCache
-from ttc.branch import Branch
+from ttc.branch import Branch, Substitution
+from ttc.decode_gate import DecodeGate
 from ttc.early_exit import EarlyExit, ExitReport
 from ttc.engine import Engine
 from ttc.errors import (
@@ -15,6 +16,7 @@ from ttc.errors import (
 from ttc.protocols import Problem, Result, Step
 from ttc.residency import BeamGroups, Headwise, Layerwise, Paged, Resident
 from ttc.sampling import Sampling
+from ttc.sharing import Sharing
 from ttc.usage import Usage
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "BlockCache",
     "Branch",
     "BudgetExceeded",
+    "DecodeGate",
     "EarlyExit",
     "Engine",
     "ExitReport",
@@ -34,7 +37,9 @@ __all__ = [
     "Resident",
     "Result",
     "Sampling",
+    "Sharing",
     "Step",
+    "Substitution",
     "TTCError",
     "UnsupportedModel",
     "Usage",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ttc.sampling import stream_key
@@ -12,6 +13,14 @@ if TYPE_CHECKING:
     from ttc.tree import Segment
 
 
+@dataclass(frozen=True)
+class Substitution:
+    """A prompt that another one's KV stands for, and how similar their states were (ASKS)."""
+
+    prompt: list[int]
+    similarity: float
+
+
 class Branch:
     """One path from a root, as `Engine.root` and `Engine.fork` make it.
 
@@ -19,7 +28,9 @@ class Branch:
     logprobs, top1: for every token from `prompt_length` on, its log-probability under the model (temperature 1,
     no filter) and the probability of the model's most likely token at that place.
     step_ends: `len(tokens)` after each `generate`. path: child index at each fork. key: the branch's random stream.
-    finish_reason: None while it can go on; else "eos", "end" (an end string) or "context" (the model's limit).
+    finish_reason: None while it can go on; else "eos", "end" (an end string), "context" (the model's limit) or "gate"
+    (a `DecodeGate` stopped it). substituted: the prompt that this branch was meant to stand on, where it stands on
+    another one's (approximate), else None.
     score, step_scores: what the last `Rate` left. used_at: the engine's count of calls when one last worked on it.
 
     The KV of all tokens but the last is in the tree under `leaf`; the last one is fed when the branch goes on.
@@ -43,6 +54,7 @@ class Branch:
         self.leaf = leaf
         self.usage = usage
         self.finish_reason: str | None = None
+        self.substituted: Substitution | None = None
         self.score: float | None = None
         self.step_scores: list[float] = []
         self.used_at = 0
@@ -55,7 +67,7 @@ class Branch:
         twin.prompt_length = self.prompt_length
         twin.logprobs, twin.top1, twin.step_ends = self.logprobs[:], self.top1[:], self.step_ends[:]
         twin.path = (*self.path, self._forks)
-        twin.finish_reason, twin.used_at = self.finish_reason, self.used_at
+        twin.finish_reason, twin.used_at, twin.substituted = self.finish_reason, self.used_at, self.substituted
         self._forks += 1
         return twin
 
@@ -82,3 +94,11 @@ class Branch:
     def __repr__(self) -> str:
         state = f"finish_reason={self.finish_reason}, score={self.score}"
         return f"Branch(path={self.path}, tokens={len(self.tokens)}, {state})"
+
+
+def by_problem(branches: Sequence[Branch]) -> list[list[int]]:
+    """The places of each problem's branches, in order of appearance: branches of one root share its usage meter."""
+    places: dict[int, list[int]] = {}
+    for place, branch in enumerate(branches):
+        places.setdefault(id(branch.usage), []).append(place)
+    return list(places.values())

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -38,8 +38,55 @@ class Observation:
     agrees: bool
 
 
+class CalibrationFile:
+    """A dataclass that is kept in a small JSON file and holds for one model and one data set."""
+
+    model: str
+    dataset: str
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write JSON, in one piece; folders are made."""
+        file = Path(path)
+        new = file.with_name(file.name + ".new")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            new.write_text(json.dumps(asdict(self), indent=2, allow_nan=False) + "\n", encoding="utf-8")  # type: ignore[call-overload]
+            os.replace(new, file)
+        except OSError as error:
+            raise InvalidInput(f"cannot write the calibration {file}: {error.strerror}") from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, model: str, dataset: str) -> Self:
+        """Read what `save` wrote. Raises InvalidInput for another model's or data set's file, by name."""
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InvalidInput(f"cannot read the calibration {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise InvalidInput(f"{path} is no calibration, it is not JSON: {error}") from error
+        names = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+        if not isinstance(found, dict) or found.keys() != names:
+            wrong = sorted(found.keys() ^ names) if isinstance(found, dict) else type(found).__name__
+            raise InvalidInput(f"{path} is no {cls.__name__} of this version; missing or unknown: {wrong}")
+        try:
+            made = cls._from(found)
+        except (InvalidInput, TypeError) as error:
+            raise InvalidInput(f"{path} is damaged: {error}") from error
+        for kind, its, wanted in (("model", made.model, model), ("data set", made.dataset, dataset)):
+            if its != wanted:
+                raise InvalidInput(
+                    f"{path} was calibrated for the {kind} {its!r}, not for {wanted!r}; name another file, or make one "
+                    "with python -m experiments.calibrate"
+                )
+        return made
+
+    @classmethod
+    def _from(cls, found: dict[str, Any]) -> Self:
+        return cls(**found)
+
+
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(CalibrationFile):
     """Thresholds, what they were found on, and how often the gate changed the chosen solution there.
 
     model, dataset: the names that a run must have to use it. problems: held-out problems it was made from.
@@ -67,47 +114,9 @@ class Calibration:
     def __post_init__(self) -> None:
         for name in ("tau_conf", "r_gap"):
             check_threshold(name, getattr(self, name))
-        counts = (self.disagreements, self.skipped, self.checked, self.problems)
-        if not all(isinstance(n, int) for n in counts) or list(counts) != sorted(counts) or self.disagreements < 0:
-            raise InvalidInput(
-                f"the counts disagreements, skipped, checked, problems = {counts} must be whole and must not decrease"
-            )
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write JSON, in one piece; folders are made."""
-        file = Path(path)
-        new = file.with_name(file.name + ".new")
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            new.write_text(json.dumps(asdict(self), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-            os.replace(new, file)
-        except OSError as error:
-            raise InvalidInput(f"cannot write the calibration {file}: {error.strerror}") from error
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], *, model: str, dataset: str) -> Calibration:
-        """Read what `save` wrote. Raises InvalidInput for another model's or data set's file, by name."""
-        try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InvalidInput(f"cannot read the calibration {path}: {error.strerror}") from error
-        except ValueError as error:
-            raise InvalidInput(f"{path} is no calibration, it is not JSON: {error}") from error
-        names = {f.name for f in fields(cls)}
-        if not isinstance(found, dict) or found.keys() != names:
-            wrong = sorted(found.keys() ^ names) if isinstance(found, dict) else type(found).__name__
-            raise InvalidInput(f"{path} is no calibration of this version; missing or unknown: {wrong}")
-        try:
-            made = cls(**found)
-        except InvalidInput as error:
-            raise InvalidInput(f"{path} is damaged: {error}") from error
-        for kind, its, wanted in (("model", made.model, model), ("data set", made.dataset, dataset)):
-            if its != wanted:
-                raise InvalidInput(
-                    f"{path} was calibrated for the {kind} {its!r}, not for {wanted!r}; name another file, or make one "
-                    "with python -m experiments.calibrate"
-                )
-        return made
+        check_counts(
+            disagreements=self.disagreements, skipped=self.skipped, checked=self.checked, problems=self.problems
+        )
 
 
 def calibrate(
@@ -144,8 +153,8 @@ def calibrate(
         r_gap,
         len(observations),
         {
-            "max_p": [_quantile([o.max_p for o in observations], q) for q in LEVELS],
-            "gap": [_quantile([o.gap for o in observations], q) for q in LEVELS],
+            "max_p": quantiles([o.max_p for o in observations]),
+            "gap": quantiles([o.gap for o in observations]),
         },
         max_disagreement,
         len(checked),
@@ -207,6 +216,18 @@ def check_threshold(name: str, value: float) -> None:
     """Refuse what is no threshold: it must be a number of at least 0; above 1 it is never reached."""
     if not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise InvalidInput(f"{name}={value!r} must be a number of at least 0 (above 1: never skip)")
+
+
+def check_counts(**counts: int) -> None:
+    """Refuse counts that are not whole, or of which one is a part of the next and yet larger."""
+    found = list(counts.values())
+    if not all(isinstance(n, int) for n in found) or found != sorted(found) or found[0] < 0:
+        raise InvalidInput(f"the counts {', '.join(counts)} = {tuple(found)} must be whole and must not decrease")
+
+
+def quantiles(values: Sequence[float]) -> list[float]:
+    """Minimum, quartiles and maximum; nothing of nothing."""
+    return [_quantile(values, q) for q in LEVELS] if values else []
 
 
 def _at_most(hits: int, trials: int, p: float) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ttc.branch import Branch
+from ttc.branch import Branch, by_problem
 from ttc.memory import KV
 from ttc.plan import DecodePlan
 from ttc.sampling import Sampling, choose, uniforms
@@ -43,6 +43,7 @@ class DecodeStep:
         self.engine, self.branches = engine, list(branches)
         self.stop, self.end, self.sampling = tuple(stop), tuple(end), sampling
         self.capacity = max(limits)
+        self.problems = by_problem(branches)
         self.starts = {id(b): len(b.tokens) for b in branches}
         self.limits = {id(b): len(b.tokens) + limit for b, limit in zip(branches, limits, strict=True)}
 
@@ -102,7 +103,12 @@ class DecodeStep:
         plan.advance()
         self.engine.count_pass(b.usage for b in active)
         self._append(active, logits)
-        return [row for row, branch in enumerate(active) if self._ended(branch)]
+        ended = [self._ended(branch) for branch in active]
+        if (gate := self.engine.gate) is not None:
+            for problem in self.problems:
+                for loser in gate.losers([self.branches[i] for i in problem]):
+                    loser.finish_reason = "gate"
+        return [row for row, branch in enumerate(active) if ended[row] or branch.finished]
 
     def _append(self, active: Sequence[Branch], logits: Tensor) -> None:
         uniform = uniforms([b.key for b in active], [len(b.tokens) for b in active])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from ttc.branch import Branch
+from ttc.branch import Branch, by_problem
 from ttc.check import CHECK_TOKENS
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.kernels import Layer
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Rule = Literal["entropy", "ranking"]
 Decide = Callable[[int, Sequence[int], Tensor], set[int]]
 """(layers computed, branches of the pass that are left, their lens logits (branches, vocab)) -> those that leave."""
+Watch = Callable[[Sequence[int], int, Tensor, Tensor], None]
+"""Sees each look: branches, layers computed, their last rows' states (branches, width), their lens logits."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,18 @@ class EarlyExit:
         if self.rule not in get_args(Rule):
             raise InvalidInput(f"rule={self.rule!r} is unknown; use one of {', '.join(get_args(Rule))}")
         for name in ("l_min", "patience", "positive"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"{name}={getattr(self, name)} must be at least 1")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InvalidInput(f"{name}={value!r} must be a whole number of at least 1")
         for name in ("theta", "eps"):
-            if not getattr(self, name) >= 0:
-                raise InvalidInput(f"{name}={getattr(self, name)} must be 0 or more; 0 never exits")
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value >= 0:
+                raise InvalidInput(f"{name}={value!r} must be 0 or more; 0 never exits")
+
+    @property
+    def first_look(self) -> int:
+        """The first layer after which branches are looked at."""
+        return max(1, self.l_min - 1) if self.rule == "entropy" else self.l_min
 
     @property
     def together(self) -> bool:
@@ -84,11 +93,13 @@ class ExitReport:
 
     depths: the layers that each branch went through. rows: the rows that each layer computed, measured there.
     lens_rows: rows that went through norm and head to be looked at, the price of the exit.
+    watch: given by the caller; called at every look, with the places of the call's branches.
     """
 
     depths: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     lens_rows: int = 0
+    watch: Watch | None = field(default=None, repr=False, compare=False)
 
     @property
     def layer_rows(self) -> int:
@@ -211,8 +222,9 @@ class ExitPass:
     KV that a piece which left would have written in later layers is never written: its segments must be dropped.
     """
 
-    def __init__(self, lens: Lens, plan: ExtendPlan, decide: Decide, first_look: int):
+    def __init__(self, lens: Lens, plan: ExtendPlan, decide: Decide, first_look: int, watch: Watch | None = None):
         self.lens, self.whole, self.plan, self.decide, self.first_look = lens, plan, plan, decide, first_look
+        self.watch = watch
         self.live = list(range(len(plan.pieces)))
         self.kept: Tensor | None = None  # the rows that are left, once some are gone
         self.found: dict[int, tuple[int, Tensor]] = {}
@@ -222,7 +234,7 @@ class ExitPass:
     def run(self, engine: Engine, tokens: Sequence[int]) -> None:
         forwards = [self._instead_of(layer.forward, depth) for depth, layer in enumerate(self.lens.layers, 1)]
         with self.lens.running(forwards), suppress(_AllOut):
-            engine.forward(tokens, self.whole, every_row=False)
+            engine.forward(tokens, self.whole, keep=[0])
 
     def _instead_of(self, own: Callable[..., Any], depth: int) -> Callable[..., Any]:
         """What layer number `depth` runs: itself on the rows that are left, then a look at them."""
@@ -236,17 +248,25 @@ class ExitPass:
         return forward
 
     def _look(self, depth: int, output: Any) -> Any:
-        states, others = _parts(output)
+        states = _parts(output)[0]
         self.rows[depth - 1] = states.shape[1]
         last = depth == len(self.rows)
         if depth < self.first_look and not last:
             return output
-        logits = self.lens.logits(output, [piece.rows.stop - 1 for piece in self.plan.pieces])
+        ends = [piece.rows.stop - 1 for piece in self.plan.pieces]
+        logits = self.lens.logits(output, ends)
         self.lens_rows += len(logits)
+        if self.watch is not None:
+            self.watch(self.live, depth, states[0, ends], logits)
         leaving = set(self.live) if last else self.decide(depth, self.live, logits)
+        self.found |= {i: (depth, row) for i, row in zip(self.live, logits, strict=True) if i in leaving}
+        return self.without(leaving, output)
+
+    def without(self, leaving: set[int], output: Any) -> Any:
+        """What the next layer gets of a layer's output once the pieces `leaving` are gone."""
         if not leaving:
             return output
-        self.found |= {i: (depth, row) for i, row in zip(self.live, logits, strict=True) if i in leaving}
+        states, others = _parts(output)
         stay = [piece.rows for i, piece in zip(self.live, self.plan.pieces, strict=True) if i not in leaving]
         self.live = [i for i in self.live if i not in leaving]
         if not self.live:
@@ -311,50 +331,60 @@ def entropy(logits: Tensor) -> Tensor:
     return -(logp.exp() * logp).nan_to_num(0.0).sum(-1)  # a token of probability 0 adds nothing
 
 
+def positive_share(logits: Tensor, tokens: Sequence[int], positive: int) -> float:
+    """P: the probability of the first `positive` of `tokens` over that of all of them; logits (vocab,)."""
+    return float(logits[list(tokens)].softmax(-1)[:positive].sum())
+
+
 class EntropyRule:
     """RKSC's Algorithm 3, per branch; with `common_depth` per problem. problems: the branches of each."""
 
     def __init__(self, exit: EarlyExit, problems: Sequence[Sequence[int]]):
         self.exit, self.problems = exit, problems
-        self.first_look = max(1, exit.l_min - 1)
         self.before: dict[int, float] = {}
         self.settled: set[int] = set()
 
     def __call__(self, depth: int, live: Sequence[int], logits: Tensor) -> set[int]:
         unit = math.log(logits.shape[-1]) if self.exit.normalised else 1.0
-        for i, h in zip(live, (entropy(logits) / unit).tolist(), strict=True):
+        return self.leaving(depth, dict(zip(live, (entropy(logits) / unit).tolist(), strict=True)))
+
+    def leaving(self, depth: int, entropies: Mapping[int, float]) -> set[int]:
+        """Which of the branches that are left leave, by their H after layer `depth`."""
+        for i, h in entropies.items():
             steady = abs(h - self.before.get(i, math.inf)) < self.exit.eps
             if depth >= self.exit.l_min and h < self.exit.theta and steady:
                 self.settled.add(i)
             self.before[i] = h
         if not self.exit.common_depth:
-            return self.settled & set(live)
-        return {i for rows in self.problems if self.settled.issuperset(rows) for i in rows} & set(live)
+            return self.settled & entropies.keys()
+        return {i for rows in self.problems if self.settled.issuperset(rows) for i in rows} & entropies.keys()
 
 
 class RankingRule:
     """The branches of a problem leave when their order has held. tokens: what each branch's continuations are."""
 
-    def __init__(self, exit: EarlyExit, problems: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]):
+    def __init__(self, exit: EarlyExit, problems: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]] = ()):
         self.exit, self.problems, self.tokens = exit, problems, tokens
-        self.first_look = exit.l_min
         self.order: list[list[int]] = [[] for _ in problems]
         self.held = [0] * len(problems)  # layers running
 
     def __call__(self, depth: int, live: Sequence[int], logits: Tensor) -> set[int]:
-        p = {
-            i: float(row[list(self.tokens[i])].softmax(-1)[: self.exit.positive].sum())
-            for i, row in zip(live, logits, strict=True)
-        }
-        leaving: set[int] = set()
+        return self.leaving(
+            depth,
+            {i: positive_share(row, self.tokens[i], self.exit.positive) for i, row in zip(live, logits, strict=True)},
+        )
+
+    def leaving(self, depth: int, shares: Mapping[int, float]) -> set[int]:
+        """Which of the branches that are left leave, by their P after layer `depth`."""
+        found: set[int] = set()
         for n, rows in enumerate(self.problems):
-            if len(rows) > 1 and rows[0] in p:
-                order = sorted(rows, key=p.__getitem__, reverse=True)
+            if len(rows) > 1 and rows[0] in shares:
+                order = sorted(rows, key=shares.__getitem__, reverse=True)
                 self.held[n] = self.held[n] + 1 if order == self.order[n] else 1
                 self.order[n] = order
                 if self.held[n] >= self.exit.patience:
-                    leaving.update(rows)
-        return leaving
+                    found.update(rows)
+        return found
 
 
 # -------------------------------------------------------------------- scoring
@@ -383,11 +413,12 @@ def score_with_exit(
     runs = [[b.tokens[-1], *more] for b, more in zip(branches, given, strict=True)]
     report.depths, report.rows, report.lens_rows = [0] * len(branches), [0] * layers, 0
     scores: list[list[list[float]]] = [[] for _ in branches]
-    for chosen in _batches(engine, branches, runs, exit.together):
+    for chosen in batches(engine, branches, runs, exit.together):
         tokens_here = [tokens[i] for i in chosen]
-        problems = _problems([branches[i] for i in chosen])
+        problems = by_problem([branches[i] for i in chosen])
         rule = EntropyRule(exit, problems) if exit.rule == "entropy" else RankingRule(exit, problems, tokens_here)
-        done = _one_pass(engine, [branches[i] for i in chosen], [runs[i] for i in chosen], rule)
+        watch = _watch_of(report.watch, chosen)
+        done = _one_pass(engine, [branches[i] for i in chosen], [runs[i] for i in chosen], rule, watch)
         for n, i in enumerate(chosen):
             depth, logits = done.found[n]
             logprobs = logits.log_softmax(-1)[list(tokens[i])].tolist()
@@ -397,20 +428,31 @@ def score_with_exit(
             usage.verifier_tokens += len(runs[i])
             usage.exit_layer_rows += len(runs[i]) * depth
             usage.exit_layer_rows_saved += len(runs[i]) * (layers - depth)
-            usage.lens_rows += depth - rule.first_look + 1
+            usage.lens_rows += depth - exit.first_look + 1
         report.rows = [a + b for a, b in zip(report.rows, done.rows, strict=True)]
         report.lens_rows += done.lens_rows
     return scores
 
 
+def _watch_of(watch: Watch | None, chosen: Sequence[int]) -> Watch | None:
+    """`watch` for a pass of the branches at these places."""
+    if watch is None:
+        return None
+    return lambda live, depth, states, logits: watch([chosen[n] for n in live], depth, states, logits)
+
+
 def _one_pass(
-    engine: Engine, branches: Sequence[Branch], runs: Sequence[list[int]], rule: EntropyRule | RankingRule
+    engine: Engine,
+    branches: Sequence[Branch],
+    runs: Sequence[list[int]],
+    rule: EntropyRule | RankingRule,
+    watch: Watch | None,
 ) -> ExitPass:
     """All of `runs`, in depth-first order, in one pass. What it wrote is incomplete and goes at once."""
     passes: list[ExitPass] = []
 
     def forward(rows: Sequence[int], plan: ExtendPlan) -> None:
-        passes.append(ExitPass(engine.lens, plan, rule, rule.first_look))
+        passes.append(ExitPass(engine.lens, plan, rule, rule.exit.first_look, watch))
         passes[-1].run(engine, rows)
 
     held: list[Segment] = []
@@ -425,13 +467,13 @@ def _one_pass(
     return done
 
 
-def _batches(
+def batches(
     engine: Engine, branches: Sequence[Branch], runs: Sequence[Sequence[int]], together: bool
 ) -> Iterator[list[int]]:
     """Which branches share a pass, in depth-first order: as many as `prefill_tokens` rows hold, problems whole."""
     paths = [engine.leaf(b).path() for b in branches]
     order = depth_first(paths)
-    units = _problems([branches[i] for i in order]) if together else [[n] for n in range(len(order))]
+    units = by_problem([branches[i] for i in order]) if together else [[n] for n in range(len(order))]
     batch: list[int] = []
     for unit in [[order[n] for n in rows] for rows in units]:
         if batch and sum(len(runs[i]) for i in batch + unit) > engine.prefill_tokens:
@@ -440,11 +482,3 @@ def _batches(
         batch += unit
     if batch:
         yield [batch[n] for n in depth_first([paths[i] for i in batch])]
-
-
-def _problems(branches: Sequence[Branch]) -> list[list[int]]:
-    """The places of each problem's branches, in order of appearance."""
-    found: dict[int, list[int]] = {}
-    for place, branch in enumerate(branches):
-        found.setdefault(id(branch.usage), []).append(place)
-    return list(found.values())

@@ -17,15 +17,18 @@ from ttc.block_cache import BlockCache
 from ttc.branch import Branch
 from ttc.check import check_model
 from ttc.decode import DecodeStep
+from ttc.decode_gate import DecodeGate
 from ttc.early_exit import EarlyExit, ExitReport, Lens, score_with_exit
 from ttc.errors import InvalidInput
 from ttc.memory import KV
 from ttc.packed import can_pack, pack_linears
 from ttc.plan import Entry, ExtendPlan, Piece, Plan, depth_first, shared_entries
 from ttc.protocols import Purpose
-from ttc.residency import Residency, Resident
+from ttc.residency import BeamGroups, Residency, Resident
 from ttc.sampling import SAMPLED, Sampling, stream_key
 from ttc.scoring import score
+from ttc.sharing import Sharing
+from ttc.similarity import share_similar
 from ttc.tree import Segment, Tree, worth_sharing
 from ttc.usage import Usage
 
@@ -35,7 +38,9 @@ class Engine:
 
     model, tokenizer: loaded by the caller; the model's attention implementation is set to the engine's own.
     prefill_tokens: the most rows of one prefill pass. memory: the residency policy, `Resident()` by default.
-    cache: what keeps the KV of idle branches within a number of blocks, None for no limit.
+    cache: what keeps the KV of idle branches within a number of blocks, None for no limit. sharing: what branches
+    share, `Sharing("exact")` by default. gate: what stops branches that have fallen behind as they decode, None for
+    nothing.
     Raises UnsupportedModel when the model's attention cannot be served exactly.
     """
 
@@ -47,6 +52,8 @@ class Engine:
         prefill_tokens: int = 512,
         memory: Residency | None = None,
         cache: BlockCache | None = None,
+        sharing: Sharing | None = None,
+        gate: DecodeGate | None = None,
     ):
         if prefill_tokens < 1:
             raise InvalidInput(f"prefill_tokens={prefill_tokens} must be at least 1")
@@ -56,6 +63,12 @@ class Engine:
         self.memory = self.residency.memory
         self.tree = Tree(self.residency)
         self.cache = None if cache is None else cache.fresh()
+        self.sharing, self.gate = sharing or Sharing(), gate
+        if gate is not None and isinstance(self.residency, BeamGroups):
+            raise InvalidInput(
+                "a decode gate compares a problem's branches token by token, and beam groups decode them one group "
+                "after the other; choose another memory policy, or no gate"
+            )
         self.live: WeakSet[Branch] = WeakSet()  # branches that were not released
         self.calls = 0
         config = model.config.get_text_config()
@@ -103,10 +116,68 @@ class Engine:
             Branch(prompt, self.tree.hold(self.tree.trunk), stream_key(seed), Usage(), self.decode)
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
+        return self._planted(branches, "prompt")
+
+    def variants(
+        self, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]] | None = None
+    ) -> list[Branch]:
+        """Children of `root`, one per prompt, that start from prompts of their own instead of the root's.
+
+        suffixes: tokens that follow each prompt. Prefixes are shared as always; under `Sharing("similar")` a child may
+        stand on the root's prompt in place of its own, which `branch.substituted` then tells (approximate).
+        Raises InvalidInput when `root` has generated anything: its prompt could not be replaced any more.
+        """
+        self._check_live([root])
+        if root.generated:
+            raise InvalidInput(f"{root!r} has generated tokens, so its prompt cannot be varied; give the root itself")
+        own = [self._checked(prompt, "prompt") for prompt in prompts]
+        after = [self._checked(s, "suffix") if s else [] for s in suffixes or [[]] * len(own)]
+        if len(after) != len(own):
+            raise InvalidInput(f"{len(own)} prompts came with {len(after)} suffixes; give one each, [] for none")
+        for prompt, suffix in zip(own, after, strict=True):
+            self._check_context(len(prompt) + len(suffix) + 1)
+        children = [root.child() for _ in own]
+        for child in children:
+            self.tree.hold(self.tree.trunk)
+            child.leaf = self.tree.trunk
+        self.live.update(children)
+        try:
+            if self.sharing.rule == "similar":
+                with self._working([root]), self._metered(children):
+                    share_similar(self, root, children, own)
+            else:
+                for child, prompt in zip(children, own, strict=True):
+                    child.tokens = prompt
+            for child, suffix in zip(children, after, strict=True):
+                child.tokens += suffix
+                child.prompt_length = len(child.tokens)
+            return self._planted(children, "prompt")
+        except BaseException:
+            self.release(children)
+            raise
+
+    def aside(self, branches: Sequence[Branch], prompts: Sequence[Sequence[int]]) -> list[Branch]:
+        """New branches with these prompts on the usage meters of `branches`, for a verifier that asks elsewhere than on
+        a branch's own KV. Counted as verifier tokens; to be released by the caller."""
+        self._check_live(branches)
+        if len(prompts) != len(branches):
+            raise InvalidInput(f"{len(branches)} branches came with {len(prompts)} prompts; give one each")
+        own = [self._checked(prompt, "prompt") for prompt in prompts]
+        for prompt in own:
+            self._check_context(len(prompt) + 1)
+        new = [
+            Branch(prompt, self.tree.hold(self.tree.trunk), branch.key, branch.usage, self.decode)
+            for branch, prompt in zip(branches, own, strict=True)
+        ]
+        return self._planted(new, "verifier")
+
+    def _planted(self, branches: list[Branch], purpose: Purpose) -> list[Branch]:
+        """New branches with the KV of all of their tokens but the last."""
         self.live.update(branches)
         try:
             with self._working(branches, wake=False):
-                self._feed(branches, prompts, "prompt")
+                if self.sharing.rule != "none" or purpose == "verifier":
+                    self._feed(branches, [b.tokens for b in branches], purpose)
         except BaseException:
             self.release(branches)
             raise
@@ -119,6 +190,8 @@ class Engine:
             raise InvalidInput(f"cannot fork a branch {n} times; n must be at least 1")
         children = [branch.child() for _ in range(n)]
         for child in children:
+            if self.sharing.rule == "none":
+                child.leaf = self.tree.trunk
             self.tree.hold(self.leaf(child))
         self.live.update(children)
         return children
@@ -135,7 +208,7 @@ class Engine:
         added = [self._checked(tokens, "extension") for tokens in tokens_per_branch]
         for branch, tokens in zip(branches, added, strict=True):
             self._check_context(len(branch.tokens) + len(tokens))
-        with self._working(branches):
+        with self._working(branches, wake=self.sharing.rule != "none"):  # else one pass for both
             before = [self.tree.hold(self.leaf(branch)) for branch in branches]
             try:
                 self._feed(branches, [b.tokens + new for b, new in zip(branches, added, strict=True)], purpose)
@@ -258,16 +331,15 @@ class Engine:
 
     # ---------------------------------------------------------------- the model
 
-    def forward(self, tokens: Sequence[int], plan: Plan, every_row: bool = True) -> Tensor:
-        """One pass over packed rows. Returns logits (rows, vocab) in at least float32, of the last row alone unless
-        `every_row`."""
+    def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
+        """One pass over packed rows. Returns logits (rows, vocab) in at least float32, of the rows `keep` or of all."""
         ids = torch.tensor([list(tokens)], device=self.device)
         positions = torch.tensor([plan.positions], device=self.device)
-        keep = 0 if every_row else 1
+        kept = 0 if keep is None else torch.tensor(list(keep), device=self.device)
         start = perf_counter()
         try:
             output = self.model(
-                input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, tree_plan=plan
+                input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=kept, tree_plan=plan
             )
         finally:
             if (trace := self.memory.link.trace) is not None:
@@ -281,16 +353,17 @@ class Engine:
         A prefix that stands in the tree already is shared; of new prefixes that several targets share, the first
         computes and the others wait a round.
         """
-        waiting = list(zip(branches, targets, strict=True))
+        waiting, shared = list(zip(branches, targets, strict=True)), self.sharing.rule != "none"
         while waiting:
             chosen: list[tuple[Branch, list[int]]] = []
             deferred = []
             for branch, target in waiting:
-                before = self.leaf(branch)
-                leaf = self.move(branch, self.tree.descend(before, target[before.end : -1]))
+                leaf = before = self.leaf(branch)
+                if shared:
+                    leaf = self.move(branch, self.tree.descend(before, target[before.end : -1]))
                 branch.usage.shared_tokens += leaf.end - before.end
                 missing = list(target[leaf.end : -1])
-                if any(b.leaf is leaf and worth_sharing(m, missing) for b, m in chosen):
+                if shared and any(b.leaf is leaf and worth_sharing(m, missing) for b, m in chosen):
                     deferred.append((branch, target))
                 elif missing:
                     chosen.append((branch, missing))
@@ -322,15 +395,16 @@ class Engine:
         runs: Sequence[list[int]],
         usages: Sequence[Usage],
         held: list[Segment],
-        every_row: bool = False,
+        scored: Sequence[int] | None = None,
         *,
         limit: int | None = None,
         forward: Callable[[Sequence[int], ExtendPlan], None] | None = None,
     ) -> Iterator[list[tuple[int, int, Tensor]]]:
         """Compute the KV of `runs[i]` after `leaves[i]`, at most `limit` (else `prefill_tokens`) rows a pass.
 
-        The new segments are appended to `held` at once, with one reference each. Yields per pass, for each run that
-        it took a part of, (run, first token of the part, logits (tokens, vocab)) if `every_row`, else nothing.
+        The new segments are appended to `held` at once, with one reference each. scored[i]: the first token of run i
+        whose logits are wanted, None for no logits. Yields per pass (run, first token, logits (tokens, vocab)) of each
+        run that it computed wanted ones of.
         forward: takes each pass's tokens and plan instead of the model; nothing is yielded then.
         """
         self.residency.require(sum(map(len, runs)))
@@ -359,13 +433,22 @@ class Engine:
             entries = shared_entries([paths[i] for i in taken], [p.rows.stop - p.rows.start for p in pieces]) + own
             stream = self.residency.stream(entries, positions, None, repeat=False)
             plan = ExtendPlan(entries, positions, pieces, self.memory, stream)
+            wanted: list[tuple[int, int, range]] = []
+            for i, first, piece in zip(taken, firsts, pieces, strict=True):
+                skip = len(rows) if scored is None else max(0, scored[i] - first)
+                if left := range(piece.rows.start + skip, piece.rows.stop):
+                    wanted.append((i, first + skip, left))
+            keep = [row for _, _, left in wanted for row in left]
             try:
-                logits = forward(rows, plan) if forward else self.forward(rows, plan, every_row)
+                logits = forward(rows, plan) if forward else self.forward(rows, plan, keep or [len(rows) - 1])
             finally:
                 plan.close()
             self.count_pass(usages[i] for i in taken)
-            parts = zip(taken, firsts, pieces, strict=True)
-            yield [(i, n, logits[p.rows]) for i, n, p in parts] if every_row and logits is not None else []
+            if logits is None or not keep:
+                yield []
+            else:
+                parts = logits.split([len(left) for _, _, left in wanted])
+                yield [(i, first, part) for (i, first, _), part in zip(wanted, parts, strict=True)]
 
     @contextmanager
     def _working(self, branches: Sequence[Branch], wake: bool = True) -> Iterator[None]:
@@ -375,8 +458,8 @@ class Engine:
             branch.used_at = self.calls
         if self.cache is not None:
             self.cache.trim(self, branches)
-            evicted = [b for b in branches if wake and self.leaf(b).end < len(b.tokens) - 1]
-            self._feed(evicted, [b.tokens for b in evicted], "recompute")
+        missing = [b for b in branches if wake and self.leaf(b).end < len(b.tokens) - 1]
+        self._feed(missing, [b.tokens for b in missing], "prompt" if self.sharing.rule == "none" else "recompute")
         try:
             yield
         finally:

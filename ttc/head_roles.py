@@ -55,7 +55,7 @@ def near_attention(engine: Engine, tokens: Sequence[int], sink: int, window: int
     kv = engine.memory.allocate(len(tokens))
     try:
         plan = _Observer(engine.memory, kv, len(tokens), sink, window)
-        engine.forward(list(tokens), plan, every_row=False)
+        engine.forward(list(tokens), plan, keep=[len(tokens) - 1])
     finally:
         engine.memory.free(kv)
     return [layer.tolist() for layer in plan.shares]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Link:
         self.to_host_bytes: Counter[str] = Counter()
         self.exposed_s = 0.0
         self.trace: Trace | None = None
-        self._in, self._out = _Queue(self, "host to device"), _Queue(self, "device to host")
+        self._in, self._out = _Queue(self, "host to device", host=1), _Queue(self, "device to host", host=0)
 
     @property
     def simulated(self) -> bool:
@@ -92,8 +92,9 @@ class Link:
 class _Queue:
     """One direction of the link."""
 
-    def __init__(self, link: Link, name: str):
+    def __init__(self, link: Link, name: str, host: int):
         self.link, self.name = link, name
+        self.host = host  # which of (destination, source) is on the host
         self.stream = torch.cuda.Stream(link.device) if link.device.type == "cuda" else None
         self.worker: ThreadPoolExecutor | None = None
         self.free_at = 0.0
@@ -101,30 +102,28 @@ class _Queue:
     def send(self, copies: Copies, cause: str, counter: Counter[str], after: Sequence[Transfer]) -> Transfer:
         nbytes = sum(source.numel() * source.element_size() for _, source in copies)
         counter[cause] += nbytes
-        if self.stream is not None:
-            return Transfer(nbytes, event=self._on_stream(self.stream, copies, after))
-        if self.link.gbps is None:
-            try:
-                for transfer in after:
-                    self.link.wait(transfer)
-                self._copy(copies)
-            except Exception as error:
-                return Transfer(nbytes, error=error)
-            return Transfer(nbytes)
-        self.worker = self.worker or ThreadPoolExecutor(1, thread_name_prefix=self.name)
-        return Transfer(nbytes, future=self.worker.submit(self._slowly, copies, cause, nbytes, after))
+        if self.stream is None and self.link.gbps is not None:
+            self.worker = self.worker or ThreadPoolExecutor(1, thread_name_prefix=self.name)
+            return Transfer(nbytes, future=self.worker.submit(self._slowly, copies, cause, nbytes, after))
+        try:
+            if self.stream is not None:
+                return Transfer(nbytes, event=self._on_stream(self.stream, copies, after))
+            self._in_order(copies, after)
+        except Exception as error:
+            return Transfer(nbytes, error=error)
+        return Transfer(nbytes)
+
+    def _in_order(self, copies: Copies, after: Sequence[Transfer]) -> None:
+        for transfer in after:
+            self.link.wait(transfer)
+        self._copy(copies)
 
     def _on_stream(self, stream: torch.cuda.Stream, copies: Copies, after: Sequence[Transfer]) -> torch.cuda.Event:
         stream.wait_stream(torch.cuda.current_stream(self.link.device))  # sources are computed, destinations are free
-        for transfer in after:
-            if transfer.event is not None:
-                stream.wait_event(transfer.event)
+        for pair in copies:  # before the first copy is under way, as a later one may fail
+            pair[1 - self.host].record_stream(stream)
         with torch.cuda.stream(stream):
-            self._copy(copies)
-            for pair in copies:
-                for tensor in pair:
-                    if tensor.is_cuda:
-                        tensor.record_stream(stream)
+            self._in_order(list(contiguous_parts(copies, self.host)), after)
             event = torch.cuda.Event()
             event.record(stream)
         return event
@@ -146,3 +145,16 @@ class _Queue:
     def _copy(copies: Copies) -> None:
         for destination, source in copies:
             destination.copy_(source, non_blocking=True)
+
+
+def contiguous_parts(copies: Copies, side: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The copies in parts whose destination (side 0) or source (side 1) is contiguous.
+
+    PyTorch takes a CUDA copy that is not contiguous on the host through pageable memory: on the way in this processor
+    fills that at once, though what it reads may still be on its way out; on the way out it waits.
+    """
+    for pair in copies:
+        if pair[side].is_contiguous():
+            yield pair
+        else:
+            yield from contiguous_parts(list(zip(*pair, strict=True)), side)

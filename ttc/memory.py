@@ -243,7 +243,8 @@ class KVMemory:
         return sum(self.layer_bytes(kv, layer) for layer, copy in enumerate(kv.device) if copy is None)
 
     def fetch(self, kv: KV, cause: str, layers: Iterable[int] | None = None) -> Transfer | None:
-        """Bring the missing layers of `kv` to the device; `settle` before reading them."""
+        """Bring the missing layers of `kv` to the device; `settle` before reading them. Once one fetch failed, all that
+        follow do."""
         wanted = range(len(self.shapes)) if layers is None else layers
         missing = [layer for layer in wanted if kv.device[layer] is None]
         if not missing:
@@ -258,7 +259,7 @@ class KVMemory:
             source = kv.host[layer]
             assert source is not None, "a layer of KV is in neither tier"
             copies += zip(copy.both, source.both, strict=True)
-        kv.fetched = self.link.fetch(copies, cause, [kv.written] if kv.written else [])
+        kv.fetched = self.link.fetch(copies, cause, [t for t in (kv.written, kv.fetched) if t])
         return kv.fetched
 
     def settle(self, kv: KV) -> None:
@@ -292,7 +293,8 @@ class KVMemory:
             assert source is not None and target is not None
             for new, old in zip(target.both, source.both, strict=True):
                 if tails.device[layer] is not None and kv.device[layer] is None:
-                    stores.append((new, old[row, :, :tokens].contiguous()))
+                    # never a view: other rows move to this place while the copy may be under way
+                    stores.append((new, old[row, :, :tokens].clone(memory_format=torch.contiguous_format)))
                 else:
                     new.copy_(old[row, :, :tokens])
         if stores:
@@ -308,41 +310,93 @@ class KVMemory:
                 for new, old in moves:
                     tensor[new] = tensor[old]
 
-    def join(self, parts: Sequence[tuple[KV, int, int]]) -> KV:
-        """One KV of the tokens `begin` to `end` of each part (kv, begin, end), copied within the tiers.
+    # ---------------------------------------------------------------- cutting
 
-        A layer is joined where all parts have it; if there is no such tier, or the device has no room, on the host.
+    def can_recut(self, kvs: Sequence[KV]) -> bool:
+        """Whether there is room to `recut`, and no layer that all of `kvs` have on the device has to leave it."""
+        device_bytes, host_bytes = self._recut_bytes(kvs, self._on_device(kvs))
+        return device_bytes <= self.device.free_bytes and host_bytes <= self.host.free_bytes
+
+    def recut(self, kvs: Sequence[KV], lengths: Sequence[int]) -> list[KV]:
+        """Cut the run of tokens that `kvs` hold into KV of `lengths` tokens, which take their place: one into several
+        or several into one, copied within the tiers.
+
+        Layer by layer, so that it needs room for one layer alone. A layer is cut on the device if all of it is there,
+        else on the host; all layers on the host if the device has no room. Raises OutOfMemory, or what a copy raises,
+        and leaves `kvs` whole then.
         """
-        joined = KV(len(self.shapes), sum(end - begin for _, begin, end in parts))
-        kvs, layers = list(dict.fromkeys(kv for kv, _, _ in parts)), range(len(self.shapes))
-        on_device = [all(kv.device[layer] for kv in kvs) for layer in layers]
-        device_bytes = sum(self.layer_bytes(joined, layer) for layer in layers if on_device[layer])
-        if device_bytes > self.device.free_bytes:
-            on_device, device_bytes = [False] * len(layers), 0
-        for kv in kvs:
-            self.write_back(kv, "join", [layer for layer in layers if not on_device[layer]])
-            self.complete(kv)
-        on_host = [all(kv.host[layer] for kv in kvs) for layer in layers]
-        host_bytes = sum(self.layer_bytes(joined, layer) for layer in layers if on_host[layer])
+        layers, on_device = range(len(self.shapes)), self._on_device(kvs)
+        if self._recut_bytes(kvs, on_device)[0] > self.device.free_bytes:
+            nowhere = [False] * len(layers)
+            if self._recut_bytes(kvs, nowhere)[1] <= self.host.free_bytes:
+                on_device = nowhere
+        device_bytes, host_bytes = self._recut_bytes(kvs, on_device)
         self.device.require(device_bytes)
         self.host.require(host_bytes)
-        for layer in range(len(self.shapes)):
-            if on_device[layer]:
-                joined.device[layer] = self._gather(joined, layer, [(k.device[layer], b, e) for k, b, e in parts])
-            if on_host[layer]:
-                joined.host[layer] = self._gather(joined, layer, [(k.host[layer], b, e) for k, b, e in parts], True)
-        self.device.take(device_bytes)
-        self.host.take(host_bytes)
-        self.live[joined] = None
-        return joined
+        for kv in kvs:
+            self.evict(kv, "join", [layer for layer in layers if not on_device[layer]])
+            self.complete(kv)
+        cut, done = [KV(len(layers), length) for length in lengths], 0
+        self.live.update(dict.fromkeys(cut))
+        try:
+            for layer in layers:
+                self._recut_layer(kvs, cut, layer)
+                done += 1
+        except BaseException:  # an allocator that fails within the budget, or a cancelled call
+            for layer in range(done):
+                self._recut_layer(cut, kvs, layer)
+            for kv in cut:
+                self.free(kv)
+            raise
+        for kv in kvs:
+            self.free(kv)
+        return cut
 
-    def _gather(
-        self, kv: KV, layer: int, parts: Sequence[tuple[LayerKV | None, int, int]], host: bool = False
-    ) -> LayerKV:
-        made, offset = self._buffer(kv, layer, host), 0
-        for part, begin, end in parts:
-            assert part is not None
-            for mine, theirs in zip(made.both, part.both, strict=True):
-                mine[:, offset : offset + end - begin] = theirs[:, begin:end]
-            offset += end - begin
-        return made
+    def _on_device(self, kvs: Sequence[KV]) -> list[bool]:
+        """For each layer, whether all of `kvs` have it on the device."""
+        return [all(kv.device[layer] for kv in kvs) for layer in range(len(self.shapes))]
+
+    def _recut_bytes(self, kvs: Sequence[KV], on_device: Sequence[bool]) -> tuple[int, int]:
+        """The room on the device and on the host that `recut` needs, cutting the layers `on_device` there: for the
+        largest layer of each tier, and for what has to be written back first."""
+        tokens = sum(kv.tokens for kv in kvs)
+        device_bytes = host_bytes = moved_bytes = 0
+        for layer, per_token in enumerate(self.layer_bytes_per_token):
+            lacking = [kv for kv in kvs if kv.host[layer] is None]
+            if on_device[layer]:
+                device_bytes = max(device_bytes, tokens * per_token)
+            else:
+                moved_bytes += sum(self.layer_bytes(kv, layer) for kv in lacking)
+            if not on_device[layer] or not lacking:
+                host_bytes = max(host_bytes, tokens * per_token)
+        return device_bytes, moved_bytes + host_bytes
+
+    def _recut_layer(self, old: Sequence[KV], new: Sequence[KV], layer: int) -> None:
+        """Let `new` take over a layer of `old`, in each tier that has all of it."""
+        tiers = (
+            (self.device, [kv.device for kv in old], [kv.device for kv in new]),
+            (self.host, [kv.host for kv in old], [kv.host for kv in new]),
+        )
+        for tier, sources, targets in tiers:
+            parts = [part for copies in sources if (part := copies[layer]) is not None]
+            if len(parts) < len(old):
+                continue
+            made = [self._buffer(kv, layer, host=tier is self.host) for kv in new]
+            copy_run([copy.keys for copy in parts], [copy.keys for copy in made])
+            copy_run([copy.values for copy in parts], [copy.values for copy in made])
+            tier.take(sum(self.layer_bytes(kv, layer) for kv in new))
+            for copies, copy in zip(targets, made, strict=True):
+                copies[layer] = copy
+        for tier, sources, _ in tiers:
+            for kv, copies in zip(old, sources, strict=True):
+                if copies[layer] is not None:
+                    tier.give(self.layer_bytes(kv, layer))
+                    copies[layer] = None
+
+
+def copy_run(old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+    """Copy a run of tokens from one tensor to several, or from several to one: (kv_heads, tokens, dim) each."""
+    sources = old[0].split([part.shape[1] for part in new], dim=1) if len(old) == 1 else old
+    targets = new[0].split([part.shape[1] for part in old], dim=1) if len(new) == 1 else new
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)

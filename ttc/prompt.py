@@ -47,11 +47,15 @@ class PromptTemplate:
         )
 
     def tokens(self, question: str, tokenizer: Any) -> list[int]:
-        """The prompt as tokens, with a beginning-of-sequence token where the tokenizer wants one and none stands."""
-        text = self.text(question, tokenizer)
-        tokens = list(tokenizer.encode(text, add_special_tokens=False))
-        bos = getattr(tokenizer, "bos_token_id", None)
-        wanted = list(tokenizer.encode("", add_special_tokens=True))[:1]
-        if bos is not None and wanted == [bos] and tokens[:1] != [bos]:
-            tokens = [bos, *tokens]
-        return tokens
+        """The prompt as tokens."""
+        return prompt_tokens(self.text(question, tokenizer), tokenizer)
+
+
+def prompt_tokens(text: str, tokenizer: Any) -> list[int]:
+    """A prompt's text as tokens, with a beginning-of-sequence token where the tokenizer wants one and none stands."""
+    tokens = list(tokenizer.encode(text, add_special_tokens=False))
+    bos = getattr(tokenizer, "bos_token_id", None)
+    wanted = list(tokenizer.encode("", add_special_tokens=True))[:1]
+    if bos is not None and wanted == [bos] and tokens[:1] != [bos]:
+        tokens = [bos, *tokens]
+    return tokens

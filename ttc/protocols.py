@@ -1,6 +1,6 @@
 """The seams: what a search asks for, what a backend and a verifier must offer, what comes back.
 
-A search is a generator that yields `Expand`, `Rate` and `Release` and returns its chosen branches; it owns no
+A search is a generator that yields `Vary`, `Expand`, `Rate` and `Release` and returns its chosen branches; it owns no
 model and no batching. A driver (`search.solve`) merges the requests of many searches and sends them to a
 `Backend`.
 """
@@ -42,6 +42,20 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Vary:
+    """Start `n` branches of the root's problem from prompts of their own. Answer: the branches.
+
+    phrasings: instructions, `{question}` in them; branch i asks by the i-th, then from the first again; none for the
+    template's own. hints: likewise, words that the answer is made to start with. Both are part of the prompt.
+    """
+
+    root: Branch
+    n: int
+    phrasings: Sequence[str] = ()
+    hints: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Expand:
     """Fork each branch `n` times and let every child generate one step. Answer: children, `n` per branch in order."""
 
@@ -75,6 +89,10 @@ class Backend(Protocol):
     def root(self, tokens: Sequence[int], *, seed: int = 0) -> Branch: ...
 
     def roots(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None) -> list[Branch]: ...
+
+    def variants(
+        self, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]] | None = None
+    ) -> list[Branch]: ...
 
     def fork(self, branch: Branch, n: int) -> list[Branch]: ...
 

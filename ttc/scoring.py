@@ -67,11 +67,10 @@ def _score_runs(
     The runs' segments are attached to the tree and appended to `held`, one reference each.
     """
     scores: Scores = [[[] for _ in group] for group in targets]
-    for part in engine.passes(leaves, runs, usages, held, every_row=True):
+    skipped = skipped or [0] * len(runs)
+    for part in engine.passes(leaves, runs, usages, held, scored=skipped):
         for i, start, logits in part:
-            skip = skipped[i] if skipped else 0
-            logprobs = logits[max(0, skip - start) :].log_softmax(-1)
-            first = max(0, start - skip)
+            logprobs, first = logits.log_softmax(-1), start - skipped[i]
             for found, target in zip(scores[i], targets[i], strict=True):
                 tokens = target[first : first + len(logprobs)]
                 found += [float(logprobs[row, token]) for row, token in enumerate(tokens)]

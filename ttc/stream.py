@@ -77,9 +77,8 @@ class Stream:
         self.repeat, self.prefetch = repeat, prefetch and len(units) > 1
         self.per_layer = Counter(unit.layer for unit in units)
         largest = max(self.elements(memory, unit, runs, tails) for unit in units)
-        self.buffers: list[Tensor] = []
-        for _ in range(2 if self.prefetch else 1):
-            self.buffers.append(memory.reserve(largest))
+        count = 2 if self.prefetch else 1
+        self.buffers: list[Tensor] = list(memory.reserve(count * largest).view(count, largest))
         self.staged: list[dict[int, LayerKV]] = [{} for _ in self.buffers]
         self.transfers: list[Transfer | None] = [None] * len(self.buffers)
         self.turn = 0  # units read so far, over all passes
@@ -115,7 +114,7 @@ class Stream:
             self.memory.link.drain(transfer)
         for buffer in self.buffers:
             self.memory.unreserve(buffer)
-        self.buffers = []
+        self.buffers, self.staged = [], []
 
     def _current(self) -> tuple[Unit, dict[int, LayerKV]]:
         """The unit whose turn it is, arrived, and the next one on its way."""

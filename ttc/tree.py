@@ -113,15 +113,12 @@ class Tree:
 
     def split(self, segment: Segment, at: int) -> Segment:
         """Cut `segment` after `at` tokens. It keeps its identity as the lower part; the new upper part is returned."""
-        self.residency.require(len(segment.tokens))  # both parts, before either is made
-        upper_kv = self.memory.join([(segment.storage, 0, at)])
-        lower_kv = self.memory.join([(segment.storage, at, len(segment.tokens))])
+        upper_kv, lower_kv = self.memory.recut([segment.storage], [at, len(segment.tokens) - at])
         parent = segment.parent
         assert parent is not None
         upper = Segment(segment.tokens[:at], upper_kv, parent)
         parent.children[parent.children.index(segment)] = upper
         upper.children, upper.refs = [segment], 1
-        self.memory.free(segment.storage)
         segment.tokens, segment.kv, segment.parent, segment.start = segment.tokens[at:], lower_kv, upper, upper.end
         return upper
 
@@ -129,10 +126,12 @@ class Tree:
         """Join `segment` with ancestors that only it needs, so that a long private chain is read as one run."""
         parent = segment.parent
         while parent is not None and parent.parent is not None and parent.refs == 1:
-            joined = len(parent.tokens) + len(segment.tokens)
-            joinable = self.residency.joinable([parent.storage, segment.storage])
-            within = self.residency.block_tokens is None or joined <= self.residency.block_tokens
-            if within and len(parent.tokens) <= MERGE_RATIO * len(segment.tokens) and joinable:
+            joined, most = len(parent.tokens) + len(segment.tokens), self.residency.block_tokens
+            if (
+                (most is None or joined <= most)
+                and len(parent.tokens) <= MERGE_RATIO * len(segment.tokens)
+                and self.memory.can_recut([parent.storage, segment.storage])
+            ):
                 self._absorb(parent, segment)
             else:
                 segment = parent
@@ -140,9 +139,7 @@ class Tree:
 
     def _absorb(self, parent: Segment, child: Segment) -> None:
         assert parent.parent is not None
-        kv = self.memory.join([(s.storage, 0, len(s.tokens)) for s in (parent, child)])
-        self.memory.free(parent.storage)
-        self.memory.free(child.storage)
+        (kv,) = self.memory.recut([parent.storage, child.storage], [len(parent.tokens) + len(child.tokens)])
         above = parent.parent
         above.children[above.children.index(parent)] = child
         child.tokens, child.kv = parent.tokens + child.tokens, kv

@@ -10,7 +10,9 @@ class Usage:
     """A meter. One is shared by all branches under a root; the engine adds to it as it works.
 
     `prompt_tokens` counts tokens whose KV was really computed by `root` and `extend`, `shared_tokens` those
-    that were found in the tree instead, `recomputed_tokens` those whose KV a `BlockCache` had evicted.
+    that were found in the tree instead, `recomputed_tokens` those whose KV a `BlockCache` had evicted,
+    `substituted_tokens` those in whose place a similar prompt's KV was used (approximate); finding that out ran
+    `probe_layer_rows` rows x layers that no KV came of.
     `forward_passes` counts the batched passes the problem took part in, `verifications_skipped` the ratings that a gate
     answered without its verifier.
     Of scoring passes with an early exit, `exit_layer_rows` counts the rows x layers that were computed,
@@ -20,6 +22,7 @@ class Usage:
     prompt_tokens: int = 0
     shared_tokens: int = 0
     recomputed_tokens: int = 0
+    substituted_tokens: int = 0
     generated_tokens: int = 0
     verifier_tokens: int = 0
     forward_passes: int = 0
@@ -27,6 +30,7 @@ class Usage:
     exit_layer_rows: int = 0
     exit_layer_rows_saved: int = 0
     lens_rows: int = 0
+    probe_layer_rows: int = 0
     host_to_device_bytes: int = 0
     device_to_host_bytes: int = 0
     wall_s: float = 0.0

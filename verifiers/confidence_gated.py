@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import weakref
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ttc.branch import Branch
+from ttc.branch import Branch, by_problem
 from ttc.calibration import Calibration, check_threshold, verify_skip
+from ttc.confidence import confidence, gap_ratio
 from ttc.errors import InvalidInput, VerifierError
 from ttc.protocols import Backend, Verifier
 
@@ -78,29 +77,3 @@ class ConfidenceGatedVerifier:
             self._decisions[key] = verify_skip(max(p), gap_ratio(p), self.tau_conf, self.r_gap)
             weakref.finalize(branch.usage, self._decisions.pop, key)
         return self._decisions[key]
-
-
-def confidence(branch: Branch) -> float:
-    """p of RKSC's Eq. 3, in [0, 1]: the mean top-1 probability over the branch's own tokens.
-
-    Given tokens (NaN in `top1`) don't count, and a finished branch has no more tokens to count. 0 if it has none.
-    """
-    own = [value for value in branch.top1 if not math.isnan(value)]
-    return sum(own) / len(own) if own else 0.0
-
-
-def gap_ratio(p: Sequence[float]) -> float:
-    """(max - second) / max of RKSC's Eq. 4, in [0, 1].
-
-    One branch has no rival, its gap is 1. Two that share the maximum give 0, and so does a maximum of 0.
-    """
-    first, second = sorted([*p, 0.0], reverse=True)[:2]
-    return (first - second) / first if first > 0 else 0.0
-
-
-def by_problem(branches: Sequence[Branch]) -> list[list[int]]:
-    """The rows of each problem, in order of appearance: branches of one root share its usage meter."""
-    rows: dict[int, list[int]] = defaultdict(list)
-    for row, branch in enumerate(branches):
-        rows[id(branch.usage)].append(row)
-    return list(rows.values())

@@ -1,18 +1,23 @@
-"""The model rates its own answers (RKSC, verify pass), on each branch's own KV."""
+"""The model rates its own answers (RKSC, verify pass), on each branch's own KV or on a fresh prompt."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ttc.branch import Branch
+from ttc.branch import Branch, by_problem
 from ttc.early_exit import EarlyExit
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
+from ttc.layer_profile import Profile, layer_profile
+from ttc.prompt import prompt_tokens
 from ttc.protocols import Backend
+from ttc.tree import common_prefix
 
+GRADER = "Here is a problem and a proposed solution. Judge whether the solution's final answer is correct."
 _ANSWER = "\x00answer\x00"
 
 
@@ -25,11 +30,16 @@ class SelfVerifier:
 
     exit: lets branches leave the pass before the last layer (CGEE level 2; approximate, see `EarlyExit` for what their
     scores may be compared with). The question is part of that pass, so its rows are saved too. `positive` is set here.
-    Raises InvalidInput for an empty question, or for an exit on a backend that is no `Engine`.
+    fresh: RKSC's way instead. The model is asked on a new prompt: a grader's instruction, the whole problem, the
+    branch's text, then the question. What the prompts of a problem share is computed once, and through all layers;
+    an exit saves of what follows.
+    Raises InvalidInput for an empty question; for an exit on a backend that is no `Engine`, and for fresh prompts on
+    one without `aside`.
     """
 
     question: str = "Is the answer above correct? Reply with Yes or No."
     exit: EarlyExit | None = None
+    fresh: bool = False
 
     def __post_init__(self) -> None:
         if not self.question.strip():
@@ -37,18 +47,68 @@ class SelfVerifier:
 
     def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
         yes, no = spellings(backend, "yes"), spellings(backend, "no")
-        follow_up = self._follow_up(backend)
-        eos = backend.tokenizer.eos_token_id
-        # a finished branch has written the end of its turn itself
-        added = [follow_up[1:] if b.tokens[-1] == eos == follow_up[0] else follow_up for b in branches]
         wanted = [[[t] for t in (*yes, *no)]] * len(branches)
-        if self.exit is None:
-            found = _in_full(branches, added, wanted, backend)
-        elif isinstance(backend, Engine):
-            found = backend.score(branches, wanted, given=added, exit=replace(self.exit, positive=len(yes)))
+        if isinstance(backend, Engine):  # the question is part of the pass that rates
+            exit = None if self.exit is None else replace(self.exit, positive=len(yes))
+            with self._asked_within(branches, questions, backend) as (before, given):
+                found = backend.score(before, wanted, given=given, exit=exit)
+        elif self.exit is None:
+            with self._asked(branches, questions, backend) as asked:
+                found = backend.score(asked, wanted)
         else:
             raise InvalidInput(f"exit needs an Engine, whose layers can be left; {type(backend).__name__} is none")
         return [[_ratio([row[0] for row in rows], len(yes))] for rows in found]
+
+    def profiles(self, branches: Sequence[Branch], questions: Sequence[str], engine: Engine) -> list[Profile]:
+        """What each layer says of each branch when it is asked in full; P after the last one is its rating."""
+        yes, no = spellings(engine, "yes"), spellings(engine, "no")
+        with self._asked_within(branches, questions, engine) as (before, given):
+            return layer_profile(engine, before, given, [[*yes, *no]] * len(branches), len(yes))
+
+    @contextmanager
+    def _asked(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> Iterator[Sequence[Branch]]:
+        """Branches that end with the question, all layers of it computed."""
+        made: list[Branch] = []
+        try:
+            if self.fresh:
+                made += _aside(backend, branches, self._prompts(branches, questions, backend))
+            else:
+                for branch in branches:
+                    made += backend.fork(branch, 1)
+                backend.extend(made, self._follow_ups(branches, backend), purpose="verifier")
+            yield made
+        finally:
+            backend.release(made)
+
+    @contextmanager
+    def _asked_within(
+        self, branches: Sequence[Branch], questions: Sequence[str], engine: Engine
+    ) -> Iterator[tuple[Sequence[Branch], list[list[int]]]]:
+        """Branches, and what is asked after each of them within the pass that rates it."""
+        if not self.fresh:
+            yield branches, self._follow_ups(branches, engine)
+            return
+        prompts = self._prompts(branches, questions, engine)
+        starts = [1] * len(prompts)
+        for rows in by_problem(branches):
+            if len(rows) > 1:  # what they share stays in the tree and is computed for all of them at once
+                first, *others = [prompts[row] for row in rows]
+                shared = min(len(first) - 1, *(common_prefix(first, other[:-1]) for other in others))
+                for row in rows:
+                    starts[row] = max(1, shared)
+        made = _aside(engine, branches, [p[:n] for p, n in zip(prompts, starts, strict=True)])
+        try:
+            yield made, [p[n:] for p, n in zip(prompts, starts, strict=True)]
+        finally:
+            engine.release(made)
+
+    def _follow_ups(self, branches: Sequence[Branch], backend: Backend) -> list[list[int]]:
+        """What is asked on each branch's own KV."""
+        follow_up, eos = self._follow_up(backend), backend.tokenizer.eos_token_id
+        # a finished branch has written the end of its turn itself
+        return [follow_up[1:] if b.tokens[-1] == eos == follow_up[0] else follow_up for b in branches]
 
     def _follow_up(self, backend: Backend) -> list[int]:
         """What comes after the assistant's answer: the end of its turn, the question, the next turn's start."""
@@ -63,19 +123,28 @@ class SelfVerifier:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return backend.encode(text.rpartition(_ANSWER)[2])
 
+    def _prompts(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[int]]:
+        """The fresh prompts, nothing cut off."""
+        tokenizer: Any = backend.tokenizer
+        found = []
+        for branch, problem in zip(branches, questions, strict=True):
+            text = f"{GRADER}\n\nProblem:\n{problem}\n\nSolution:\n{branch.text.strip()}\n\n{self.question}"
+            if getattr(tokenizer, "chat_template", None) is None:
+                text += "\nAnswer:"
+            else:
+                messages = [{"role": "user", "content": text}]
+                text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            found.append(prompt_tokens(text, tokenizer))
+        return found
 
-def _in_full(
-    branches: Sequence[Branch], added: Sequence[list[int]], wanted: list[list[list[int]]], backend: Backend
-) -> list[list[list[float]]]:
-    """The scores of `wanted` after `added` through all layers, on forks."""
-    forks: list[Branch] = []
-    try:
-        for branch in branches:
-            forks += backend.fork(branch, 1)
-        backend.extend(forks, added, purpose="verifier")
-        return backend.score(forks, wanted)
-    finally:
-        backend.release(forks)
+
+def _aside(backend: Any, branches: Sequence[Branch], prompts: list[list[int]]) -> list[Branch]:
+    if not hasattr(backend, "aside"):
+        raise InvalidInput(
+            f"fresh prompts need a backend that can charge them to a branch (aside); {type(backend).__name__} cannot"
+        )
+    made: list[Branch] = backend.aside(branches, prompts)
+    return made
 
 
 def spellings(backend: Backend, word: str) -> list[int]:

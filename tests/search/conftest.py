@@ -50,6 +50,17 @@ class FakeBackend:
         pairs = zip(prompts, seeds, strict=True)
         return self._hold([Branch(tokens, None, stream_key(seed), Usage(), self.decode) for tokens, seed in pairs])
 
+    def variants(
+        self, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]] | None = None
+    ) -> list[Branch]:
+        if any(len(prompt) > 500 for prompt in prompts):
+            raise InvalidInput("the prompt is longer than 500 tokens")
+        children = self.fork(root, len(prompts))
+        for child, prompt, suffix in zip(children, prompts, suffixes or [[]] * len(prompts), strict=True):
+            child.tokens = [*prompt, *suffix]
+            child.prompt_length = len(child.tokens)
+        return children
+
     def fork(self, branch: Branch, n: int) -> list[Branch]:
         self._check_live([branch])
         return self._hold([branch.child() for _ in range(n)])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from search import BeamSearch, BestOfN, Greedy, Problem, Result, SelfConsistency, solve
+from search import BeamSearch, BestOfN, DiversePrompts, Greedy, Problem, Result, SelfConsistency, solve
 from search.base import vote
 from search.driver import aggregate
 from ttc import InvalidInput, Sampling
@@ -16,6 +16,8 @@ from ttc.branch import Branch
 from ttc.prompt import PromptTemplate
 from ttc.sampling import stream_key
 from ttc.usage import Usage
+
+PLAIN = PromptTemplate("{question}")
 
 
 class Letters:
@@ -50,6 +52,15 @@ class FakeBackend:
         made = [Branch(p, None, stream_key(s), Usage(), self.decode) for p, s in zip(prompts, seeds, strict=True)]
         self.live |= set(map(id, made))
         return made
+
+    def variants(self, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Any = None) -> list[Branch]:
+        if any(len(p) > 2000 for p in prompts):
+            raise InvalidInput("the prompt is too long")
+        children = self.fork(root, len(prompts))
+        for child, prompt, suffix in zip(children, prompts, suffixes, strict=True):
+            child.tokens = [*prompt, *suffix]
+            child.prompt_length = len(child.tokens)
+        return children
 
     def fork(self, branch: Branch, n: int) -> list[Branch]:
         assert id(branch) in self.live
@@ -159,6 +170,35 @@ def branch(text: str, score: float) -> Branch:
     made.tokens += map(ord, text)
     made.score = score
     return made
+
+
+def test_diverse_prompts_go_round() -> None:
+    backend = FakeBackend()
+    search = DiversePrompts(n=5, max_tokens=9, phrasings=("Q: {question}", "Find {question}"), hints=(" a", " b", " c"))
+    result = solve(search, engine=backend, verifier=DigitSum(), problem="one", template=PLAIN)
+    starts = {tuple(b.path): backend.decode(b.tokens[: b.prompt_length]) for b in result.branches}
+    bodies = ["Question: Q: one\nAnswer:", "Question: Find one\nAnswer:"]
+    assert starts == {(i, 0): bodies[i % 2] + " " + "abc"[i % 3] for i in range(5)}
+    assert result.best is not None and result.best.score == max(b.score or 0 for b in result.branches)
+    assert [node["parent"] for node in result.tree] == [None, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5]
+    assert not backend.live
+
+
+def test_without_phrasings_or_hints_the_prompt_is_the_templates() -> None:
+    result = solve(
+        DiversePrompts(n=2, hints=()), engine=FakeBackend(), verifier=DigitSum(), problem="one", template=PLAIN
+    )
+    assert [bytes(b.tokens[: b.prompt_length]).decode() for b in result.branches] == ["Question: one\nAnswer:"] * 2
+
+
+def test_a_phrasing_too_long_for_the_model_stops_its_problem_alone() -> None:
+    backend = FakeBackend()
+    search = DiversePrompts(n=2, phrasings=("{question}" * 300,))
+    results = solve(search, engine=backend, verifier=DigitSum(), problem=["x", "a long one"], template=PLAIN)
+    assert [r.error for r in results] == [None, "InvalidInput: the prompt is too long"]
+    with pytest.raises(InvalidInput, match=r"must hold \{question\}"):
+        DiversePrompts(phrasings=("Solve it.",))
+    assert not backend.live
 
 
 def test_votes() -> None:

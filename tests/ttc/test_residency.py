@@ -6,7 +6,9 @@ import copy
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
+from hypothesis.stateful import invariant
 
 from tests.ttc.test_architectures import FAMILIES, Letters, assert_like_plain, build, grow, prompt
 from tests.ttc.test_tree_and_engine import Ownership, make_engine
@@ -62,6 +64,19 @@ def test_a_slow_link_changes_nothing_but_time(policy: str) -> None:
     assert engine.memory.link.simulated
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_gpu_reads_nothing_before_it_arrives(policy: str) -> None:
+    plain = build("llama")
+    kind, options, share = POLICIES[policy]
+    memory = kind(budget_gib=share * peak_gib(plain), **options)
+    engine = Engine(copy.deepcopy(plain).cuda(), Letters(), prefill_tokens=5, memory=memory)
+    for branch in grow(engine):
+        assert_like_plain(plain, branch)
+    assert engine.memory.link.to_device_bytes.total() > 0
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_scores_do_not_depend_on_where_kv_lies(policy: str) -> None:
     kind, options, share = POLICIES[policy]
@@ -84,6 +99,11 @@ class Offloaded(Ownership):
     def __init__(self) -> None:
         super().__init__()
         self.engine = make_engine(memory=self.policy)
+
+    @invariant()
+    def stays_within_the_budget(self) -> None:
+        device = self.engine.memory.device
+        assert device.budget_bytes is not None and device.peak_bytes <= device.budget_bytes
 
 
 KIB = 1 / 2**20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.ttc.test_architectures import Letters, prompt
 from tests.ttc.test_tree_and_engine import GREEDY, make_engine
 from ttc import BeamGroups, Engine, Headwise, InvalidInput, Layerwise, OutOfMemory, Paged, Resident
 from ttc.branch import Branch
+from ttc.link import contiguous_parts
 from ttc.memory import KV
 from ttc.residency import Residency
 from ttc.residency.base import balanced_sizes
@@ -56,6 +58,40 @@ def eight(engine: Engine) -> list[Branch]:
     branches = engine.fork(root, 8)
     engine.release([root])
     return branches
+
+
+class Late:
+    """A worker of the link that copies only when somebody waits for it, where a thread only may be that late."""
+
+    def __init__(self) -> None:
+        self.due: list[_LateCopy] = []
+
+    def submit(self, work: Callable[..., None], *arguments: Any) -> Future[None]:
+        self.due.append(_LateCopy(self, work, arguments))
+        return self.due[-1]
+
+
+class _LateCopy(Future[None]):
+    def __init__(self, worker: Late, work: Callable[..., None], arguments: tuple[Any, ...]):
+        super().__init__()
+        self.worker, self.work, self.arguments = worker, work, arguments
+
+    def result(self, timeout: float | None = None) -> None:
+        while not self.done():
+            first = self.worker.due.pop(0)
+            try:
+                first.set_result(first.work(*first.arguments))
+            except Exception as error:
+                first.set_exception(error)
+        super().result()
+
+
+def late(engine: Engine) -> Engine:
+    """The engine, its link making each copy as late as may be."""
+    engine.memory.link.gbps = 1e9
+    for queue in (engine.memory.link._in, engine.memory.link._out):
+        queue.worker = Late()  # type: ignore[assignment]
+    return engine
 
 
 # ---------------------------------------------------------------- grouping
@@ -175,6 +211,31 @@ def test_pages_leave_oldest_first_at_the_watermark() -> None:
     assert [engine.memory.is_resident(kv) for kv in pages] == [False, False, True, True]
 
 
+@pytest.mark.parametrize("block_tokens", [4, 8, 16])
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_pages_that_leave_for_buffers_are_read_from_the_host(block_tokens: int, prefetch: bool) -> None:
+    """Also when they leave in vain, because the room does not do for two buffers."""
+
+    def run(memory: Residency) -> list[float]:
+        engine = Engine(model, Letters(), prefill_tokens=5, memory=memory)
+        root = engine.root(prompt(1, 18))
+        branches = [root, *engine.fork(root, 1)]
+        engine.generate(branches, 3)
+        assert memory.budget_gib is None or engine.memory.device.peak_bytes <= memory.budget_gib * 2**30
+        return [logprob for branch in branches for logprob in branch.logprobs]
+
+    model = deep(layers=3, heads=2, context=64)
+    expected, served = run(Resident()), 0
+    for budget in range(1400, 6000, 200):
+        try:
+            found = run(Paged(budget / 2**30, block_tokens=block_tokens, prefetch=prefetch))
+        except OutOfMemory:
+            continue
+        assert found == pytest.approx(expected, abs=1e-4)
+        served += 1
+    assert served > 5
+
+
 @pytest.mark.slow
 def test_64k_tokens_under_a_hundredth_of_their_kv() -> None:
     model, tokens = deep(layers=4, heads=1, context=2**17), prompt(5, 65_537)
@@ -207,6 +268,74 @@ def test_a_fetch_overlaps_computing(tmp_path: Path) -> None:
         assert one["ts"] + one["dur"] <= following["ts"] + 1  # one queue: microseconds of rounding
     for span in copies:
         assert span["dur"] >= span["args"]["bytes"] / 0.2e9 * 1e6 * 0.99
+
+
+# ---------------------------------------------------------------- order of copies
+
+
+def ragged(engine: Engine) -> list[Branch]:
+    """Eight branches, each another, that leave their group one after the other."""
+    branches = eight(engine)
+    for limits in ([3, 1, 4, 1, 5, 2, 6, 5], [5, 6, 2, 5, 1, 4, 1, 3]):
+        engine.generate(branches, limits)
+    return branches
+
+
+@pytest.mark.parametrize("policy", OFFLOADING)
+def test_copies_may_come_as_late_as_they_are_waited_for(policy: Any) -> None:
+    expected = ragged(make_engine())
+    for one, other in zip(expected, ragged(late(make_engine(memory=policy))), strict=True):
+        assert one.tokens == other.tokens and one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_a_prefetch_that_no_step_waited_for_arrives_before_it_is_read() -> None:
+    """A step that breaks off leaves its prefetches under way."""
+    engine = late(make_engine(memory=BeamGroups(block_tokens=8)))
+    branch = engine.root(list(range(1, 41)))
+    expected = engine.score([branch], [[[5, 6]]])[0]
+    for kv in engine.memory.live:
+        engine.memory.evict(kv, "test")
+        engine.memory.fetch(kv, "prefetch")
+    assert engine.score([branch], [[[5, 6]]])[0] == [pytest.approx(expected[0], abs=1e-4)]
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_a_copy_falls_into_parts_that_are_contiguous_on_the_host(shape: list[int], data: Any) -> None:
+    ends = [data.draw(st.integers(1, n)) for n in shape]
+    host = torch.zeros(shape)[tuple(slice(data.draw(st.integers(0, end - 1)), end) for end in ends)]
+    device = torch.rand(host.shape)
+    for side, pair in enumerate([(host, device), (torch.zeros(host.shape), host)]):
+        parts = list(contiguous_parts([pair], side))
+        assert all(part[side].is_contiguous() for part in parts)
+        assert len(parts) == 1 or not host.is_contiguous()
+        for destination, source in parts:
+            destination.copy_(source)
+        assert (pair[0] == device).all()
+
+
+# ---------------------------------------------------------------- compaction
+
+
+@pytest.mark.parametrize(("kind", "room"), [(Resident, 8), (BeamGroups, 5), (Paged, 5)])
+def test_a_full_device_still_compacts(kind: Any, room: int) -> None:
+    """A step takes 4 tokens for its tails, and 4 more where they are frozen on the device; that, at 16 layers, is room
+    for one layer of the longest chain, but far from room for all of them."""
+
+    def run(memory: Residency) -> tuple[Engine, Branch, list[int]]:
+        engine = Engine(deep(layers=16, heads=1, context=256), Letters(), memory=memory)
+        branch, segments = engine.root(prompt(1, 33)), []
+        for _ in range(10):
+            engine.generate([branch], 4, sampling=GREEDY)
+            segments.append(len(engine.tree.segments()))
+        return engine, branch, segments
+
+    plain, expected, segments = run(Resident())
+    budget = (32 + 9 * 4 + room) * plain.memory.bytes_per_token
+    engine, branch, found = run(kind(budget / 2**30))
+    assert found == segments and max(segments) <= 3
+    assert engine.memory.device.peak_bytes <= budget
+    assert branch.tokens == expected.tokens and branch.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
 
 
 # ---------------------------------------------------------------- failure
@@ -274,6 +403,21 @@ def test_a_copy_that_fails_stops_the_step_and_leaks_nothing(policy: Any, link_gb
     for queue in (engine.memory.link._in, engine.memory.link._out):
         del queue._copy
     assert_whole(engine, branches)
+
+
+@pytest.mark.parametrize("link_gbps", [None, 1.0])
+def test_a_failed_fetch_is_not_forgotten_when_the_next_one_works(link_gbps: float | None) -> None:
+    engine = make_engine(memory=Paged(block_tokens=8, link_gbps=link_gbps))
+    branch = engine.root([1, 2, 3, 4, 5])
+    memory, (kv,) = engine.memory, engine.memory.live
+    memory.evict(kv, "test")
+    memory.link._in._copy = failing_at(1, memory.link._in._copy)  # type: ignore[method-assign]
+    for layer in (0, 1):
+        memory.fetch(kv, "test", [layer])
+    with pytest.raises(OSError, match="the link is down"):
+        memory.settle(kv)
+    engine.release([branch])
+    assert engine.kv_bytes() == 0
 
 
 def failing_at(call: int, original: Callable[..., None]) -> Callable[..., None]:

@@ -71,10 +71,6 @@ class Residency(ABC):
         """Raise `OutOfMemory` unless the tree may grow by `tokens` tokens."""
 
     @abstractmethod
-    def joinable(self, kvs: Sequence[KV]) -> bool:
-        """Whether two segments' KV may become one: there is room, and nothing has to leave the device for it."""
-
-    @abstractmethod
     def allocate(self, tokens: int, needed: Iterable[KV] = ()) -> KV:
         """KV for a segment that a pass will fill, which reads `needed`."""
 
@@ -135,11 +131,6 @@ class Offloading(Residency):
             shapes, dtype, device, to_bytes(self.budget_gib), to_bytes(self.host_budget_gib), self.link_gbps
         )
 
-    def joinable(self, kvs: Sequence[KV]) -> bool:
-        nbytes = sum(kv.tokens for kv in kvs) * self.memory.bytes_per_token
-        stays = self.memory.device.free_bytes >= nbytes or not all(map(self.memory.is_resident, kvs))
-        return stays and self.memory.host.free_bytes >= nbytes
-
     def require(self, tokens: int) -> None:
         self.memory.host.require(tokens * self.memory.bytes_per_token)
 
@@ -178,16 +169,19 @@ class Offloading(Residency):
     def stream(
         self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None, *, repeat: bool
     ) -> Stream | None:
+        for entry in entries:
+            self.memory.link.wait(entry.kv.fetched)  # a step that broke off may have left a prefetch under way
         runs = [(entry.kv, entry.length) for entry in entries]
         units, largest = self._units(entries, positions, tails)
-        if len(units) > 1 and self.memory.device.free_bytes < 2 * largest and self.make_room(2 * largest):
-            units, largest = self._units(entries, positions, tails)  # what left is read from the host now
+        enough = True
+        while enough and self.memory.device.free_bytes < (
+            wanted := largest * (2 if self.prefetch and len(units) > 1 else 1)
+        ):
+            enough = self.make_room(wanted)
+            units, largest = self._units(entries, positions, tails)  # what left, even in vain, is read from the host
         if not units:
             return None
-        prefetch = self.prefetch and len(units) > 1 and self.memory.device.free_bytes >= 2 * largest
-        if not prefetch and self.memory.device.free_bytes < largest:
-            self.make_room(largest)
-            units, largest = self._units(entries, positions, tails)
+        prefetch = self.prefetch and self.memory.device.free_bytes >= 2 * largest
         return Stream(self.memory, units, runs, tails, repeat=repeat, prefetch=prefetch)
 
     def _units(self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None) -> tuple[list[Unit], int]:

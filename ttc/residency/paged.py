@@ -31,9 +31,7 @@ class Paged(Offloading):
         return self._allocate(capacity, len(paths))
 
     def _allocate(self, tokens: int, rows: int | None) -> KV:
-        nbytes = tokens * (rows or 1) * self.memory.bytes_per_token
-        roomy = self.make_room(nbytes)
-        kv = self.memory.allocate(tokens, rows, device_layers=None if roomy or rows else 0)
-        if (budget := self.memory.device.budget_bytes) is not None:
-            self.make_room(int((1 - self.watermark) * budget), [kv])
-        return kv
+        budget, nbytes = self.memory.device.budget_bytes, tokens * (rows or 1) * self.memory.bytes_per_token
+        self.make_room(nbytes + int((1 - self.watermark) * (budget or 0)))
+        roomy = self.memory.device.free_bytes >= nbytes
+        return self.memory.allocate(tokens, rows, device_layers=None if roomy or rows else 0)

@@ -1,0 +1,259 @@
+"""The arms: one mechanism more in each, on one code path, with the calls of each asserted (RKSC, Tables 1 to 3)."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from tqdm import tqdm
+
+from experiments.calibrate import observe
+from experiments.paper.rksc.setting import HELD_OUT_SEED, Setting, loaded
+from experiments.paper.rksc.stats import speedup
+from experiments.summary import wilson
+from search import solve
+from ttc.answers import extract_answer
+from ttc.branch import Branch
+from ttc.calibration import calibrate
+from ttc.engine import Engine
+from ttc.exit_calibration import Rating, calibrate_exit
+from ttc.layer_profile import look_layers
+from ttc.protocols import Backend, Problem, Result
+from ttc.usage import Usage
+from verifiers import ConfidenceGatedVerifier, SelfVerifier
+
+ARMS = ("no_kv", "exact", "verify", "level1", "level2", "decode_gate", "lossy")
+APPROXIMATE = ("level1", "level2", "decode_gate", "lossy")
+REGIMES: dict[str, list[str]] = {
+    "t=8": ["dataset=direct_sums", "search.max_tokens=8"],
+    "t=32": ["search.max_tokens=32"],
+    "full": ["search.max_tokens=160"],
+}
+MAX_DISAGREEMENT = 0.004
+"""The largest share of held-out answers that thresholds may change: the error rate that RKSC reports."""
+
+
+@dataclass
+class _Watched:
+    """A verifier that keeps what it was called with."""
+
+    inner: Any
+    calls: int = 0
+    ratings: list[Rating] = field(default_factory=list)
+    profile: bool = False
+
+    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> Any:
+        self.calls += 1
+        if not self.profile:
+            return self.inner.rate(branches, questions, backend)
+        assert isinstance(backend, Engine)
+        rating = self.inner.profiles(branches, questions, backend)
+        self.ratings.append(rating)
+        return [[profile.p[-1]] for profile in rating]
+
+
+def thresholds(regime: str, overrides: Sequence[str], model: Any, tokenizer: Any, problems: int) -> dict[str, Any]:
+    """Both levels' thresholds from held-out problems of a regime, and what they did there."""
+    setting = Setting.of("rksc_verify", [*REGIMES[regime], *overrides, *_held_out(problems)])
+    engine, options = setting.engine(model, tokenizer), setting.solve_options()
+    inner = setting.verifier
+    assert isinstance(inner, SelfVerifier)
+    observations, watched = [], _Watched(inner, profile=True)
+    for problem in tqdm(setting.task.problems, desc=f"thresholds, {regime}", unit="problem"):
+        observations += observe(setting.search, inner, [problem], engine=engine, **options)
+        solve(setting.search, problem=[problem], engine=engine, verifier=watched, **options)
+    names = {"model": setting.config.model.name, "dataset": setting.config.dataset.name}
+    one = calibrate(observations, **names, max_disagreement=MAX_DISAGREEMENT)
+    cost = look_layers(engine, fmean(p.rows for rating in watched.ratings for p in rating))
+    two = calibrate_exit(watched.ratings, **names, max_disagreement=MAX_DISAGREEMENT, look_layers=cost)
+    return {
+        "problems": len(observations),
+        "tau_conf": one.tau_conf,
+        "r_gap": one.r_gap,
+        "skipped": [one.skipped, one.checked],
+        "level1_disagreements": one.disagreements,
+        "exit": {k: v for k, v in vars(two.exit).items() if k != "positive"},
+        "depth": two.depth,
+        "layers": two.layers,
+        "look_layers": cost,
+        "level2_disagreements": [two.disagreements, two.checked],
+        "disagreement_bounds": [one.disagreement_bound, two.disagreement_bound],
+    }
+
+
+def _held_out(problems: int) -> list[str]:
+    return [f"dataset.seed={HELD_OUT_SEED}", f"dataset.size={problems}", f"dataset.limit={problems}"]
+
+
+@dataclass
+class Arm:
+    """One arm, ready to solve: its own engine and verifier over the shared model."""
+
+    name: str
+    setting: Setting
+    engine: Engine
+    verifier: Any
+    watched: _Watched
+
+    @classmethod
+    def make(cls, name: str, overrides: Sequence[str], found: dict[str, Any], model: Any, tokenizer: Any) -> Arm:
+        more = []
+        if name in APPROXIMATE:
+            more = [f"verifier.tau_conf={found['tau_conf']}", f"verifier.r_gap={found['r_gap']}"]
+        if name in APPROXIMATE[1:]:
+            more += [f"++verifier.inner.exit.{key}={value}" for key, value in found["exit"].items()]
+        setting = Setting.of(f"rksc_{name}", [*overrides, *more])
+        verifier: Any = setting.verifier
+        if isinstance(verifier, ConfidenceGatedVerifier):
+            watched = _Watched(verifier.inner)
+            verifier.inner = watched
+        else:
+            watched = verifier = _Watched(verifier)
+        return cls(name, setting, setting.engine(model, tokenizer), verifier, watched)
+
+    def solve(self, problem: Problem) -> dict[str, Any]:
+        """One problem, timed, its calls asserted; what is left of KV afterwards must be nothing."""
+        calls = self.watched.calls
+        options = self.setting.solve_options()
+        start = time.perf_counter()
+        (result,) = solve(self.setting.search, problem=[problem], engine=self.engine, verifier=self.verifier, **options)
+        seconds = time.perf_counter() - start
+        assert result.error is None, result.error
+        assert self.engine.kv_bytes() == 0, f"{self.name} left {self.engine.kv_bytes()} bytes"
+        self._assert_calls(result, self.watched.calls - calls)
+        return {"problem": problem.id, "seconds": seconds, "usage": result.usage.to_dict()} | self._outcome(result)
+
+    def _outcome(self, result: Result) -> dict[str, Any]:
+        assert result.best is not None
+        kind = self.setting.config.dataset.answer_kind
+        strict = extract_answer(result.best.text, "strict") if kind == "number" else result.answer
+        right = self.setting.task.is_correct
+        return {
+            "answer": result.answer,
+            "correct": right(result.problem, result.answer),
+            "correct_strict": right(result.problem, strict),
+            "chosen": list(result.best.path),
+        }
+
+    def _assert_calls(self, result: Result, ratings: int) -> None:
+        """What each arm must have done, and must not have done."""
+        usage, branches = result.usage, result.branches
+        prompt = sum(branch.prompt_length - 1 for branch in branches)
+        question = len(self.engine.encode(result.problem.question))
+        checks: list[tuple[str, bool]] = [
+            ("generated what its branches hold", usage.generated_tokens == sum(len(b.generated) for b in branches)),
+            ("rated once, or skipped that", ratings + usage.verifications_skipped == 1),
+            ("a skipped rating costs nothing", ratings == 1 or usage.verifier_tokens == 0),
+        ]
+        if self.name == "no_kv":
+            checks += [
+                ("every branch computed its prompt", usage.prompt_tokens == prompt),
+                ("nothing was shared", usage.shared_tokens == 0),
+                ("every verification asked anew", usage.verifier_tokens > len(branches) * question),
+            ]
+        else:
+            checks += [
+                ("the prefix was computed once", usage.prompt_tokens < 2 * prompt / len(branches)),
+                ("prompts are shared or computed", usage.substituted_tokens > 0 or usage.shared_tokens > 0),
+            ]
+        if self.name not in APPROXIMATE:
+            checks += [("nothing was skipped", usage.verifications_skipped == 0)]
+        if self.name not in APPROXIMATE[1:]:
+            checks += [("no layer was left out", usage.exit_layer_rows_saved == 0)]
+        if self.name in APPROXIMATE[1:] and ratings:
+            layers = len(self.engine.lens.layers)
+            checks += [
+                (
+                    "every row was computed in, or left before, each layer",
+                    usage.exit_layer_rows + usage.exit_layer_rows_saved == usage.verifier_tokens * layers,
+                )
+            ]
+        if self.name not in ("decode_gate", "lossy"):
+            checks += [("no branch was stopped", all(b.finish_reason != "gate" for b in branches))]
+        for claim, holds in checks:
+            assert holds, f"{self.name}: not true that {claim}: {usage}"
+
+
+def run(overrides: Sequence[str], problems: int, held_out: int) -> dict[str, Any]:
+    """All regimes: per problem every arm in turn, in an order that goes round, after a warm-up that is not counted."""
+    base = Setting.of("rksc_verify", overrides)
+    model, tokenizer = loaded(base.config)
+    regimes = {}
+    for regime, settings in REGIMES.items():
+        chosen = [*settings, *overrides]
+        found = thresholds(regime, overrides, model, tokenizer, held_out)
+        sizes = [f"dataset.size={problems + 1}", f"dataset.limit={problems + 1}"]
+        arms = [Arm.make(name, [*chosen, *sizes], found, model, tokenizer) for name in ARMS]
+        warm_up, *measured = arms[0].setting.task.problems
+        for arm in arms:
+            arm.solve(warm_up)
+        rows: dict[str, list[dict[str, Any]]] = {name: [] for name in ARMS}
+        for n, problem in enumerate(tqdm(measured, desc=f"arms, {regime}", unit="problem")):
+            for i in range(len(arms)):
+                arm = arms[(n + i) % len(arms)]
+                rows[arm.name].append(arm.solve(problem))
+        regimes[regime] = {"thresholds": found, "arms": [_summary(name, rows) for name in ARMS]}
+    return {"regimes": regimes}
+
+
+def _summary(name: str, rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    own, seconds = rows[name], {arm: [row["seconds"] for row in rows[arm]] for arm in rows}
+    total = Usage()
+    for row in own:
+        total += Usage(**row["usage"])
+    right = sum(row["correct"] for row in own)
+    return {
+        "arm": name,
+        "problems": len(own),
+        "seconds": seconds[name],
+        "over_no_kv": speedup(seconds["no_kv"], seconds[name]),
+        "over_exact": speedup(seconds["exact"], seconds[name]),
+        "usage": total.to_dict(),
+        "correct": [right, len(own), *wilson(right, len(own))],
+        "correct_strict": sum(row["correct_strict"] for row in own),
+        "changed": changes(rows["verify"], own),
+    }
+
+
+def changes(reference: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """How many problems end with another answer, and in which direction."""
+    pairs = [(a, b) for a, b in zip(reference, other, strict=True) if a["answer"] != b["answer"]]
+    directions = Counter((a["correct"], b["correct"]) for a, b in pairs)
+    return {
+        "answers": len(pairs),
+        "right_to_wrong": directions[True, False],
+        "wrong_to_right": directions[False, True],
+    }
+
+
+def answers(overrides: Sequence[str], problems: int, held_out: int) -> dict[str, Any]:
+    """Answers that the approximate arms change, on many problems without the padding, against full verification."""
+    overrides = [*overrides, "dataset.pad_chars=0"]
+    model, tokenizer = loaded(Setting.of("rksc_verify", overrides).config)
+    regimes = {}
+    for regime, settings in REGIMES.items():
+        found = thresholds(regime, overrides, model, tokenizer, held_out)
+        chosen = [*settings, *overrides, f"dataset.size={problems}", f"dataset.limit={problems}"]
+        arms = [Arm.make(name, chosen, found, model, tokenizer) for name in ("verify", *APPROXIMATE)]
+        rows = {
+            arm.name: [arm.solve(p) for p in tqdm(arm.setting.task.problems, desc=f"answers, {regime}, {arm.name}")]
+            for arm in arms
+        }
+        regimes[regime] = {"thresholds": found, "arms": [_counts(name, rows) for name in rows]}
+    return {"regimes": regimes}
+
+
+def _counts(name: str, rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    own = rows[name]
+    return {
+        "arm": name,
+        "problems": len(own),
+        "correct": sum(row["correct"] for row in own),
+        "correct_strict": sum(row["correct_strict"] for row in own),
+        "skipped": sum(row["usage"]["verifications_skipped"] for row in own),
+        "changed": changes(rows["verify"], own),
+    }

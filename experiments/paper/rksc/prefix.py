@@ -1,0 +1,52 @@
+"""How the gain grows with the prefix: the KV probe over a sweep, its fits, n* and B* (RKSC, Tables 5 and 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from experiments.paper.rksc.setting import Setting, loaded
+from experiments.paper.rksc.stats import fit
+from ttc.kv_probe import KVProbe
+
+LENGTHS = (128, 256, 512, 1024, 2048, 4096)
+BRANCHES = 8
+SUFFIX_TOKENS = 16
+
+
+def run(overrides: Sequence[str], lengths: Sequence[int] = LENGTHS) -> dict[str, Any]:
+    setting = Setting.of("rksc_verify", overrides)
+    engine = setting.engine(*loaded(setting.config))
+    probe = KVProbe(engine, suffix_tokens=SUFFIX_TOKENS)
+    probe.times(64, 2)  # first-use set-up is not counted
+    rows = []
+    for tokens in tqdm(lengths, desc="prefix", unit="length"):
+        times = probe.times(tokens, BRANCHES)
+        rows.append(
+            vars(times)
+            | {
+                "beneficial": times.beneficial,
+                "net_s": times.net_s,
+                "speedup": times.full_s / (times.prefix_s + times.suffix_s),
+                "break_even_branches": times.break_even_branches,
+            }
+        )
+    prefix = fit(lengths, [row["prefix_s"] for row in rows])
+    return {"rows": rows, "fit": {"c1": prefix[0], "c2": prefix[1]}, "n_star": n_star(prefix, rows)}
+
+
+def n_star(fitted: tuple[float, float], rows: Sequence[dict[str, Any]]) -> float:
+    """The prefix length from which sharing pays: (B - 1) (c1 n + c2 n^2) = what the suffixes cost on shared KV beyond
+    what they cost as ends of whole prompts. RKSC's proposition A.1 with its linear term put back; 0 if it pays at once.
+    """
+    c1, c2 = fitted
+    first = rows[0]
+    suffixes = first["branches"] * c1 * first["suffix_tokens"]
+    extra = (first["suffix_s"] - suffixes) / (first["branches"] - 1)
+    if extra <= 0:
+        return 0.0
+    if c2 <= 0:
+        return extra / c1
+    return float((-c1 + (c1 * c1 + 4 * c2 * extra) ** 0.5) / (2 * c2))

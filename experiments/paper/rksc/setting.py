@@ -1,0 +1,73 @@
+"""The setting that all parts share: a configuration, its problems, and engines over one loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from experiments.data import Task, load_task
+from experiments.run import engine_options, make_template, make_verifier, resolved
+from experiments.schema import register
+from ttc.engine import Engine
+from ttc.models import load
+from ttc.packed import can_pack, pack_linears
+from ttc.prompt import PromptTemplate
+from ttc.protocols import Verifier
+
+HELD_OUT_SEED = 1_000
+"""The seed of problems that thresholds are found on; those that are measured have the data set's own."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A composed configuration and what it names."""
+
+    config: DictConfig
+
+    @classmethod
+    def of(cls, experiment: str, overrides: Sequence[str]) -> Setting:
+        register()
+        with initialize_config_module("conf", version_base="1.3"):
+            return cls(resolved(compose("config", overrides=[f"+experiment={experiment}", *overrides])))
+
+    @cached_property
+    def task(self) -> Task:
+        return load_task(self.config.dataset)
+
+    @property
+    def search(self) -> Any:
+        return instantiate(self.config.search, _convert_="all")
+
+    @property
+    def verifier(self) -> Verifier | None:
+        return make_verifier(self.config)
+
+    @property
+    def template(self) -> PromptTemplate:
+        return make_template(self.config)
+
+    def engine(self, model: Any, tokenizer: Any) -> Engine:
+        return Engine(model, tokenizer, **engine_options(self.config))
+
+    def solve_options(self) -> dict[str, Any]:
+        data, run = self.config.dataset, self.config.run
+        return {
+            "seed": run.seed,
+            "template": self.template,
+            "answer_kind": data.answer_kind,
+            "end": tuple(data.end),
+        }
+
+
+def loaded(config: DictConfig) -> tuple[Any, Any]:
+    """The configuration's model and tokenizer, packed as `Engine.from_pretrained` does."""
+    model, tokenizer = load(config.model.name, device=config.model.device, dtype=config.model.dtype)
+    if can_pack(model):
+        pack_linears(model)
+    return model, tokenizer

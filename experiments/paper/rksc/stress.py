@@ -1,0 +1,73 @@
+"""RSBCM's stress test (RKSC, appendix H): eight branches, room for four, on real problems."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from tqdm import tqdm
+
+from experiments.paper.rksc.setting import Setting, loaded
+from ttc import BlockCache, Engine
+from ttc.branch import Branch
+
+BRANCHES, ROOM, TOKENS = 8, 4, 8
+
+
+def run(overrides: Sequence[str], problems: int) -> dict[str, Any]:
+    """Per problem: evictions, KV before and after, what coming back costs, and whether it changes any token."""
+    sizes = ["dataset.pad_chars=0", f"dataset.size={problems}", f"dataset.limit={problems}"]
+    setting = Setting.of("rksc_verify", ["model.dtype=float32", *overrides, *sizes])
+    model, tokenizer = loaded(setting.config)
+    free = Engine(model, tokenizer)
+    rows = []
+    for problem in tqdm(setting.task.problems, desc="stress", unit="problem"):
+        prompt = setting.template.tokens(problem.question, tokenizer)
+        above = -(-(len(prompt) - 1) // TOKENS)
+        cache = BlockCache(capacity_blocks=above + ROOM, block_tokens=TOKENS)
+        tight = Engine(model, tokenizer, cache=cache)
+        unlimited, limited = _solve(free, prompt), _solve(tight, prompt)
+        rows.append(
+            {
+                "problem": problem.id,
+                "evictions": limited["evictions"],
+                "expected": BRANCHES - ROOM,
+                "kv_bytes": limited["kv_bytes"],
+                "kv_bytes_unlimited": unlimited["kv_bytes"],
+                "recomputed_tokens": limited["recomputed_tokens"],
+                "overhead_ms": 1e3 * (limited["seconds"] - unlimited["seconds"]),
+                "same_tokens": limited["tokens"] == unlimited["tokens"],
+            }
+        )
+    return {
+        "rows": rows,
+        "problems": len(rows),
+        "evictions": sum(r["evictions"] for r in rows),
+        "expected": sum(r["expected"] for r in rows),
+        "kv_of_unlimited": sum(r["kv_bytes"] for r in rows) / sum(r["kv_bytes_unlimited"] for r in rows),
+        "overhead_ms": fmean(r["overhead_ms"] for r in rows),
+        "changed": sum(not r["same_tokens"] for r in rows),
+    }
+
+
+def _solve(engine: Engine, prompt: list[int]) -> dict[str, Any]:
+    """One step of all branches, what KV is left of it, then a second step of all, which needs what was evicted."""
+    root = engine.root(prompt, seed=0)
+    branches: list[Branch] = engine.fork(root, BRANCHES)
+    engine.release([root])
+    start = time.perf_counter()
+    engine.generate(branches, TOKENS)
+    seconds, kv_bytes = time.perf_counter() - start, engine.kv_bytes()
+    evictions = 0 if engine.cache is None else engine.cache.evictions
+    engine.generate([b for b in branches if not b.finished], TOKENS)
+    found = {
+        "seconds": seconds,
+        "kv_bytes": kv_bytes,
+        "evictions": evictions,
+        "recomputed_tokens": root.usage.recomputed_tokens,
+        "tokens": [b.tokens for b in branches],
+    }
+    engine.release(branches)
+    return found

@@ -1,0 +1,232 @@
+"""Markdown tables of what `experiments.paper rksc` has measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Result = dict[str, Any]
+
+NAMES = {
+    "no_kv": "No-KV",
+    "exact": "token-exact",
+    "verify": "+ verify on the branch's KV",
+    "level1": "+ level 1",
+    "level2": "+ level 2",
+    "decode_gate": "+ decode gate",
+    "lossy": "+ lossy sharing",
+}
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def arms(result: Result) -> str:
+    head = ["regime", "arm", "s per problem", "over No-KV", "over token-exact", "right", "answers changed", "skipped"]
+    rows = []
+    for regime, found in result["regimes"].items():
+        for arm in found["arms"]:
+            n = arm["problems"]
+            rows.append(
+                [
+                    regime,
+                    NAMES[arm["arm"]],
+                    f"{sum(arm['seconds']) / n:.2f}",
+                    _ratio(arm["over_no_kv"]),
+                    _ratio(arm["over_exact"]),
+                    f"{arm['correct'][0]} of {n}",
+                    _changed(arm),
+                    f"{arm['usage']['verifications_skipped']} of {n}",
+                ]
+            )
+    return markdown(head, rows)
+
+
+def _ratio(found: Sequence[float]) -> str:
+    return "{:.2f}x [{:.2f}, {:.2f}]".format(*found)
+
+
+def _changed(arm: Result) -> str:
+    changed = arm["changed"]
+    return f"{changed['answers']} ({changed['right_to_wrong']} lost, {changed['wrong_to_right']} won)"
+
+
+def answers(result: Result) -> str:
+    head = ["regime", "arm", "problems", "right", "right, strict", "answers changed", "not verified"]
+    rows = [
+        [
+            regime,
+            NAMES[arm["arm"]],
+            f"{arm['problems']}",
+            f"{arm['correct']}",
+            f"{arm['correct_strict']}",
+            _changed(arm),
+            f"{arm['skipped'] / arm['problems']:.0%}",
+        ]
+        for regime, found in result["regimes"].items()
+        for arm in found["arms"]
+    ]
+    return markdown(head, rows)
+
+
+def thresholds(result: Result) -> str:
+    """What was found on held-out problems, and how it did on those that it was not found on."""
+    head = ["regime", "tau_conf", "r_gap", "skipped", "level 2", "layers", "changed, level 1", "changed, level 2"]
+    rows = []
+    for regime, of in result["regimes"].items():
+        found = of["thresholds"]
+        exit = found["exit"]
+        rule = (
+            f"ranking, l_min {exit['l_min']}, patience {exit['patience']}"
+            if exit["rule"] == "ranking"
+            else f"entropy, l_min {exit['l_min']}, theta {exit['theta']:.2f}, eps {exit['eps']:.2f}"
+        )
+        never = found["tau_conf"] > 1
+        rows.append(
+            [
+                regime,
+                "never" if never else f"{found['tau_conf']:.3f}",
+                "" if never else f"{found['r_gap']:.3f}",
+                f"{found['skipped'][0]} of {found['skipped'][1]}",
+                rule,
+                f"{found['depth']:.1f} of {found['layers']}",
+                f"{found['level1_disagreements']} of {found['skipped'][1]}",
+                f"{found['level2_disagreements'][0]} of {found['level2_disagreements'][1]}",
+            ]
+        )
+    return markdown(head, rows)
+
+
+def prefix(result: Result) -> str:
+    head = ["prefix", "every branch computes it", "once", "suffixes on it", "gain", "B*", "sharing pays"]
+    rows = [
+        [
+            f"{row['tokens']:,}",
+            f"{row['full_s']:.3f} s",
+            f"{row['prefix_s']:.3f} s",
+            f"{row['suffix_s']:.3f} s",
+            f"{row['speedup']:.2f}x",
+            f"{row['break_even_branches']:.2f}",
+            "yes" if row["beneficial"] else "no",
+        ]
+        for row in result["rows"]
+    ]
+    fit = result["fit"]
+    return (
+        markdown(head, rows)
+        + f"\n\nA prefill takes c1 n + c2 n², c1 = {fit['c1'] * 1e6:.1f} µs, c2 = {fit['c2'] * 1e9:.1f} ns (least "
+        f"squares on relative errors); n* = {result['n_star']:.0f} tokens for 8 branches."
+    )
+
+
+def phrasings(result: Result) -> str:
+    head = ["variant", "prompts", "shared exactly", "matched", "mean", "last", "KL (nats)", "answers changed"]
+    levels = markdown(
+        head,
+        [
+            [
+                row["kind"],
+                f"{row['prompts']}",
+                f"{row['shared_exactly']:.0%}",
+                *(_spread(row[pooling]) for pooling in ("matched", "mean", "last")),
+                f"{row['kl']:.3f}",
+                f"{row['answers_changed']:.0%}",
+            ]
+            for row in result["rows"]
+        ],
+    )
+    head = ["tau", "substituted", "of the prefill left", "of all prefill", "KL (nats)", "answers changed", "lost / won"]
+    controls = list(result["taus"][0]["controls_passed"])
+    taus = markdown(
+        [*head, *controls],
+        [
+            [
+                f"{row['tau']:.2f}",
+                f"{row['substituted']:.0%}",
+                f"{row['saved_of_rest']:.0%}",
+                f"{row['saved_of_all']:.0%}",
+                f"{row['kl']:.3f}",
+                f"{row['answers_changed']:.0%}",
+                f"{row['right_to_wrong']} / {row['wrong_to_right']}",
+                *(f"{row['controls_passed'][control]:.0%}" for control in controls),
+            ]
+            for row in result["taus"]
+        ],
+    )
+    return f"{levels}\n\n{taus}"
+
+
+def _spread(values: Sequence[float]) -> str:
+    return "{1:.3f} ({0:.3f} to {2:.3f})".format(*values)
+
+
+def verification(result: Result) -> str:
+    cost = markdown(
+        ["prompt", "problems", "tokens, own KV", "tokens, fresh prompt", "own KV", "fresh prompt", "gain"],
+        [
+            [
+                row["prompt"],
+                f"{row['problems']}",
+                f"{row['own_tokens']:.0f}",
+                f"{row['fresh_tokens']:.0f}",
+                f"{row['own_ms']:.0f} ms",
+                f"{row['fresh_ms']:.0f} ms",
+                f"{row['fresh_ms'] / row['own_ms']:.1f}x",
+            ]
+            for row in result["cost"]
+        ],
+    )
+    names = {"own": "asked on the branch's KV", "fresh": "asked on a fresh prompt", "p": "mean top-1 probability"}
+    quality = markdown(
+        ["rated by", "right outranks wrong", "pairs", "right if chosen so", "right on average", "any right"],
+        [
+            [
+                names[row["way"]],
+                f"{row['auc']:.3f}",
+                f"{row['pairs']:,}",
+                f"{row['accuracy']:.0%}",
+                f"{row['mean_accuracy']:.0%}",
+                f"{row['oracle']:.0%}",
+            ]
+            for row in result["quality"]
+        ],
+    )
+    difficulty = markdown(
+        ["sums", "problems", "right", "largest p", "would be skipped"],
+        [
+            [
+                row["difficulty"],
+                f"{row['problems']}",
+                f"{row['accuracy']:.0%}",
+                f"{row['max_p']:.3f}",
+                f"{row['skipped']:.0%}",
+            ]
+            for row in result["difficulty"]
+        ],
+    )
+    return f"{cost}\n\n{quality}\n\n{difficulty}"
+
+
+def stress(result: Result) -> str:
+    head = ["problems", "evictions", "expected", "KV left, of all", "overhead per problem", "problems changed"]
+    row = [
+        f"{result['problems']}",
+        f"{result['evictions']}",
+        f"{result['expected']}",
+        f"{result['kv_of_unlimited']:.0%}",
+        f"{result['overhead_ms']:+.1f} ms",
+        f"{result['changed']}",
+    ]
+    return markdown(head, [row])
+
+
+TABLES: dict[str, Callable[[Result], str]] = {
+    "arms": arms,
+    "answers": answers,
+    "prefix": prefix,
+    "phrasings": phrasings,
+    "verification": verification,
+    "stress": stress,
+}

@@ -1,0 +1,48 @@
+"""Diverse prompts (Li et al., 2023; RKSC's setting): each sample starts from a prompt of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from search.base import Plan, Search
+from ttc.branch import Branch
+from ttc.errors import InvalidInput
+from ttc.protocols import Aggregation, Expand, Rate, Step, Vary
+
+HINTS = (
+    " Let's think step by step.",
+    " First, list what is known.",
+    " Let's write an equation.",
+    " Work carefully, then check.",
+    " Start from what is asked.",
+    " Break it into small parts.",
+    " Estimate first, then compute.",
+    " Solve it the simplest way.",
+)
+"""Eight reasoning hints; RKSC's own are not in the paper."""
+
+
+@dataclass(frozen=True)
+class DiversePrompts(Search):
+    """`n` samples, the one that the verifier rates highest; phrasings and hints go round (see `Vary`).
+
+    phrasings: instructions with `{question}` in them, none for the template's own. hints: what answers start with.
+    """
+
+    n: int = 8
+    max_tokens: int = 256
+    phrasings: tuple[str, ...] = ()
+    hints: tuple[str, ...] = HINTS
+    aggregation: Aggregation = "last"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for phrasing in self.phrasings:
+            if "{question}" not in phrasing:
+                raise InvalidInput(f"the phrasing {phrasing!r} must hold {{question}}, where the question goes")
+
+    def run(self, root: Branch, end: tuple[str, ...]) -> Plan:
+        starts: list[Branch] = yield Vary(root, self.n, self.phrasings, self.hints)
+        branches: list[Branch] = yield Expand(starts, 1, Step(self.max_tokens, end=end), self.sampling)
+        yield Rate(branches, self.aggregation)
+        return branches

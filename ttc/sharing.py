@@ -1,0 +1,53 @@
+"""What branches of a problem share of their prompts' KV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ttc.errors import InvalidInput
+
+SharingRule = Literal["exact", "none", "similar"]
+Pooling = Literal["matched", "mean", "last"]
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """rule="exact": the longest common prefix of tokens, whichever prompts it stands in. Lossless, the default.
+
+    rule="none": nothing; every branch computes all of its KV itself, and again after each fork. A baseline.
+
+    rule="similar": as exact, and ASKS beside it (RKSC, section 2.2): a variant of a root's prompt (`Engine.variants`)
+    whose hidden states are like the root's stands on the root's KV. **Approximate**: the root's words take the place of
+    the variant's; each such branch says so in `Branch.substituted`.
+    The similarity is RKSC's Eq. 2 over the first `probe_layers` layers, as the rest is what sharing saves:
+    sigma = sum_l w_l s_l, w_l proportional to exp(alpha l / L). A variant below tau is refused.
+    pooling says how alike two prompts' states in a layer, s_l, are. "matched": each token's cosine with its best match
+    in the other prompt, the mean over both (BERTScore; Zhang et al., 2020), states centred by the root's mean, over the
+    tokens from the first difference to the last and a few on both sides; what two long prompts have in common elsewhere
+    says nothing. For comparison, "mean": the cosine of the mean states there, which hardly tells a rewording from
+    another question, and "last": of the last tokens' states, which their punctuation decides.
+    same_numbers: also refuse a variant whose numbers are others. States of texts that differ by a number alone are
+    closer than those of most rewordings, so that no tau tells these two apart.
+    Raises InvalidInput, naming the value.
+    """
+
+    rule: SharingRule = "exact"
+    tau: float = 0.82
+    alpha: float = 1.5
+    probe_layers: int = 2
+    pooling: Pooling = "matched"
+    same_numbers: bool = True
+
+    def __post_init__(self) -> None:
+        for name, kinds in (("rule", SharingRule), ("pooling", Pooling)):
+            if getattr(self, name) not in get_args(kinds):
+                raise InvalidInput(
+                    f"sharing.{name}={getattr(self, name)!r} is unknown; use {', '.join(get_args(kinds))}"
+                )
+        if not -1 <= self.tau <= 2:
+            raise InvalidInput(f"sharing.tau={self.tau} must lie in [-1, 2]; a cosine above 1 is never reached")
+        if self.probe_layers < 1:
+            raise InvalidInput(f"sharing.probe_layers={self.probe_layers} must be at least 1")
+        if not abs(self.alpha) < 100:
+            raise InvalidInput(f"sharing.alpha={self.alpha} must lie in (-100, 100)")

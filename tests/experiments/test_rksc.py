@@ -59,6 +59,7 @@ def test_every_arm_runs_and_is_held_to_its_calls(monkeypatch: pytest.MonkeyPatch
     assert found["verify"]["changed"]["answers"] == 0
     table = tables.arms(result)
     assert table.count("\n") == 1 + len(arms.ARMS) and "+ level 2" in table
+    assert tables.thresholds(result).count("\n") == 3
 
 
 def test_an_arm_that_does_not_do_what_it_says_is_caught() -> None:

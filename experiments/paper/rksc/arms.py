@@ -26,8 +26,10 @@ from ttc.protocols import Backend, Problem, Result
 from ttc.usage import Usage
 from verifiers import ConfidenceGatedVerifier, SelfVerifier
 
-ARMS = ("no_kv", "exact", "verify", "level1", "level2", "decode_gate", "lossy")
 APPROXIMATE = ("level1", "level2", "decode_gate", "lossy")
+BY_PAPER = ("level1_paper", "level2_paper")
+"""Levels 1 and 2 again, by RKSC's own way to choose thresholds, which bounds no disagreement."""
+ARMS = ("no_kv", "exact", "verify", *APPROXIMATE, *BY_PAPER)
 REGIMES: dict[str, list[str]] = {
     "t=8": ["dataset=direct_sums", "search.max_tokens=8"],
     "t=32": ["search.max_tokens=32"],
@@ -67,22 +69,20 @@ def thresholds(regime: str, overrides: Sequence[str], model: Any, tokenizer: Any
         observations += observe(setting.search, inner, [problem], engine=engine, **options)
         solve(setting.search, problem=[problem], engine=engine, verifier=watched, **options)
     names = {"model": setting.config.model.name, "dataset": setting.config.dataset.name}
-    one = calibrate(observations, **names, max_disagreement=MAX_DISAGREEMENT)
     cost = look_layers(engine, fmean(p.rows for rating in watched.ratings for p in rating))
-    two = calibrate_exit(watched.ratings, **names, max_disagreement=MAX_DISAGREEMENT, look_layers=cost)
-    return {
-        "problems": len(observations),
-        "tau_conf": one.tau_conf,
-        "r_gap": one.r_gap,
-        "skipped": [one.skipped, one.checked],
-        "level1_disagreements": one.disagreements,
-        "exit": {k: v for k, v in vars(two.exit).items() if k != "positive"},
-        "depth": two.depth,
-        "layers": two.layers,
-        "look_layers": cost,
-        "level2_disagreements": [two.disagreements, two.checked],
-        "disagreement_bounds": [one.disagreement_bound, two.disagreement_bound],
-    }
+    found = {}
+    for way, bound in (("risk", MAX_DISAGREEMENT), ("paper", None)):
+        one = calibrate(observations, **names, max_disagreement=bound)
+        two = calibrate_exit(watched.ratings, **names, max_disagreement=bound, look_layers=cost)
+        found[way] = {
+            "problems": one.problems,
+            "tau_conf": one.tau_conf,
+            "r_gap": one.r_gap,
+            "level1": {"skipped": one.skipped, "changed": one.disagreements, "checked": one.checked},
+            "exit": {k: v for k, v in vars(two.exit).items() if k != "positive"},
+            "level2": {"changed": two.disagreements, "checked": two.checked, "depth": two.depth, "layers": two.layers},
+        }
+    return found
 
 
 def _held_out(problems: int) -> list[str]:
@@ -101,12 +101,13 @@ class Arm:
 
     @classmethod
     def make(cls, name: str, overrides: Sequence[str], found: dict[str, Any], model: Any, tokenizer: Any) -> Arm:
-        more = []
-        if name in APPROXIMATE:
-            more = [f"verifier.tau_conf={found['tau_conf']}", f"verifier.r_gap={found['r_gap']}"]
-        if name in APPROXIMATE[1:]:
-            more += [f"++verifier.inner.exit.{key}={value}" for key, value in found["exit"].items()]
-        setting = Setting.of(f"rksc_{name}", [*overrides, *more])
+        more, preset = list[str](), name.removesuffix("_paper")
+        if preset in APPROXIMATE:
+            chosen = found["risk" if preset == name else "paper"]
+            more = [f"verifier.tau_conf={chosen['tau_conf']}", f"verifier.r_gap={chosen['r_gap']}"]
+            if preset != "level1":
+                more += [f"++verifier.inner.exit.{key}={value}" for key, value in chosen["exit"].items()]
+        setting = Setting.of(f"rksc_{preset}", [*overrides, *more])
         verifier: Any = setting.verifier
         if isinstance(verifier, ConfidenceGatedVerifier):
             watched = _Watched(verifier.inner)
@@ -160,11 +161,12 @@ class Arm:
                 ("the prefix was computed once", usage.prompt_tokens < 2 * prompt / len(branches)),
                 ("prompts are shared or computed", usage.substituted_tokens > 0 or usage.shared_tokens > 0),
             ]
-        if self.name not in APPROXIMATE:
+        gated, exits = self.name not in ARMS[:3], "level2" in self.name or self.name in ("decode_gate", "lossy")
+        if not gated:
             checks += [("nothing was skipped", usage.verifications_skipped == 0)]
-        if self.name not in APPROXIMATE[1:]:
+        if not exits:
             checks += [("no layer was left out", usage.exit_layer_rows_saved == 0)]
-        if self.name in APPROXIMATE[1:] and ratings:
+        if exits and ratings:
             layers = len(self.engine.lens.layers)
             checks += [
                 (
@@ -238,7 +240,7 @@ def answers(overrides: Sequence[str], problems: int, held_out: int) -> dict[str,
     for regime, settings in REGIMES.items():
         found = thresholds(regime, overrides, model, tokenizer, held_out)
         chosen = [*settings, *overrides, f"dataset.size={problems}", f"dataset.limit={problems}"]
-        arms = [Arm.make(name, chosen, found, model, tokenizer) for name in ("verify", *APPROXIMATE)]
+        arms = [Arm.make(name, chosen, found, model, tokenizer) for name in ARMS[2:]]
         rows = {
             arm.name: [arm.solve(p) for p in tqdm(arm.setting.task.problems, desc=f"answers, {regime}, {arm.name}")]
             for arm in arms

@@ -18,8 +18,8 @@ from ttc.errors import InvalidInput
 
 Measure = Callable[[Sequence[str], int, int], dict[str, Any]]
 PARTS: dict[str, tuple[int, Measure]] = {
-    "arms": (24, arms.run),
-    "answers": (100, arms.answers),
+    "arms": (16, arms.run),
+    "answers": (60, arms.answers),
     "prefix": (0, lambda overrides, problems, held_out: prefix.run(overrides)),
     "phrasings": (20, lambda overrides, problems, held_out: phrasings.run(overrides, problems)),
     "verification": (40, lambda overrides, problems, held_out: verification.run(overrides, problems)),

@@ -15,6 +15,8 @@ NAMES = {
     "level2": "+ level 2",
     "decode_gate": "+ decode gate",
     "lossy": "+ lossy sharing",
+    "level1_paper": "level 1 by RKSC's percentiles",
+    "level2_paper": "levels 1 and 2 by RKSC's rules",
 }
 
 
@@ -73,30 +75,32 @@ def answers(result: Result) -> str:
 
 def thresholds(result: Result) -> str:
     """What was found on held-out problems, and how it did on those that it was not found on."""
-    head = ["regime", "tau_conf", "r_gap", "skipped", "level 2", "layers", "changed, level 1", "changed, level 2"]
+    ways = {"risk": "risk-controlled", "paper": "RKSC's"}
+    head = ["regime", "thresholds", "level 1", "skipped", "changed", "level 2", "layers", "changed"]
     rows = []
     for regime, of in result["regimes"].items():
-        found = of["thresholds"]
-        exit = found["exit"]
-        rule = (
-            f"ranking, l_min {exit['l_min']}, patience {exit['patience']}"
-            if exit["rule"] == "ranking"
-            else f"entropy, l_min {exit['l_min']}, theta {exit['theta']:.2f}, eps {exit['eps']:.2f}"
-        )
-        never = found["tau_conf"] > 1
-        rows.append(
-            [
-                regime,
-                "never" if never else f"{found['tau_conf']:.3f}",
-                "" if never else f"{found['r_gap']:.3f}",
-                f"{found['skipped'][0]} of {found['skipped'][1]}",
-                rule,
-                f"{found['depth']:.1f} of {found['layers']}",
-                f"{found['level1_disagreements']} of {found['skipped'][1]}",
-                f"{found['level2_disagreements'][0]} of {found['level2_disagreements'][1]}",
-            ]
-        )
+        for way, found in of["thresholds"].items():
+            one, two = found["level1"], found["level2"]
+            never = found["tau_conf"] > 1
+            rows.append(
+                [
+                    regime,
+                    ways[way],
+                    "never skips" if never else f"tau {found['tau_conf']:.3f}, gap {found['r_gap']:.3f}",
+                    f"{one['skipped']} of {one['checked']}",
+                    f"{one['changed']} of {one['checked']}",
+                    _rule(found["exit"]) if two["depth"] < two["layers"] else "never leaves",
+                    f"{two['depth']:.1f} of {two['layers']}",
+                    f"{two['changed']} of {two['checked']}",
+                ]
+            )
     return markdown(head, rows)
+
+
+def _rule(exit: Result) -> str:
+    if exit["rule"] == "ranking":
+        return f"ranking, l_min {exit['l_min']}, patience {exit['patience']}"
+    return f"entropy, l_min {exit['l_min']}, theta {exit['theta']:.2f}, eps {exit['eps']:.2f}"
 
 
 def prefix(result: Result) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,16 +45,29 @@ class Plan(ABC):
         value_dim) and its log-sum-exp, both at least float32.
         """
         out, lse = self.attend_tails(layer, q, key, value)
+        absent = set[int]()
         for index, entry in enumerate(self.entries):
             if (copy := entry.kv.device[layer.index]) is not None:
                 self._attend(layer, index, q, copy, out, lse)
+            else:
+                absent.add(index)
         if self.stream is not None:
             for unit, parts in self.stream.read(layer.index):
                 seen = layer if unit.view is None else unit.view.of(layer)
                 for index, copy in parts.items():
                     if index != TAILS:
                         self._attend(seen, index, q[unit.heads], copy, out[unit.heads], lse[unit.heads])
+                absent.difference_update(parts)
+        if absent and (self.stream is None or not self.stream.sparse):
+            self._expect_hidden(layer, absent, q.device)
         return out, lse
+
+    def _expect_hidden(self, layer: Layer, absent: Iterable[int], device: torch.device) -> None:
+        """What was not read must lie outside the layer's window: a wrong answer is worse than none."""
+        needed = (index for index in absent if self.entries[index].rows.start < self.entries[index].rows.stop)
+        for index in needed:
+            if layer.window is None or self._span(index, layer.window, layer.sink, device) is not None:
+                raise RuntimeError(f"entry {index} of layer {layer.index} is neither on the device nor in the stream")
 
     def _attend(self, layer: Layer, index: int, q: Tensor, copy: LayerKV, out: Tensor, lse: Tensor) -> None:
         """Fold one entry into (out, lse), which have the heads that q and the copy have."""

@@ -76,6 +76,7 @@ class Stream:
         self.memory, self.units, self.runs, self.tails = memory, units, runs, tails
         self.repeat, self.prefetch = repeat, prefetch and len(units) > 1
         self.per_layer = Counter(unit.layer for unit in units)
+        self.sparse = any(unit.view is not None for unit in units)  # some heads leave out what they don't see
         largest = max(self.elements(memory, unit, runs, tails) for unit in units)
         count = 2 if self.prefetch else 1
         self.buffers: list[Tensor] = list(memory.reserve(count * largest).view(count, largest))

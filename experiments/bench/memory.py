@@ -186,7 +186,7 @@ def _bytes(result: dict[str, Any], quick: bool, out: Path) -> None:
 def _time(result: dict[str, Any], quick: bool, model_name: str, out: Path, trace: Path | None) -> None:
     model, tokenizer = load(model_name, dtype=torch.bfloat16)
     gbps = read_bandwidth() * LINK_TO_MEMORY / 1e9
-    beams, new_tokens = (16, 256) if quick else (64, 384)
+    beams, new_tokens = (16, 128) if quick else (32, 256)
     found = result["time"] = {
         "command": "python -m experiments.bench memory time" + (" --quick" if quick else ""),
         "model": f"{model_name}, bfloat16, its real weights; random prompt and selection",

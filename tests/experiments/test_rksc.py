@@ -49,7 +49,7 @@ def test_changes_count_both_directions() -> None:
 
 def test_every_arm_runs_and_is_held_to_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arms, "REGIMES", {"t=8": arms.REGIMES["t=8"]})
-    result = arms.run([*SHORT, "search.n=3"], problems=2, held_out=2)
+    (result,) = arms.run([*SHORT, "search.n=3"], problems=2, held_out=2)
     found = {arm["arm"]: arm for arm in result["regimes"]["t=8"]["arms"]}
     assert list(found) == list(arms.ARMS)
     usage = {name: Usage(**arm["usage"]) for name, arm in found.items()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,16 @@ from experiments.paper.rksc import arms, phrasings, prefix, stress, tables, veri
 from experiments.paper.rksc.setting import Setting
 from ttc.errors import InvalidInput
 
-Measure = Callable[[Sequence[str], int, int], dict[str, Any]]
+Measure = Callable[[Sequence[str], int, int], Iterable[dict[str, Any]]]
 PARTS: dict[str, tuple[int, Measure]] = {
     "arms": (16, arms.run),
     "answers": (60, arms.answers),
-    "prefix": (0, lambda overrides, problems, held_out: prefix.run(overrides)),
-    "phrasings": (20, lambda overrides, problems, held_out: phrasings.run(overrides, problems)),
-    "verification": (40, lambda overrides, problems, held_out: verification.run(overrides, problems)),
-    "stress": (20, lambda overrides, problems, held_out: stress.run(overrides, problems)),
+    "prefix": (0, lambda overrides, problems, held_out: [prefix.run(overrides)]),
+    "phrasings": (20, lambda overrides, problems, held_out: [phrasings.run(overrides, problems)]),
+    "verification": (40, lambda overrides, problems, held_out: [verification.run(overrides, problems)]),
+    "stress": (20, lambda overrides, problems, held_out: [stress.run(overrides, problems)]),
 }
-"""Each part: how many problems by default, and what measures it."""
+"""Each part: how many problems by default, and what measures it. That gives what there is so far, to be saved."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -45,20 +45,20 @@ def main(arguments: argparse.Namespace) -> None:
         if value is not None and value < least:
             raise InvalidInput(f"--{name}={value} must be at least {least}")
     config = Setting.of("rksc_verify", overrides).config
+    arguments.out.mkdir(parents=True, exist_ok=True)
     for part in parts:
         usual, measure = PARTS[part]
         problems = arguments.problems or usual
-        found = measure(overrides, problems, arguments.held_out)
         words = [part, *([f"--problems {problems}"] if usual else []), *overrides]
         if part in ("arms", "answers"):
             words.insert(2, f"--held-out {arguments.held_out}")
-        result = {
+        about = {
             "command": "python -m experiments.paper rksc " + " ".join(words),
             "machine": machine(),
             "model": f"{config.model.name}, its real weights",
             "simulated": "nothing",
-            **found,
         }
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / f"rksc_{part}.json").write_text(json.dumps(result, indent=1) + "\n")
+        for found in measure(overrides, problems, arguments.held_out):
+            result = about | found
+            (arguments.out / f"rksc_{part}.json").write_text(json.dumps(result, indent=1) + "\n")
         print(tables.TABLES[part](result))

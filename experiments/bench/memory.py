@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from experiments.bench.prefix import machine, prompt, read_bandwidth
+from experiments.bench.prefix import machine, prompt
 from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Resident, Sampling
 from ttc.branch import Branch
 from ttc.models import load
@@ -24,8 +24,9 @@ from ttc.transfer_model import KVShape, Workload, beam_scheduling_bytes, token_b
 BUDGET_SHARE = 7 / 64
 """Of the KV of all beams at full length, what the device holds: LBS's 7 GiB of 64."""
 
-LINK_TO_MEMORY = 25 / 1008
-"""Bandwidth of the link against the device's memory: 25 GB/s and an RTX 4090's 1,008 GB/s."""
+LINK_TO_COMPUTE = (64 * 2**30 / 25e9) / ((13.4e9 + 64 * 2**30) / 1008e9)
+"""Moving the KV of all beams takes so many times as long as a step with all of it resident: LBS's 64 GiB over 25 GB/s,
+against reading them and the weights of OPT-6.7B at an RTX 4090's 1,008 GB/s."""
 
 ARMS: dict[str, Callable[..., Residency]] = {
     "layerwise": lambda **o: Layerwise(shared=False, block_tokens=4096, **o),
@@ -185,17 +186,22 @@ def _bytes(result: dict[str, Any], quick: bool, out: Path) -> None:
 
 def _time(result: dict[str, Any], quick: bool, model_name: str, out: Path, trace: Path | None) -> None:
     model, tokenizer = load(model_name, dtype=torch.bfloat16)
-    gbps = read_bandwidth() * LINK_TO_MEMORY / 1e9
-    beams, new_tokens = (16, 128) if quick else (32, 256)
+    beams, new_tokens = (8, 96) if quick else (16, 256)
+    case = Case(beams, 128, new_tokens, 32)
+    resident = measure(model, tokenizer, "resident", case)
+    step_s = resident["total_s"] / case.new_tokens
+    gbps = full_bytes(Engine(model, tokenizer), case) / (LINK_TO_COMPUTE * step_s) / 1e9
     found = result["time"] = {
         "command": "python -m experiments.bench memory time" + (" --quick" if quick else ""),
         "model": f"{model_name}, bfloat16, its real weights; random prompt and selection",
-        "simulated": f"the link: {gbps:.2f} GB/s, as far below this memory's bandwidth as 25 GB/s is below a 4090's",
+        "simulated": f"the link: {gbps:.3f} GB/s, over which the KV of all beams takes {LINK_TO_COMPUTE:.0f} resident "
+        "steps, as in LBS's setting (25 GB/s, RTX 4090)",
         "link_gbps": gbps,
         "rows": [],
     }
     for arm in ARMS:
-        found["rows"].append(measure(model, tokenizer, arm, Case(beams, 128, new_tokens, 32), gbps))
+        found["rows"].append(resident if arm == "resident" else measure(model, tokenizer, arm, case, gbps))
+        print(json.dumps(found["rows"][-1]), flush=True)
         _save(result, out)
     print(time_table(result))
     if trace is not None:

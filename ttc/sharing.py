@@ -28,7 +28,7 @@ class Sharing:
     says nothing. For comparison, "mean": the cosine of the mean states there, which hardly tells a rewording from
     another question, and "last": of the last tokens' states, which their punctuation decides.
     same_numbers: also refuse a variant whose numbers are others. States of texts that differ by a number alone are
-    closer than those of most rewordings, so that no tau tells these two apart.
+    closer than those of most rewordings, so no tau tells these two apart.
     Raises InvalidInput, naming the value.
     """
 

@@ -41,7 +41,7 @@ def arms(result: Result, axes: Any) -> None:
             spread = [[r[0] - r[1] for r in ratios], [r[2] - r[0] for r in ratios]]
             axis.errorbar(places, [r[0] for r in ratios], yerr=spread, fmt="o", markersize=4, capsize=2, label=regime)
         names = [arm["arm"] for arm in next(iter(regimes.values()))["arms"]]
-        axis.set_xticks(range(len(names)), names, rotation=30)
+        axis.set_xticks(range(len(names)), names, rotation=30, ha="right")
         axis.set(title=f"speed-up over {title}", ylim=(0, None))
         axis.axhline(1, color="grey", linewidth=0.5)
     axes[0].legend()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from ttc.sampling import stream_key
@@ -81,15 +82,26 @@ class Branch:
         return self.finish_reason is not None
 
     @property
+    def gated(self) -> bool:
+        """Whether a `DecodeGate` stopped it, so that it is no whole answer."""
+        return self.finish_reason == "gate"
+
+    @property
     def text(self) -> str:
         """The generated tokens as text, without special tokens."""
         return self._decode(self.generated)
 
     @property
     def steps(self) -> list[str]:
-        """The text of each generated step."""
-        starts = [self.prompt_length, *self.step_ends]
-        return [self._decode(self.tokens[a:b]) for a, b in zip(starts, self.step_ends, strict=False)]
+        """The text of each generated step; together they are the text up to the last step's end.
+
+        Cut out of longer texts: decoded alone, a step would lose its leading space with some tokenizers. A character
+        whose bytes a step's end parts belongs to the next one.
+        """
+        texts = [self._decode(self.tokens[self.prompt_length : end]) for end in self.step_ends]
+        ends = [len(text.rstrip("\ufffd")) for text in texts[:-1]] + [len(text) for text in texts[-1:]]
+        ends = list(accumulate(ends, max, initial=0))
+        return [texts[-1][a:b] for a, b in pairwise(ends)]
 
     def __repr__(self) -> str:
         state = f"finish_reason={self.finish_reason}, score={self.score}"

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ttc.branch import Branch, by_problem
+from ttc.errors import OutOfMemory
 from ttc.memory import KV
 from ttc.plan import DecodePlan
-from ttc.sampling import Sampling, choose, uniforms
+from ttc.sampling import Sampling, choose, streams
 from ttc.stream import Tails
 from ttc.tree import Segment
 
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 
 OVERLAP = 8
 """Tokens before a step that an end string may begin in."""
+
+
+def window_tokens(strings: Sequence[str]) -> int:
+    """As many last tokens as any of `strings` can reach back in: a character is at most four tokens."""
+    return 4 * max(map(len, strings), default=0) + OVERLAP
 
 
 class DecodeStep:
@@ -42,6 +48,8 @@ class DecodeStep:
     ):
         self.engine, self.branches = engine, list(branches)
         self.stop, self.end, self.sampling = tuple(stop), tuple(end), sampling
+        self.stop_window, self.end_window = window_tokens(stop), window_tokens(end)
+        self.begins: dict[int, int] = {}  # of a branch, by id: its first token in this step with more than blanks
         self.capacity = max(limits)
         self.problems = by_problem(branches)
         self.starts = {id(b): len(b.tokens) for b in branches}
@@ -52,6 +60,12 @@ class DecodeStep:
         for leaf in dict.fromkeys(engine.leaf(b) for b in self.branches):
             engine.tree.compact(leaf)
         chosen = residency.groups(self._paths(self.branches), self.capacity)
+        if engine.gate is not None and len(chosen) > 1:
+            raise OutOfMemory(
+                f"a decode gate compares a problem's branches token by token, and the budget has room for "
+                f"{len(chosen[0])} of {len(self.branches)} branches at a time; give a larger memory.budget_gib, fewer "
+                "or shorter branches, or no gate"
+            )
         groups = [[self.branches[i] for i in sorted(group)] for group in chosen]
         for group, upcoming in zip(groups, [*groups[1:], []], strict=True):
             tails = residency.enter(self._paths(group), self._paths(upcoming), self.capacity)
@@ -108,11 +122,12 @@ class DecodeStep:
             for problem in self.problems:
                 for loser in gate.losers([self.branches[i] for i in problem]):
                     loser.finish_reason = "gate"
+                    loser.usage.gated_branches += 1
         return [row for row, branch in enumerate(active) if ended[row] or branch.finished]
 
     def _append(self, active: Sequence[Branch], logits: Tensor) -> None:
-        uniform = uniforms([b.key for b in active], [len(b.tokens) for b in active])
-        chosen = choose(logits, self.sampling, uniform)
+        states = streams([b.key for b in active], [len(b.tokens) for b in active])
+        chosen = choose(logits, self.sampling, states)
         total = logits.logsumexp(-1)
         logprobs = logits.gather(-1, chosen[:, None])[:, 0] - total
         top1 = (logits.amax(-1) - total).exp()
@@ -126,20 +141,32 @@ class DecodeStep:
 
     def _ended(self, branch: Branch) -> bool:
         """Whether the branch's step is over; sets `finish_reason` where the branch itself is."""
-        engine, start = self.engine, self.starts[id(branch)]
-        step = text = ""
-        if self.stop:
-            step = engine.decode(branch.tokens[start:]).lstrip()  # a delimiter before any text ends nothing
+        engine, tokens, length = self.engine, branch.tokens, len(branch.tokens)
+        step = self._step_text(branch) if self.stop else ""
+        text = ""
         if self.end:
-            text = engine.decode(branch.tokens[max(branch.prompt_length, start - OVERLAP) :])
-        if branch.tokens[-1] in engine.eos_ids:
+            first = max(branch.prompt_length, self.starts[id(branch)] - OVERLAP, length - self.end_window)
+            text = engine.decode(tokens[first:])
+        if tokens[-1] in engine.eos_ids:
             branch.finish_reason = "eos"
         elif any(s in text for s in self.end):
             branch.finish_reason = "end"
         elif engine.context_left(branch) == 0:
             branch.finish_reason = "context"
-        at_limit = len(branch.tokens) >= self.limits[id(branch)]
+        at_limit = length >= self.limits[id(branch)]
         return branch.finished or at_limit or any(s in step for s in self.stop)
+
+    def _step_text(self, branch: Branch) -> str:
+        """The end of the step's text, where a delimiter may just have been completed; one before any text ends
+        nothing, so leading blanks are left out."""
+        length, begin = len(branch.tokens), self.begins.get(id(branch))
+        first = max(self.starts[id(branch)] if begin is None else begin, length - self.stop_window)
+        text = self.engine.decode(branch.tokens[first:])
+        if begin is not None and first > begin:
+            return text
+        if (text := text.lstrip()) and begin is None:
+            self.begins[id(branch)] = length - 1
+        return text
 
     def _leave(self, active: Sequence[Branch], ended: Sequence[int], tails: KV, filled: int) -> list[Branch]:
         """Freeze the rows that ended and close the gaps; returns the branches that go on, in order."""
@@ -150,12 +177,20 @@ class DecodeStep:
         return [active[row] for row in going]
 
     def _freeze(self, branch: Branch, tails: KV, row: int, filled: int) -> None:
-        """Turn the first `filled` tokens of a tail into an immutable segment of the tree."""
+        """Turn the first `filled` tokens of a tail into immutable segments of the tree, each a block at most."""
         if filled == 0:
             return
-        engine = self.engine
-        kv = engine.residency.allocate_frozen(filled)
-        engine.memory.freeze(tails, row, filled, kv)
-        leaf = engine.leaf(branch)
-        engine.move(branch, engine.tree.attach(leaf, branch.tokens[leaf.end : leaf.end + filled], kv))
+        engine, blocks = self.engine, list[KV]()
+        size = engine.residency.block_tokens or filled
+        try:
+            for first in range(0, filled, size):
+                blocks.append(engine.residency.allocate_frozen(min(size, filled - first)))
+                engine.memory.freeze(tails, row, first, blocks[-1])
+        except BaseException:
+            for kv in blocks:
+                engine.memory.free(kv)
+            raise
+        for kv in blocks:
+            leaf = engine.leaf(branch)
+            engine.move(branch, engine.tree.attach(leaf, branch.tokens[leaf.end : leaf.end + kv.tokens], kv))
         branch.step_ends.append(len(branch.tokens))

@@ -35,7 +35,7 @@ class DecodeGate:
 
     def losers(self, problem: Sequence[Branch]) -> list[Branch]:
         """Those of a problem's branches that stop now. Who was stopped before is no rival any more."""
-        rivals = [branch for branch in problem if branch.finish_reason != "gate"]
+        rivals = [branch for branch in problem if not branch.gated]
         if len(rivals) < 2 or any(len(branch.generated) < self.min_tokens for branch in rivals):
             return []
         p = [confidence(branch) for branch in rivals]

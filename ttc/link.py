@@ -76,6 +76,12 @@ class Link:
         elif transfer.future is not None:
             transfer.future.result()  # raises what the copy raised
 
+    def let_go(self, transfer: Transfer | None) -> None:
+        """Wait until the device copy that a transfer uses can be dropped: on CUDA not at all, as the allocator gives
+        its memory to nobody before the transfer is done (`record_stream`)."""
+        if transfer is None or transfer.event is None:
+            self.wait(transfer)
+
     def drain(self, transfer: Transfer | None) -> None:
         """Wait for a transfer whose result nobody needs any more, failed or not."""
         with suppress(Exception):

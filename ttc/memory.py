@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 
 import torch
 from torch import Tensor
@@ -77,6 +79,12 @@ class KV:
         return found
 
 
+def as_budget(nbytes: int) -> str:
+    """`nbytes` in words, the GiB rounded up so that a budget of them is enough."""
+    gib = Context(prec=4, rounding=ROUND_CEILING).divide(nbytes, 2**30)
+    return f"{nbytes:,} bytes ({gib:f} GiB)"
+
+
 class Tier:
     """Bytes in use in one tier, and the most that may be; None for no limit but the machine's."""
 
@@ -101,11 +109,10 @@ class Tier:
         """Raise `OutOfMemory` unless `nbytes` fit beside what is in use (or beside `beside_bytes` of it)."""
         used = self.used_bytes if beside_bytes is None else beside_bytes
         if self.budget_bytes is not None and used + nbytes > self.budget_bytes:
-            wanted = used + nbytes
             raise OutOfMemory(
                 f"the {self.name} KV budget of {self.budget_bytes:,} bytes is too small: {used:,} are in use and "
-                f"{nbytes:,} more are needed; a budget of {wanted:,} bytes ({wanted / 2**30:.4g} GiB) would do, or use "
-                "fewer beams, shorter steps or a smaller batch"
+                f"{nbytes:,} more are needed; a budget of {as_budget(used + nbytes)} would do, or use fewer beams, "
+                "shorter steps or a smaller batch"
             )
 
 
@@ -152,7 +159,7 @@ class KVMemory:
         kv = KV(len(self.shapes), tokens, rows)
         sizes = [self.layer_bytes(kv, layer) for layer in range(len(self.shapes))]
         self.device.require(sum(sizes[:split]))
-        self.host.require(sum(sizes[split:]))
+        self._require_host(sum(sizes[split:]))
         for layer in range(len(self.shapes)):
             if layer < split:
                 kv.device[layer] = self._buffer(kv, layer)
@@ -164,10 +171,8 @@ class KVMemory:
         return kv
 
     def free(self, kv: KV) -> None:
-        """Give back every copy of `kv`."""
+        """Give back every copy of `kv`, at once: a transfer under way holds its tensors until it is done."""
         on_device, on_host = self.tier_bytes(kv)
-        self.link.drain(kv.written)
-        self.link.drain(kv.fetched)
         self.device.give(on_device)
         self.host.give(on_host)
         kv.device = [None] * len(self.shapes)
@@ -176,9 +181,11 @@ class KVMemory:
 
     def reserve(self, elements: int) -> Tensor:
         """A plain device buffer for KV in transit; `unreserve` gives it back."""
-        self.device.require(elements * self.itemsize)
-        buffer = torch.empty(elements, dtype=self.dtype, device=self.link.device)
-        self.device.take(elements * self.itemsize)
+        nbytes = elements * self.itemsize
+        self.device.require(nbytes)
+        with _named(self.device, nbytes):
+            buffer = torch.empty(elements, dtype=self.dtype, device=self.link.device)
+        self.device.take(nbytes)
         return buffer
 
     def unreserve(self, buffer: Tensor) -> None:
@@ -187,7 +194,28 @@ class KVMemory:
     def _buffer(self, kv: KV, layer: int, host: bool = False) -> LayerKV:
         device = torch.device("cpu") if host else self.link.device
         pinned = host and self.link.device.type == "cuda"
-        return LayerKV.empty(self.shapes[layer], kv.tokens, kv.rows, self.dtype, device, pinned)
+        with _named(self.host if host else self.device, self.layer_bytes(kv, layer)):
+            return LayerKV.empty(self.shapes[layer], kv.tokens, kv.rows, self.dtype, device, pinned)
+
+    def _require_host(self, nbytes: int, beside: Iterable[KV] = ()) -> None:
+        """Raise OutOfMemory unless `nbytes` fit on the host, for which spare copies are given up, none of `beside`."""
+        kept = set(beside)
+        for kv in self.live:
+            if self.host.free_bytes >= nbytes:
+                return
+            for layer in self._spare_layers(kv) if kv not in kept else ():
+                kv.host[layer] = None
+                self.host.give(self.layer_bytes(kv, layer))
+        self.host.require(nbytes)
+
+    @staticmethod
+    def _spare_layers(kv: KV) -> list[int]:
+        """The layers whose host copies can be given up, as the device has them too."""
+        return [layer for layer, copy in enumerate(kv.host) if copy is not None and kv.device[layer] is not None]
+
+    def spare_bytes(self) -> int:
+        """What the host holds and could give up."""
+        return sum(self.layer_bytes(kv, layer) for kv in self.live for layer in self._spare_layers(kv))
 
     # ---------------------------------------------------------------- moving
 
@@ -198,7 +226,7 @@ class KVMemory:
         if not missing:
             return
         nbytes = sum(self.layer_bytes(kv, layer) for layer in missing)
-        self.host.require(nbytes)
+        self._require_host(nbytes, [kv])
         made = {layer: self._buffer(kv, layer, host=True) for layer in missing}
         self.host.take(nbytes)
         copies: list[tuple[Tensor, Tensor]] = []
@@ -208,10 +236,14 @@ class KVMemory:
         self._stored(kv, copies, cause)
 
     def evict(self, kv: KV, cause: str, layers: Iterable[int] | None = None) -> int:
-        """Drop the device copies, written back first where that is still due. Returns the bytes that came free."""
+        """Drop the device copies, written back first where that is still due. Returns the bytes that came free.
+
+        Waits for the write-back unless it is done or CUDA's allocator does the waiting; `write_back` ahead of time.
+        """
         wanted = list(range(len(self.shapes)) if layers is None else layers)
         self.write_back(kv, cause, wanted)
-        self.settle(kv)
+        self.link.let_go(kv.written)
+        self.link.let_go(kv.fetched)
         freed = 0
         for layer in wanted:
             if kv.device[layer] is not None:
@@ -225,22 +257,23 @@ class KVMemory:
         """Whether every layer of `kv` is on the device."""
         return None not in kv.device
 
-    def replicate(self, kv: KV, cause: str) -> KV:
-        """One more copy of `kv`, fetched from the host to the device."""
-        self.write_back(kv, cause)
+    def replicate(self, kv: KV, cause: str, layers: Iterable[int]) -> KV:
+        """One more copy of some layers of `kv`, fetched from the host to the device."""
+        layers = list(layers)
+        self.write_back(kv, cause, layers)
         twin = KV(len(self.shapes), kv.tokens)
         twin.pinned = True
         twin.host, twin.written = kv.host, kv.written
         try:
-            self.fetch(twin, cause)
+            self.fetch(twin, cause, layers)
         finally:
             twin.host = [None] * len(self.shapes)
         self.live[twin] = None
         return twin
 
-    def missing_bytes(self, kv: KV) -> int:
-        """What fetching `kv` whole would move."""
-        return sum(self.layer_bytes(kv, layer) for layer, copy in enumerate(kv.device) if copy is None)
+    def missing_bytes(self, kv: KV, layers: Iterable[int]) -> int:
+        """What fetching these layers of `kv` would move."""
+        return sum(self.layer_bytes(kv, layer) for layer in layers if kv.device[layer] is None)
 
     def fetch(self, kv: KV, cause: str, layers: Iterable[int] | None = None) -> Transfer | None:
         """Bring the missing layers of `kv` to the device; `settle` before reading them. Once one fetch failed, all that
@@ -281,11 +314,11 @@ class KVMemory:
 
     def _stored(self, kv: KV, copies: Copies, cause: str) -> None:
         """Send copies to the host side of `kv`; once one failed, all that follow do."""
-        kv.written = self.link.store(copies, cause, [kv.written] if kv.written else [])
+        kv.written = self.link.store(copies, cause, [t for t in (kv.written, kv.fetched) if t])
 
-    def freeze(self, tails: KV, row: int, tokens: int, kv: KV) -> None:
-        """Copy the first `tokens` tokens of a tail to `kv`, which holds just as many, layer by layer."""
-        stores = []
+    def freeze(self, tails: KV, row: int, first: int, kv: KV) -> None:
+        """Fill `kv` with the tokens of a tail from `first` on, layer by layer."""
+        stores, span = [], slice(first, first + kv.tokens)
         self.complete(tails)
         for layer in range(len(self.shapes)):
             source = tails.device[layer] or tails.host[layer]
@@ -294,9 +327,9 @@ class KVMemory:
             for new, old in zip(target.both, source.both, strict=True):
                 if tails.device[layer] is not None and kv.device[layer] is None:
                     # never a view: other rows move to this place while the copy may be under way
-                    stores.append((new, old[row, :, :tokens].clone(memory_format=torch.contiguous_format)))
+                    stores.append((new, old[row, :, span].clone(memory_format=torch.contiguous_format)))
                 else:
-                    new.copy_(old[row, :, :tokens])
+                    new.copy_(old[row, :, span])
         if stores:
             self._stored(kv, stores, "write-back")
 
@@ -319,7 +352,7 @@ class KVMemory:
 
     def recut(self, kvs: Sequence[KV], lengths: Sequence[int]) -> list[KV]:
         """Cut the run of tokens that `kvs` hold into KV of `lengths` tokens, which take their place: one into several
-        or several into one, copied within the tiers.
+        or several into one, copied within the tiers. They are as old as the last of `kvs`.
 
         Layer by layer, so that it needs room for one layer alone. A layer is cut on the device if all of it is there,
         else on the host; all layers on the host if the device has no room. Raises OutOfMemory, or what a copy raises,
@@ -332,7 +365,7 @@ class KVMemory:
                 on_device = nowhere
         device_bytes, host_bytes = self._recut_bytes(kvs, on_device)
         self.device.require(device_bytes)
-        self.host.require(host_bytes)
+        self._require_host(host_bytes, kvs)
         for kv in kvs:
             self.evict(kv, "join", [layer for layer in layers if not on_device[layer]])
             self.complete(kv)
@@ -348,6 +381,8 @@ class KVMemory:
             for kv in cut:
                 self.free(kv)
             raise
+        order = [new for kv in self.live if kv not in cut for new in ([*cut, kv] if kv is kvs[-1] else [kv])]
+        self.live = dict.fromkeys(order)
         for kv in kvs:
             self.free(kv)
         return cut
@@ -392,6 +427,22 @@ class KVMemory:
                 if copies[layer] is not None:
                     tier.give(self.layer_bytes(kv, layer))
                     copies[layer] = None
+
+
+@contextmanager
+def _named(tier: Tier, nbytes: int) -> Iterator[None]:
+    """Turn an allocator's failure into the project's own error."""
+    try:
+        yield
+    except RuntimeError as error:  # of which torch.OutOfMemoryError is one
+        words = ("can't allocate", "out of memory")
+        if not isinstance(error, torch.OutOfMemoryError) and not any(word in str(error) for word in words):
+            raise
+        raise OutOfMemory(
+            f"the machine has no room for {nbytes:,} bytes of KV in the {tier.name} tier, beside {tier.used_bytes:,} "
+            "bytes of KV there; set or lower the tier's budget (memory.budget_gib, memory.host_budget_gib), or use "
+            "fewer beams, shorter steps or a smaller batch"
+        ) from error
 
 
 def copy_run(old: Sequence[Tensor], new: Sequence[Tensor]) -> None:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, UnsupportedModel
 
-RUN = 256
-"""Tokens whose probabilities are first summed as one when a token is drawn."""
+HEAD = 10.0
+"""Tokens that are exp(HEAD) times less likely than the likeliest, or less, take part in a draw as one; if it wins, it
+is drawn among them."""
+
+TAIL = 2**40
+"""The number under which they do: no token's."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +48,24 @@ def stream_key(*parts: object) -> int:
     return int.from_bytes(digest, "little")
 
 
-def uniforms(keys: Sequence[int], positions: Sequence[int]) -> np.ndarray:
-    """One number in [0, 1) for each (stream key, token position): counter-based, so no state and no order.
+def streams(keys: Sequence[int], positions: Sequence[int]) -> np.ndarray:
+    """A 64-bit state for each (stream key, token position): counter-based, so nothing is kept and no order matters."""
+    return _mix(np.asarray(keys, np.uint64), np.asarray(positions, np.uint64))
 
-    The finaliser is SplitMix64 (Steele, Lea & Flood, 2014).
-    """
-    x = np.asarray(keys, np.uint64) + (np.asarray(positions, np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+
+def gumbels(states: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """A standard Gumbel number for each (state, token), float64."""
+    uniform = ((_mix(states, tokens.astype(np.uint64)) >> np.uint64(11)) + 0.5) * 2.0**-53
+    noise: np.ndarray = -np.log(-np.log(uniform))
+    return noise
+
+
+def _mix(states: np.ndarray, counters: np.ndarray) -> np.ndarray:
+    """SplitMix64 (Steele, Lea & Flood, 2014): output number `counters` from each of `states`."""
+    x = states + (counters + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((x ^ (x >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
+    return x ^ (x >> np.uint64(31))
 
 
 def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -69,30 +84,51 @@ def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:
     return logits
 
 
-def choose(logits: Tensor, sampling: Sampling, uniform: np.ndarray) -> Tensor:
-    """Pick a token per row by inverting the cumulative distribution at `uniform`. logits: (rows, vocab)."""
+def choose(logits: Tensor, sampling: Sampling, states: np.ndarray) -> Tensor:
+    """Pick a token per row: the largest sum of log-probability and Gumbel noise (Maddison et al., 2014, section 2).
+
+    logits: (rows, vocab), at least float32. states: one per row, of `streams`.
+    The noise belongs to one token at one place of one stream, so rounding changes a choice only where the two best are
+    as close as the rounding. Inverting the cumulative distribution would not do: in its tail thousands of tokens lie
+    side by side, and every rounding moves the choice on to a neighbour.
+    """
     if sampling.temperature == 0:
         return logits.argmax(-1)
-    scaled = logits if sampling.temperature == 1 else logits / sampling.temperature
-    probs = filter_logits(scaled, sampling).softmax(-1)
-    if probs.shape[-1] % RUN:
-        probs = torch.nn.functional.pad(probs, (0, -probs.shape[-1] % RUN))
-    runs = probs.unflatten(-1, (-1, RUN))  # (rows, runs, RUN): a cumulative sum over runs, then one within the run
-    masses = runs.sum(-1)
-    target = torch.as_tensor(uniform, device=probs.device, dtype=probs.dtype)[:, None] * masses.sum(-1, keepdim=True)
-    run, passed = _invert(masses, target)
-    inside = runs.gather(1, run[..., None].expand(-1, -1, RUN))[:, 0]
-    return (run * RUN + _invert(inside, target - passed)[0])[:, 0]
+    scaled = filter_logits(logits / sampling.temperature, sampling)
+    top = scaled.amax(-1, keepdim=True)
+    head = _places(scaled > top - HEAD)
+    rows, tokens = np.divmod(head, logits.shape[-1])
+    weights = scaled.sub_(top).view(-1)[torch.as_tensor(head, device=logits.device)].double().cpu().numpy()
+    total = scaled.exp_().sum(-1).cpu().numpy()
+    race, tail_noise = weights + gumbels(states[rows], tokens), gumbels(states, np.full(len(states), TAIL))
+    starts = np.searchsorted(rows, np.arange(len(states) + 1))
+    chosen = []
+    for row, (start, end) in enumerate(pairwise(starts)):
+        if start == end:
+            raise UnsupportedModel("the model's logits are not finite; load it in another dtype, as dtype=float32")
+        best = start + race[start:end].argmax()
+        tail = total[row] - np.exp(weights[start:end]).sum()  # may round to no more than 0
+        wins = tail > 0 and np.log(tail) + tail_noise[row] > race[best]
+        token = _in_tail(scaled[row], states[row]) if wins else None
+        chosen.append(int(tokens[best]) if token is None else token)
+    return torch.tensor(chosen, device=logits.device)
 
 
-def _invert(masses: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The first place whose cumulative mass exceeds `target`, and the mass before it. (rows, n), (rows, 1)."""
-    cumulative = masses.cumsum(-1)
-    place = torch.searchsorted(cumulative, target, right=True)
-    # rounding may land before or past every place that has any mass
-    last = masses.shape[-1] - 1 - (masses > 0).flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
-    place = torch.minimum(place, last)
-    return place, cumulative.gather(-1, place) - masses.gather(-1, place)
+def _in_tail(weights: Tensor, state: np.ndarray) -> int | None:
+    """The winner among the tokens beyond the head, None if there are none. weights: (vocab,), 1 for the likeliest."""
+    tokens = _places((weights <= math.exp(-HEAD)) & (weights > 0))
+    if not len(tokens):
+        return None
+    found = weights[torch.as_tensor(tokens, device=weights.device)].double().log().cpu().numpy()
+    return int(tokens[(found + gumbels(state, tokens)).argmax()])
+
+
+def _places(mask: Tensor) -> np.ndarray:
+    """Where a mask is true, counted through its rows; NumPy is several times faster at it than PyTorch on a CPU."""
+    places: np.ndarray = (
+        np.flatnonzero(mask.numpy()) if mask.device.type == "cpu" else mask.flatten().nonzero()[:, 0].cpu().numpy()
+    )
+    return places
 
 
 SAMPLED = Sampling()

@@ -14,7 +14,7 @@ class Usage:
     `substituted_tokens` those in whose place a similar prompt's KV was used (approximate); finding that out ran
     `probe_layer_rows` rows x layers that no KV came of.
     `forward_passes` counts the batched passes the problem took part in, `verifications_skipped` the ratings that a gate
-    answered without its verifier.
+    answered without its verifier, `gated_branches` those that a `DecodeGate` stopped.
     Of scoring passes with an early exit, `exit_layer_rows` counts the rows x layers that were computed,
     `exit_layer_rows_saved` those that were left out, `lens_rows` the rows that norm and head were applied to.
     """
@@ -27,6 +27,7 @@ class Usage:
     verifier_tokens: int = 0
     forward_passes: int = 0
     verifications_skipped: int = 0
+    gated_branches: int = 0
     exit_layer_rows: int = 0
     exit_layer_rows_saved: int = 0
     lens_rows: int = 0

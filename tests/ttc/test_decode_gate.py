@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.ttc.test_sharing import make_engine, text
-from ttc import BeamGroups, Branch, DecodeGate, Engine, InvalidInput, Paged
+from ttc import BeamGroups, Branch, DecodeGate, Engine, InvalidInput, OutOfMemory, Paged
 from ttc.confidence import confidence, gap_ratio
 
 SURE = DecodeGate(theta=0.0, r_gap=0.0)
@@ -62,7 +62,9 @@ def test_one_branch_has_no_rival() -> None:
 
 
 def test_stopped_branches_are_ordinary_finished_ones() -> None:
-    engine, (branches,) = grown(SURE, memory=Paged(budget_gib=1e-5, block_tokens=8))
+    engine, (branches,) = grown(SURE, memory=Paged(budget_gib=1.5e-5, block_tokens=8))
+    _, (resident,) = grown(SURE)
+    assert [b.tokens for b in branches] == [b.tokens for b in resident]
     stopped = [b for b in branches if b.finish_reason == "gate"]
     assert len(stopped) == 3
     assert len(engine.score(stopped, [[[5]]] * 3)) == 3
@@ -70,6 +72,11 @@ def test_stopped_branches_are_ordinary_finished_ones() -> None:
         engine.generate(stopped, 1)
     engine.release(branches)
     assert all(b.text for b in stopped)
+
+
+def test_branches_that_cannot_decode_side_by_side_have_no_gate() -> None:
+    with pytest.raises(OutOfMemory, match=r"room for \d of 4 branches"):
+        grown(SURE, memory=Paged(budget_gib=1e-5, block_tokens=8))
 
 
 def test_beam_groups_have_no_gate() -> None:

@@ -233,13 +233,13 @@ def test_exits_over_every_residency_policy(policy: Any) -> None:
     exit = EarlyExit(theta=4.0, eps=0.3)
     expected, one = ask(resident, *problems(resident), exit)
     branches, given = problems(engine)
-    before = engine.kv_bytes()
+    before = list(engine.memory.live)
     found, report = ask(engine, branches, given, exit)
     assert len(set(one.depths)) > 1 and report == one
     assert engine.memory.link.to_device_bytes.total() > 0
     for row, full in zip(found, expected, strict=True):
         assert row == pytest.approx(full, abs=1e-9)
-    assert engine.kv_bytes() == before
+    assert list(engine.memory.live) == before
     engine.release(branches)
     assert engine.kv_bytes() == 0
 

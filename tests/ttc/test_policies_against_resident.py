@@ -153,21 +153,24 @@ def assert_whole(engine: Engine, live: list[Branch]) -> None:
 
 
 def check(kind: str, case: Case) -> None:
-    """Run a case; where it is refused, see that nothing is lost, and run it again with the budget that would do."""
+    """Run a case; where it is refused, see that nothing is lost, and run it again with the budget that would do. A step
+    is refused before its first token or not at all."""
     engine, live = Engine(model(), Letters()), list[Branch]()
     expected = [step(engine, live, op) for op in case.program]
     peak = engine.memory.device.peak_bytes
     budgets = {"device": int(case.budget * peak) + 1, "host": case.host and int(case.host * peak) + 1}
     for _ in range(25):
         engine, live = make(kind, case, budgets["device"], budgets["host"]), []
-        refused = None
+        refused, lengths = None, list[int]()
         try:
             for op, result in zip(case.program, expected, strict=True):
+                lengths = [len(branch.tokens) for branch in live]
                 assert same(step(engine, live, op), result), op
                 assert_whole(engine, live)
         except OutOfMemory as error:
             refused = re.match(r"the (\w+) KV budget of .*; a budget of ([\d,]+) bytes", str(error))
             assert refused is not None, str(error)
+            assert [len(branch.tokens) for branch in live] == lengths, "refused in the middle"
             assert_whole(engine, live)
         engine.release(live)
         assert engine.kv_bytes() == 0 and not engine.memory.live and not engine.tree.segments()

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
-from hypothesis.stateful import invariant
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, rule
 
 from tests.ttc.test_architectures import FAMILIES, Letters, assert_like_plain, build, grow, prompt
-from tests.ttc.test_tree_and_engine import Ownership, make_engine
+from tests.ttc.test_tree_and_engine import GREEDY, Ownership, make_engine
 from ttc import Engine
 from ttc.residency import BeamGroups, Headwise, Layerwise, Offloading, Paged
 
@@ -91,6 +92,28 @@ def test_scores_do_not_depend_on_where_kv_lies(policy: str) -> None:
             assert first == pytest.approx(second, abs=1e-4)
 
 
+def test_groups_fetch_no_layer_that_its_window_hides() -> None:
+    """Once a branch is far longer than the window, only the other layers of its old blocks come to the device."""
+    plain = build("gemma3")
+    engine = Engine(copy.deepcopy(plain), Letters(), memory=BeamGroups(block_tokens=8))
+    branch = engine.root(prompt(1, 49))
+    memory = engine.memory
+    for kv in memory.live:
+        memory.evict(kv, "test")
+    engine.generate([branch], 2, sampling=GREEDY)
+    windows = [shape.window for shape in memory.shapes]
+    assert any(windows)
+    expected = 0
+    for segment in engine.leaf(branch).path():
+        for layer, window in enumerate(windows):
+            hidden = window is not None and segment.end - 1 <= 48 - window
+            assert segment.start >= 48 or hidden == (segment.storage.device[layer] is None)
+            expected += 0 if hidden or segment.start >= 48 else memory.layer_bytes(segment.storage, layer)
+    assert memory.link.to_device_bytes == {"group": expected}
+    assert expected < 48 * memory.bytes_per_token
+    assert_like_plain(plain, branch)
+
+
 class Offloaded(Ownership):
     """The same invariants under a budget that forces everything to move."""
 
@@ -99,6 +122,14 @@ class Offloaded(Ownership):
     def __init__(self) -> None:
         super().__init__()
         self.engine = make_engine(memory=self.policy)
+
+    @rule(data=st.data())
+    def evict(self, data: Any) -> None:
+        """Some segment leaves the device, as when others need its room."""
+        if segments := self.engine.tree.segments():
+            index = data.draw(st.integers(0, len(segments) - 1))
+            self.engine.memory.evict(segments[index].storage, "test")
+            assert not any(segments[index].storage.device)
 
     @invariant()
     def stays_within_the_budget(self) -> None:

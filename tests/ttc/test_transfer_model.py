@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.ttc.test_architectures import Letters, prompt
+from tests.ttc.test_tiers import deep
+from ttc import BeamGroups, Engine
 from ttc.errors import InvalidInput
 from ttc.transfer_model import (
     KVShape,
@@ -42,6 +45,39 @@ loads = st.builds(
     step_tokens=st.integers(1, 8),
     budget_bytes=st.integers(1, 20_000),
 )
+
+
+def test_offloaded_by_hand() -> None:
+    # As in the small case: steps start at 96 and 192 bytes and end at 192 and 288.
+    assert beam_scheduling_bytes(SMALL, LOAD, "offloaded") == 96 + 192
+    assert beam_scheduling_bytes(SMALL, replace(LOAD, budget_bytes=192), "offloaded") == 192
+    assert beam_scheduling_bytes(SMALL, replace(LOAD, budget_bytes=288), "offloaded") == 0
+
+
+@given(shapes, loads)
+def test_offloaded_charges_starts_of_steps_whose_ends_do_not_fit(shape: KVShape, load: Workload) -> None:
+    expected = 0
+    for first in range(load.prompt_tokens, load.prompt_tokens + load.generated_tokens, load.step_tokens):
+        last = first + load.step_tokens
+        token = load.beams * shape.layers * shape.token_layer_bytes
+        if last <= load.prompt_tokens + load.generated_tokens and last * token > load.budget_bytes:
+            expected += first * token
+    assert beam_scheduling_bytes(shape, load, "offloaded") == expected
+
+
+def test_a_run_with_private_copies_moves_what_the_model_says() -> None:
+    """Each beam's copy of its blocks comes to the device once a step, from the step on whose end does not fit."""
+    shape, beams, prompt_tokens, step, steps = KVShape(2, 1, 8, 4), 8, 33, 16, 4
+    load = Workload(beams, prompt_tokens - 1, steps * step, step, 4 * shape.beam_bytes(prompt_tokens + steps * step))
+    memory = BeamGroups(load.budget_bytes / GIB, block_tokens=8, shared=False)
+    engine = Engine(deep(layers=2, heads=1, context=256), Letters(), memory=memory)
+    root = engine.root(prompt(1, prompt_tokens))
+    branches = engine.fork(root, beams)
+    engine.release([root])
+    for _ in range(steps):
+        engine.generate(branches, step)
+    moved = engine.memory.link.to_device_bytes.total()
+    assert moved == pytest.approx(beam_scheduling_bytes(shape, load, "offloaded"), rel=0.03)
 
 
 def reference(shape: KVShape, load: Workload) -> tuple[int, int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import pytest
@@ -46,6 +47,10 @@ def make_engine(**options: Any) -> Engine:
     return Engine(LlamaForCausalLM(config), Letters(), **options)
 
 
+class Cancelled(BaseException):
+    """What stops a call in the middle."""
+
+
 class Ownership(RuleBasedStateMachine):
     """Whatever is called in whatever order, the tree holds exactly what live branches need."""
 
@@ -79,6 +84,28 @@ class Ownership(RuleBasedStateMachine):
         usable = [b for b in self.live if len(b.tokens) < 50][:4]
         if usable:
             self.engine.generate(usable, [1 + (tokens + i) % 4 for i in range(len(usable))])
+
+    @rule(call=st.integers(1, 4), step=st.booleans())
+    def cancel(self, call: int, step: bool) -> None:
+        """A step or an extension is stopped at some call of the model, if it comes that far."""
+        usable = [b for b in self.live if len(b.tokens) < 45][:4]
+        forward, calls = self.engine.forward, count(1)
+
+        def cancelled(*args: Any, **kwargs: Any) -> torch.Tensor:
+            if next(calls) == call:
+                raise Cancelled
+            return forward(*args, **kwargs)
+
+        self.engine.forward = cancelled  # type: ignore[method-assign]
+        try:
+            if step:
+                self.engine.generate(usable, [1 + (call + i) % 4 for i in range(len(usable))])
+            else:
+                self.engine.extend(usable, [list(range(60, 64 + i)) for i in range(len(usable))])
+        except Cancelled:
+            pass
+        finally:
+            self.engine.forward = forward  # type: ignore[method-assign]
 
     @rule(data=st.data())
     def score(self, data: Any) -> None:

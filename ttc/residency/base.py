@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -75,7 +75,7 @@ class Residency(ABC):
         """KV for a segment that a pass will fill, which reads `needed`."""
 
     def allocate_frozen(self, tokens: int) -> KV:
-        """KV for a tail that becomes a segment."""
+        """KV for a part of a tail that becomes a segment."""
         return self.allocate(tokens)
 
     # ---------------------------------------------------------------- a step
@@ -132,18 +132,35 @@ class Offloading(Residency):
         )
 
     def require(self, tokens: int) -> None:
-        self.memory.host.require(tokens * self.memory.bytes_per_token)
+        self.require_host(tokens)
+
+    def require_host(self, tokens: int, beside_bytes: float = 0) -> None:
+        """Raise OutOfMemory unless the host has room for what `tokens` new tokens may send there.
+
+        beside_bytes: what the device needs for tails and fetched blocks meanwhile. What does not fit the device goes to
+        the host: segments in whole blocks, and more of them where others have to be read through buffers; at most
+        everything. Host copies of what is on the device count as free, for they can be given up.
+        """
+        memory, segments = self.memory, [kv for kv in self.memory.live if not kv.pinned]
+        new_bytes = tokens * memory.bytes_per_token
+        excess = new_bytes + beside_bytes - memory.device.free_bytes
+        if excess > 0 or not all(map(memory.is_resident, segments)):
+            excess += self.block_tokens * (2 * max(memory.layer_bytes_per_token) + memory.bytes_per_token)
+        everything = new_bytes + sum(memory.tier_bytes(kv)[0] for kv in segments)
+        memory.host.require(
+            int(min(everything, max(0, excess))), beside_bytes=memory.host.used_bytes - memory.spare_bytes()
+        )
 
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
         """All together if their tails fit beside the buffers, else in as few rounds as that takes."""
-        self.require(capacity * len(paths))
-        if (budget := self.memory.device.budget_bytes) is None:
-            return [list(range(len(paths)))]
-        tail_bytes, buffer_bytes = capacity * self.memory.bytes_per_token, self.buffer_bytes(paths)
-        most = (budget - 2 * buffer_bytes) // tail_bytes
-        if most < 1:  # one branch at a time, and one buffer
-            self.memory.device.require(tail_bytes + buffer_bytes, beside_bytes=0)
+        most, tail_bytes = len(paths), capacity * self.memory.bytes_per_token
+        if (budget := self.memory.device.budget_bytes) is not None:
+            buffer_bytes = self.buffer_bytes(paths)
+            most = min(most, (budget - 2 * buffer_bytes) // tail_bytes)
+            if most < 1:  # one branch at a time, and one buffer
+                self.memory.device.require(tail_bytes + buffer_bytes, beside_bytes=0)
         sizes = balanced_sizes(len(paths), ceil(len(paths) / max(1, most)))
+        self.require_host(capacity * len(paths), max(sizes) * tail_bytes)
         return [list(range(end - size, end)) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
     def buffer_bytes(self, paths: Paths) -> int:
@@ -151,16 +168,35 @@ class Offloading(Residency):
         longest = max((len(segment.tokens) for path in paths for segment in path), default=0)
         return longest * max(self.memory.layer_bytes_per_token)
 
-    def make_room(self, nbytes: int, keep: Iterable[KV] = ()) -> bool:
-        """Evict segments until `nbytes` fit on the device, nothing of `keep`. Says whether they fit now."""
-        device, kept = self.memory.device, set(keep)
-        if device.free_bytes < nbytes:
-            for kv in self.eviction_order():
-                if kv not in kept:
-                    self.memory.evict(kv, "evict")
-                if device.free_bytes >= nbytes:
-                    break
-        return device.free_bytes >= nbytes
+    def make_room(self, nbytes: int, keep: Set[KV] = frozenset()) -> bool:
+        """Evict segments until `nbytes` fit on the device, nothing of `keep`; none if they would not fit even then.
+        Says whether they fit now."""
+        if self.memory.device.free_bytes >= nbytes:
+            return True
+        leaving, free_bytes = self.leaving(nbytes, keep, self.eviction_order())
+        if free_bytes < nbytes:
+            return False
+        for kv in leaving:
+            self.memory.evict(kv, "evict")
+        return True
+
+    def write_ahead(self, nbytes: int, keep: Set[KV], order: Sequence[KV]) -> None:
+        """Start the write-back of what will leave when `nbytes` are needed, as far as the host has room, so that then
+        nothing waits for it. The device copies stay until then."""
+        for kv in self.leaving(nbytes, keep, order)[0]:
+            if kv.tokens * self.memory.bytes_per_token <= self.memory.host.free_bytes:
+                self.memory.write_back(kv, "evict")
+
+    def leaving(self, nbytes: int, keep: Set[KV], order: Sequence[KV]) -> tuple[list[KV], float]:
+        """The first of `order`, less `keep`, that leave the device for `nbytes` to be free, and what is free then."""
+        chosen, free_bytes = [], self.memory.device.free_bytes
+        for kv in order:
+            if free_bytes >= nbytes:
+                break
+            if kv not in keep and (size := self.memory.tier_bytes(kv)[0]):
+                chosen.append(kv)
+                free_bytes += size
+        return chosen, free_bytes
 
     def eviction_order(self) -> list[KV]:
         """Segments, the first to leave first: here the oldest."""
@@ -173,16 +209,15 @@ class Offloading(Residency):
             self.memory.link.wait(entry.kv.fetched)  # a step that broke off may have left a prefetch under way
         runs = [(entry.kv, entry.length) for entry in entries]
         units, largest = self._units(entries, positions, tails)
-        enough = True
-        while enough and self.memory.device.free_bytes < (
-            wanted := largest * (2 if self.prefetch and len(units) > 1 else 1)
-        ):
-            enough = self.make_room(wanted)
-            units, largest = self._units(entries, positions, tails)  # what left, even in vain, is read from the host
-        if not units:
-            return None
-        prefetch = self.prefetch and self.memory.device.free_bytes >= 2 * largest
-        return Stream(self.memory, units, runs, tails, repeat=repeat, prefetch=prefetch)
+        prefetch, device = self.prefetch, self.memory.device
+        while device.free_bytes < (wanted := largest * (2 if prefetch and len(units) > 1 else 1)):
+            if self.make_room(wanted):
+                units, largest = self._units(entries, positions, tails)  # what left is read from the host
+            elif prefetch:
+                prefetch = False  # one buffer may fit where two do not
+            else:
+                break
+        return Stream(self.memory, units, runs, tails, repeat=repeat, prefetch=prefetch) if units else None
 
     def _units(self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None) -> tuple[list[Unit], int]:
         """What has to be fetched for one pass, and the bytes of the largest unit."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import inf
 from typing import Self
@@ -10,7 +10,7 @@ from typing import Self
 import torch
 
 from ttc.errors import OutOfMemory
-from ttc.memory import KV, LayerShape
+from ttc.memory import KV, LayerShape, as_budget
 from ttc.plan import Entry, private_entries
 from ttc.residency.base import Offloading, Paths, balanced_sizes
 
@@ -21,7 +21,8 @@ CUDA_HEADROOM = 0.1
 @dataclass
 class BeamGroups(Offloading):
     """Each group decodes its whole step with its KV resident, so KV moves once a step, not once a token (LBS
-    section 4). What leaves is written back while the next group decodes; the capacity is read again at every step.
+    section 4). What has to leave for the next group is written back while the one before it decodes; the capacity is
+    read again at every step.
 
     shared: a block that branches of a group share is moved and stored once (inter-beam locality); off, each has a copy
     of its own. prefetch: groups of equal size, the next one's blocks fetched into the room that is left.
@@ -45,43 +46,54 @@ class BeamGroups(Offloading):
     # ---------------------------------------------------------------- where KV goes
 
     def allocate(self, tokens: int, needed: Iterable[KV] = ()) -> KV:
-        roomy = self.make_room(tokens * self.memory.bytes_per_token, needed)
+        roomy = self.make_room(tokens * self.memory.bytes_per_token, set(needed))
         return self.memory.allocate(tokens, device_layers=None if roomy else 0)
 
     def allocate_frozen(self, tokens: int) -> KV:
         """On the host while other groups wait for the room; the next step reads it anyway after them."""
         nbytes = tokens * self.memory.bytes_per_token
-        roomy = self._group == self._last and self.make_room(nbytes, [kv for kv in self._uses if self._next(kv) < inf])
+        roomy = self._group == self._last and self.make_room(nbytes, {kv for kv in self._uses if self._next(kv) < inf})
         return self.memory.allocate(tokens, device_layers=None if roomy else 0)
 
     def eviction_order(self) -> list[KV]:
         """What is read latest leaves first; of what this step does not read any more, the oldest."""
-        return sorted(super().eviction_order(), key=self._next, reverse=True)
+        return self._order(self._group)
 
-    def _next(self, kv: KV) -> float:
-        """The next group that reads `kv`, as this step's plan has it."""
-        return min((use for use in self._uses.get(kv, ()) if use >= self._group), default=inf)
+    def _order(self, group: int) -> list[KV]:
+        """The eviction order once `group` is next."""
+        return sorted(super().eviction_order(), key=lambda kv: self._next(kv, group), reverse=True)
+
+    def _next(self, kv: KV, group: int | None = None) -> float:
+        """The next group, from `group` or this one on, that reads `kv`, as this step's plan has it."""
+        first = self._group if group is None else group
+        return min((use for use in self._uses.get(kv, ()) if use >= first), default=inf)
 
     # ---------------------------------------------------------------- a step
 
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
-        self.require(capacity * len(paths))
         self._read_capacity()
         memory, tail_bytes = self.memory, capacity * self.memory.bytes_per_token
         kv_blocks = [[segment.storage for segment in path] for path in paths]
-        self.needed_bytes += sum(memory.missing_bytes(kv) for kv in {kv for blocks in kv_blocks for kv in blocks})
+        seen = self._seen(paths)
+        missing_bytes = sum(memory.missing_bytes(kv, layers) for kv, layers in seen.items())
         budget = inf if memory.device.budget_bytes is None else memory.device.budget_bytes
 
         def size(kv: KV) -> int:
-            return kv.tokens * memory.bytes_per_token
+            return sum(memory.layer_bytes(kv, layer) for layer in seen[kv])
+
+        def resident(kv: KV) -> bool:
+            return not memory.missing_bytes(kv, seen[kv])
 
         def schedule(limits: Sequence[int] | None = None) -> list[list[int]]:
-            return schedule_beams(kv_blocks, size, tail_bytes, budget, memory.is_resident, limits, self.shared)
+            return schedule_beams(kv_blocks, size, tail_bytes, budget, resident, limits, self.shared)
 
         groups = schedule()
         if self.prefetch and len(groups) > 1:
             balanced = schedule(balanced_sizes(len(paths), len(groups)))
             groups = balanced if len(balanced) == len(groups) else groups
+        # with several groups all that the device holds may have to leave
+        self.require_host(capacity * len(paths), len(paths) * tail_bytes + missing_bytes if len(groups) == 1 else inf)
+        self.needed_bytes += missing_bytes
         self._uses = {}
         for index, group in enumerate(groups):
             for kv in {kv for beam in group for kv in kv_blocks[beam]}:
@@ -92,22 +104,24 @@ class BeamGroups(Offloading):
     def enter(self, paths: Paths, upcoming: Paths, capacity: int) -> KV:
         memory = self.memory
         self._group += 1
-        needed = list(dict.fromkeys(segment.storage for path in paths for segment in path))
+        seen = self._seen(paths)
         tail_bytes = capacity * len(paths) * memory.bytes_per_token
         private = not self.shared and self._last > 0
         if private:
-            self.make_room(tail_bytes + sum(len(s.tokens) for path in paths for s in path) * memory.bytes_per_token)
+            copies = (memory.layer_bytes(s.storage, n) for path in paths for s in path for n in seen[s.storage])
+            self.make_room(tail_bytes + sum(copies))
         else:
-            self.make_room(tail_bytes + sum(map(memory.missing_bytes, needed)), needed)
+            self._make_room_beside(seen, tail_bytes + sum(memory.missing_bytes(*block) for block in seen.items()))
         tails = memory.allocate(capacity, rows=len(paths))
         try:
             if private:
-                needed = self._copy_for_each(paths)
-            for kv in needed:
-                memory.fetch(kv, "group")
-            if self.prefetch and self.shared:
-                self._prefetch(upcoming, needed)
-            for kv in needed:
+                self._copy_for_each(paths, seen)
+            else:
+                for kv, layers in seen.items():
+                    memory.fetch(kv, "group", layers)
+            if upcoming and self.shared:
+                self._prepare(upcoming, seen.keys(), capacity * len(upcoming) * memory.bytes_per_token - tail_bytes)
+            for kv in [copy for copies in self._copies.values() for copy in copies] if private else seen:
                 memory.settle(kv)
         except BaseException:
             self.leave(tails)
@@ -128,17 +142,40 @@ class BeamGroups(Offloading):
             return super().entries(paths)
         return private_entries(paths, [1] * len(paths), self._copies)
 
-    def _prefetch(self, upcoming: Paths, needed: Sequence[KV]) -> None:
-        coming = dict.fromkeys(segment.storage for path in upcoming for segment in path)
-        for kv in coming:
-            if (missing := self.memory.missing_bytes(kv)) and self.make_room(missing, [*needed, *coming]):
-                self.memory.fetch(kv, "prefetch")
+    def _make_room_beside(self, seen: Mapping[KV, Collection[int]], nbytes: int) -> None:
+        """Evict what a group does not read until `nbytes` fit: other blocks, else also the hidden layers of its own."""
+        if not self.make_room(nbytes, seen.keys()):
+            for kv, layers in seen.items():
+                self.memory.evict(kv, "evict", [n for n in range(len(self.memory.shapes)) if n not in layers])
+            self.make_room(nbytes, seen.keys())
 
-    def _copy_for_each(self, paths: Paths) -> list[KV]:
+    def _prepare(self, upcoming: Paths, needed: Set[KV], more_bytes: int) -> None:
+        """Prefetch what the next group reads, as far as there is room, and start to write back what leaves when it
+        enters, with tails of `more_bytes` more."""
+        memory, coming = self.memory, self._seen(upcoming)
+        keep = needed | coming.keys()
+        for kv, layers in coming.items() if self.prefetch else ():
+            if (missing := memory.missing_bytes(kv, layers)) and self.make_room(missing, keep):
+                memory.fetch(kv, "prefetch", layers)
+        wanted = more_bytes + sum(memory.missing_bytes(*block) for block in coming.items())
+        self.write_ahead(wanted, coming.keys(), self._order(self._group + 1))
+
+    def _copy_for_each(self, paths: Paths, seen: Mapping[KV, Collection[int]]) -> None:
+        for kv in (segment.storage for path in paths for segment in path):
+            self._copies.setdefault(kv, []).append(self.memory.replicate(kv, "group", seen[kv]))
+
+    def _seen(self, paths: Paths) -> dict[KV, Collection[int]]:
+        """The blocks that a step of `paths` reads, and the layers of each whose window lets some row see it."""
+        windows = [shape.window for shape in self.memory.shapes]
+        if not any(windows):
+            return {segment.storage: range(len(windows)) for path in paths for segment in path}
+        seen: dict[KV, set[int]] = {}
         for path in paths:
             for segment in path:
-                self._copies.setdefault(segment.storage, []).append(self.memory.replicate(segment.storage, "group"))
-        return [kv for copies in self._copies.values() for kv in copies]
+                back = path[-1].end - segment.end + 2  # how far the step's first token looks to see the last of these
+                layers = (layer for layer, window in enumerate(windows) if window is None or window >= back)
+                seen.setdefault(segment.storage, set()).update(layers)
+        return {kv: sorted(layers) for kv, layers in seen.items()}
 
     def _read_capacity(self) -> None:
         """With no budget given, a CUDA device's capacity for KV is what it has free at this moment."""
@@ -169,31 +206,31 @@ def schedule_beams(
     """
     unused = list(range(len(kv_blocks)))
     groups: list[list[int]] = []
-    held = {kv for blocks in kv_blocks for kv in blocks if resident(kv)}
+    near = {kv for blocks in kv_blocks for kv in blocks if resident(kv)}
     while unused:
         cur: list[int] = []
         union: set[KV] = set()
         used = 0
         limit = limits[len(groups)] if limits is not None and len(groups) < len(limits) else len(unused)
         while unused and len(cur) < limit:
-            best = max(unused, key=lambda i: _overlap(kv_blocks[i], union | held, block_bytes))
+            best = max(unused, key=lambda i: _overlap(kv_blocks[i], near, block_bytes))
             added = sum(block_bytes(kv) for kv in kv_blocks[best] if not shared or kv not in union) + tail_bytes
             if used + added > budget:
                 break
             cur.append(best)
             unused.remove(best)
             union.update(kv_blocks[best])
+            near.update(kv_blocks[best])
             used += added
         if not cur:
             raise OutOfMemory(
-                f"the device KV budget of {budget:,.0f} bytes is too small for one branch's step: its blocks and tail "
-                f"take {added:,}; a budget of {added:,} bytes ({added / 2**30:.4g} GiB) would do, or use shorter steps "
-                "or memory=paged"
+                f"the device KV budget of {budget:,.0f} bytes is too small for one branch's step with its blocks and "
+                f"tail; a budget of {as_budget(added)} would do, or use shorter steps or memory=paged"
             )
         groups.append(cur)
-        held = union
+        near = set(union)
     return groups
 
 
-def _overlap(blocks: Sequence[KV], union: set[KV], block_bytes: Callable[[KV], int]) -> int:
-    return sum(block_bytes(kv) for kv in blocks if kv in union)
+def _overlap(blocks: Sequence[KV], near: set[KV], block_bytes: Callable[[KV], int]) -> int:
+    return sum(block_bytes(kv) for kv in blocks if kv in near)

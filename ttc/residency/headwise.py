@@ -47,6 +47,9 @@ class Headwise(Offloading):
     def allocate(self, tokens: int, needed: Iterable[KV] = ()) -> KV:
         return self.memory.allocate(tokens, device_layers=0)
 
+    def require_host(self, tokens: int, beside_bytes: float = 0) -> None:
+        self.memory.host.require(tokens * self.memory.bytes_per_token)  # all of it, whatever room the device has
+
     def enter(self, paths: Paths, upcoming: Paths, capacity: int) -> KV:
         return self.memory.allocate(capacity, rows=len(paths))
 
@@ -87,5 +90,7 @@ class Headwise(Offloading):
         heads = self.memory.shapes[layer].kv_heads
         if self.head_group is not None:
             return min(self.head_group, heads)
+        if self.memory.device.budget_bytes is None:
+            return heads
         head_bytes = tokens * self.memory.layer_bytes_per_token[layer] // heads
-        return int(max(1, min(heads, self.memory.device.free_bytes // (2 * head_bytes))))
+        return max(1, min(heads, int(self.memory.device.free_bytes) // (2 * head_bytes)))

@@ -2,36 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
 
 from ttc.errors import InvalidInput
-from ttc.memory import KV
+from ttc.memory import KV, LayerShape
+from ttc.plan import Entry
 from ttc.residency.base import Offloading, Paths
+from ttc.stream import Stream, Tails
 
 
 @dataclass
 class Paged(Offloading):
     """Pages of `block_tokens` tokens (HELM section 4.2.2, Algorithm 3): context is bounded by host memory.
 
-    watermark: the fullness of the device at which the oldest pages leave, so that new KV finds room without waiting.
+    watermark: the fullness of the device at which the oldest pages are written to the host, asynchronously. They leave
+    when their room is needed, so that new KV finds it without waiting.
     """
 
     watermark: float = 0.8
+
+    _fresh: set[KV] = field(init=False, repr=False, default_factory=set)
+    """Pages that the next pass fills: too early to write them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.watermark <= 1:
             raise InvalidInput(f"memory.watermark={self.watermark} must be above 0 and at most 1")
 
+    def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
+        bound = super().bind(shapes, dtype, device)
+        bound._fresh = set()
+        return bound
+
     def allocate(self, tokens: int, needed: Iterable[KV] = ()) -> KV:
-        return self._allocate(tokens, None)
+        kv = self._allocate(tokens, None)
+        self._fresh.add(kv)
+        return kv
 
     def enter(self, paths: Paths, upcoming: Paths, capacity: int) -> KV:
         return self._allocate(capacity, len(paths))
 
+    def stream(
+        self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None, *, repeat: bool
+    ) -> Stream | None:
+        self._fresh.clear()  # whatever is allocated after this pass finds them filled
+        return super().stream(entries, positions, tails, repeat=repeat)
+
     def _allocate(self, tokens: int, rows: int | None) -> KV:
-        budget, nbytes = self.memory.device.budget_bytes, tokens * (rows or 1) * self.memory.bytes_per_token
-        self.make_room(nbytes + int((1 - self.watermark) * (budget or 0)))
-        roomy = self.memory.device.free_bytes >= nbytes
-        return self.memory.allocate(tokens, rows, device_layers=None if roomy or rows else 0)
+        roomy = self.make_room(tokens * (rows or 1) * self.memory.bytes_per_token)
+        kv = self.memory.allocate(tokens, rows, device_layers=None if roomy or rows else 0)
+        spare = int((1 - self.watermark) * (self.memory.device.budget_bytes or 0))
+        self.write_ahead(spare, {kv, *self._fresh}, self.eviction_order())
+        return kv

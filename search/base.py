@@ -46,6 +46,11 @@ class Search(ABC):
     def needs_verifier(self) -> bool:
         return True
 
+    @property
+    def compares_ratings(self) -> bool:
+        """Whether scores of different ratings compete, those of an earlier step with those of a later one."""
+        return False
+
     @abstractmethod
     def run(self, root: Branch, end: tuple[str, ...]) -> Plan:
         """The algorithm. `end` holds strings that finish a branch."""

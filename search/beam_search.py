@@ -26,6 +26,10 @@ class BeamSearch(Search):
     delimiter: str | None = None
     aggregation: Aggregation = "last"
 
+    @property
+    def compares_ratings(self) -> bool:
+        return True
+
     def run(self, root: Branch, end: tuple[str, ...]) -> Plan:
         step = Step(self.step_tokens, self.delimiter, end)
         beams, width = [root], self.beam_size * self.beam_width
@@ -34,7 +38,8 @@ class BeamSearch(Search):
             if not active:
                 break
             children: list[Branch] = yield Expand(active, width, step, self.sampling)
-            yield Release(active)
+            yield Release([*active, *(c for c in children if c.gated)])
+            children = [c for c in children if not c.gated]
             yield Rate(children, self.aggregation)
             candidates = ranked([*(b for b in beams if b.finished), *children])
             beams = candidates[: self.beam_size]

@@ -27,6 +27,10 @@ class BestFirst(Search):
     delimiter: str | None = None
     aggregation: Aggregation = "mean"
 
+    @property
+    def compares_ratings(self) -> bool:
+        return True
+
     def run(self, root: Branch, end: tuple[str, ...]) -> Plan:
         step = Step(self.step_tokens, self.delimiter, end)
         opened, finished = [root], list[Branch]()
@@ -36,7 +40,8 @@ class BestFirst(Search):
                 opened = best + opened
                 break
             children: list[Branch] = yield Expand(best, self.beam_width, step, self.sampling)
-            yield Release(best)
+            yield Release([*best, *(c for c in children if c.gated)])
+            children = [c for c in children if not c.gated]
             yield Rate(children, self.aggregation)
             finished += [child for child in children if child.finished]
             opened = ranked([*opened, *(child for child in children if not child.finished)])

@@ -312,9 +312,16 @@ class _Driver:
             if run.done:
                 continue
             answer = []
-            for branch in run.request.branches:  # type: ignore[union-attr]
-                branch.step_scores = scores.pop(0)
-                branch.score = aggregate(branch.step_scores, aggregation)
+            mine, scores = scores[: (n := len(run.request.branches))], scores[n:]  # type: ignore[union-attr]
+            if aggregation == "product" and min(map(min, mine), default=0.0) < 0:
+                run.stop(
+                    f"{VerifierError.__name__}: {type(self.verifier).__name__} gives scores below zero, and their "
+                    "product would rank by how many there are; use aggregation=mean, min or last"
+                )
+                continue
+            for branch, step_scores in zip(run.request.branches, mine, strict=True):  # type: ignore[union-attr]
+                branch.step_scores = step_scores
+                branch.score = aggregate(step_scores, aggregation)
                 run.nodes[id(branch)] |= {"score": branch.score, "step_scores": branch.step_scores}
                 answer.append(branch.score)
             spent = self._spent(run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -12,18 +13,24 @@ _NUMBER = re.compile(
     r"(?<![\w.])[-−]?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+(?![\d.]))?|(?<![\w.])[-−]?\.\d+"
 )
 _STATED = re.compile(r"####|\banswer\s*(?:is|:|=)\s*:?", re.IGNORECASE)
-_CHOICE = re.compile(
-    r"(?i:\banswer\s*(?:is|:)?\s*:?\s*(?:option\s*)?)[\(\[*]*([A-Z])\b(?!['’])"
-    r"|\\boxed\{\s*(?:\\text\{)?\(?([A-Z])\b|[\(\[]([A-Z])[\)\]]"
-)
-_LONE_CHOICE = re.compile(r"^\W*([A-Z])\W*$", re.MULTILINE)
+_LETTER = r"([B-HJ-Z]\b(?!['’])|[AI]\b(?!['’]|\s+(?!because\b|since\b|as\b|for\b|and\b|not\b|due\b)[a-z]))"
+"""A choice, not the word A or I."""
+_CHOICES = [
+    re.compile(r"(?i:\banswer\s*(?:is|:)?\s*:?\s*(?:option\s*)?)[\(\[*]*" + _LETTER),
+    re.compile(r"\\boxed\{\s*(?:\\text\{)?\(?([A-Z])\b"),
+    re.compile(r"[\(\[]([A-Z])[\)\]]"),
+    re.compile(r"^\W*([A-Z])\W*$", re.MULTILINE),
+]
+"""Ways to state a choice; the first that a text uses counts, where it uses it last."""
+_STATED_SUM = re.compile(r"(?:[-−+*/×÷()$€£%, \t\d]|\.(?=\d))*=(?!=)[ \t]*")
 
 
 def extract_answer(text: str, kind: str = "number") -> str | None:
     """The answer that `text` states, or None.
 
     kind: "number" takes what follows `####`, "answer is" or "Answer:", then a `\\boxed{}`, then the last number;
-    "strict" only a number right after `####` or "answer is"; "choice" a letter; "math" a `\\boxed{}` or a stated or
+    "strict" only a number right after `####` or "answer is" (of an equation there, its result); "choice" a letter,
+    stated after "answer", boxed, in brackets or alone on a line, in this order; "math" a `\\boxed{}` or a stated or
     last expression; "text" what follows the last "answer is", or the last line.
     """
     if kind not in _EXTRACTORS:
@@ -43,15 +50,17 @@ def _number(text: str) -> str | None:
 
 def _strict(text: str) -> str | None:
     for mark in reversed(list(_STATED.finditer(text))):
-        found = _NUMBER.match(text[mark.end() :].lstrip(" \t*:$\\({").replace("−", "-"))
+        rest = text[mark.end() :]
+        while equation := _STATED_SUM.match(rest):
+            rest = rest[equation.end() :]
+        found = _NUMBER.match(rest.lstrip(" \t*:$\\({").replace("−", "-"))
         if found:
             return found.group()
     return None
 
 
 def _choice(text: str) -> str | None:
-    found = list(_CHOICE.finditer(text)) or list(_LONE_CHOICE.finditer(text))
-    return next(g for g in found[-1].groups() if g) if found else None
+    return next((found[-1] for pattern in _CHOICES if (found := pattern.findall(text))), None)
 
 
 def _math(text: str) -> str | None:
@@ -94,8 +103,14 @@ def boxed(text: str) -> str | None:
 
 
 def as_number(answer: str) -> Fraction | None:
-    """The exact value of a number as people write it ($1,200.50, 3/4, 12%), or None."""
-    plain = re.sub(r"[$€£,\s%]|\\\$|\\%", "", answer.replace("−", "-")).rstrip(".")
+    """The exact value of a number as people write it ($1,200.50, 3/4, 1 1/2, 12%, \\frac{3}{4}), or None."""
+    plain = re.sub(r"\\?[$€£%]", "", answer.replace("−", "-")).strip().rstrip(".")
+    plain = re.sub(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}", r" \1/\2", plain).strip()
+    if mixed := re.fullmatch(r"([-+]?)(\d+)\s+(\d+/\d+)", plain):
+        sign, whole, part = mixed.groups()
+        value = as_number(part)
+        return None if value is None else (int(whole) + value) * (-1 if sign == "-" else 1)
+    plain = re.sub(r"(?<=\d)[,\s](?=\d{3}(?!\d))", "", re.sub(r"^([-+])\s+", r"\1", plain))  # thousands
     if len(plain) > 1000 or "e" in plain.lower():  # an exponent can ask for numbers of any size
         return None
     try:
@@ -109,7 +124,13 @@ def canonical(answer: str | None) -> str | None:
     if answer is None or not answer.strip():
         return None
     value = as_number(answer)
-    return str(value) if value is not None else " ".join(answer.split()).strip(" .")
+    return str(value) if value is not None else " ".join(_plain_latex(answer).split()).strip(" .")
+
+
+def _plain_latex(answer: str) -> str:
+    """Without what changes how a formula looks, not what it says."""
+    sized = re.sub(r"\\(?:left|right|displaystyle)\b\s*", "", re.sub(r"\\[dt]frac\b", r"\\frac", answer))
+    return re.sub(r"\\[,;:! ]", " ", sized)
 
 
 def same_answer(gold: str, predicted: str | None, kind: str = "number") -> bool:
@@ -122,7 +143,7 @@ def same_answer(gold: str, predicted: str | None, kind: str = "number") -> bool:
         return False
     from math_verify import parse, verify
 
-    # timeouts by signal would need the main thread
-    left = parse(f"${gold}$", parsing_timeout=None)
-    right = parse(f"${predicted}$", parsing_timeout=None)
-    return bool(verify(left, right, timeout_seconds=None))
+    seconds = 5 if threading.current_thread() is threading.main_thread() else None  # its timeouts are signals
+    left = parse(f"${gold}$", parsing_timeout=seconds)
+    right = parse(f"${predicted}$", parsing_timeout=seconds)
+    return bool(verify(left, right, timeout_seconds=seconds))

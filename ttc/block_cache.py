@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ttc.branch import Branch
 from ttc.errors import InvalidInput
@@ -13,8 +13,6 @@ from ttc.tree import Segment
 
 if TYPE_CHECKING:
     from ttc.engine import Engine
-
-Order = Literal["rsbcm", "lru"]
 
 
 @dataclass
@@ -60,7 +58,8 @@ class BlockCache:
         ends: dict[Segment, list[Branch]] = defaultdict(list)
         for branch in engine.live:
             ends[engine.leaf(branch)].append(branch)
-        lowest = min([0.0, *(branch.score or 0.0 for branch in engine.live)])
+        scores = [branch.score for branch in engine.live if branch.score is not None]
+        lowest, highest = min([0.0, *scores]), max(scores, default=0.0)
         while used > self.capacity_blocks:
             free = [
                 segment
@@ -71,7 +70,7 @@ class BlockCache:
             ]
             if not free:
                 return
-            segment = min(free, key=lambda s: (self._worth(s, ends[s], lowest), -s.serial))
+            segment = min(free, key=lambda s: (self._worth(s, ends[s], lowest, highest), -s.serial))
             parent, branches = segment.parent, ends.pop(segment)
             assert parent is not None
             used -= self.blocks(segment)
@@ -81,11 +80,12 @@ class BlockCache:
                 engine.move(branch, parent)
             ends[parent] += branches
 
-    def _worth(self, segment: Segment, branches: list[Branch], lowest: float) -> float:
-        """What leaves first has least: omega, with scores from zero on, or the time of the last use."""
+    def _worth(self, segment: Segment, branches: list[Branch], lowest: float, highest: float) -> float:
+        """What leaves first has least: omega, with scores from zero on, or the time of the last use. What was not rated
+        yet counts as much as the best: it is about to be."""
         if self.order == "lru":
             return max(branch.used_at for branch in branches)
-        return max(importance((b.score or 0.0) - lowest, _depth(b, segment)) for b in branches)
+        return max(importance((highest if b.score is None else b.score) - lowest, _depth(b, segment)) for b in branches)
 
 
 def importance(score: float, depth: int) -> float:

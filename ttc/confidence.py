@@ -13,7 +13,12 @@ def confidence(branch: Branch) -> float:
 
     Given tokens (NaN in `top1`) don't count, and a finished branch has no more tokens to count. 0 if it has none.
     """
-    own = [value for value in branch.top1 if not math.isnan(value)]
+    return mean_of_own(branch.top1)
+
+
+def mean_of_own(values: Sequence[float]) -> float:
+    """The mean over generated tokens; given ones are NaN. 0 if there are none."""
+    own = [value for value in values if not math.isnan(value)]
     return sum(own) / len(own) if own else 0.0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from math import inf
 from os import PathLike
 from time import perf_counter
 from typing import Any
@@ -73,7 +74,7 @@ class Engine:
         self.calls = 0
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
-        self.context_length: int | None = getattr(config, "max_position_embeddings", None)
+        self.context_length = context_length(config)
         self.eos_ids = _eos_ids(model, tokenizer)
 
     @classmethod
@@ -142,12 +143,13 @@ class Engine:
             child.leaf = self.tree.trunk
         self.live.update(children)
         try:
+            for child, prompt in zip(children, own, strict=True):
+                child.tokens = prompt
             if self.sharing.rule == "similar":
+                most = self.context_length or inf
+                fitting = [c for c, s in zip(children, after, strict=True) if len(root.tokens) + len(s) < most]
                 with self._working([root]), self._metered(children):
-                    share_similar(self, root, children, own)
-            else:
-                for child, prompt in zip(children, own, strict=True):
-                    child.tokens = prompt
+                    share_similar(self, root, fitting)
             for child, suffix in zip(children, after, strict=True):
                 child.tokens += suffix
                 child.prompt_length = len(child.tokens)
@@ -582,6 +584,21 @@ class _Growing:
             self.done += taken
             count -= taken
         return places
+
+
+def context_length(config: Any) -> int | None:
+    """The most tokens of a branch that the model serves exactly, None for no limit.
+
+    Rotary frequencies that change with the length of a pass (`longrope`, `dynamic`) hold up to the model's original
+    length alone: a pass of the engine carries rows of many branches and chunks, whose lengths are their own.
+    """
+    longest: int | None = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for part in (rope, *(p for p in rope.values() if isinstance(p, dict))):
+        if part.get("rope_type", part.get("type")) in ("longrope", "dynamic") and longest is not None:
+            original = part.get("original_max_position_embeddings")
+            longest = min(longest, original or getattr(config, "original_max_position_embeddings", None) or longest)
+    return longest
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -6,6 +6,7 @@ A partial result is an output with the log-sum-exp of its scores; merging two by
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -41,10 +42,17 @@ def partial_attention(
     fusable = visible is None and layer.softcap is None and q.shape[-1] == v.shape[-1]
     if fusable and q.device.type == "cpu" and (causal or q.shape[-2] > FEW_ROWS or k.shape[-2] < FEW_ROWS):
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=layer.scale)
-    if fusable and q.device.type == "cuda" and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] <= 256:
+    if fusable and q.shape[-1] <= 256 and _has_flash(q.device, q.dtype):
         out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=layer.scale)
         return out[0], out[1]
     return _written_out(q, k, v, layer, causal, visible)
+
+
+@cache
+def _has_flash(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the fused CUDA kernel runs there: in 16 bits, from compute capability 8 on."""
+    short = dtype in (torch.float16, torch.bfloat16)
+    return device.type == "cuda" and short and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _written_out(q: Tensor, k: Tensor, v: Tensor, layer: Layer, causal: bool, visible: Tensor | None) -> Partial:

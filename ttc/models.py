@@ -45,6 +45,8 @@ def load(
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=precision, **options)
+        if "gguf_file" in options:
+            _restore_digits(tokenizer, path)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UnsupportedModel(
@@ -79,7 +81,10 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype is None or dtype == "auto":
-        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        if device.type == "cuda":  # from compute capability 8 on; earlier ones emulate it
+            fast = torch.cuda.get_device_capability(device) >= (8, 0)
+        else:
+            fast = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         return torch.bfloat16 if fast else torch.float32
     found = getattr(torch, dtype, None)
     if not (isinstance(found, torch.dtype) and found.is_floating_point):
@@ -117,16 +122,24 @@ def _smollm2_folder() -> Path:
 
 
 def _convert_gguf(file: Path, folder: Path) -> None:
-    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model: Any = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name)
     tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
     model.hf_quantizer, model.is_quantized = None, False
     del model.config.quantization_config
-    # the GGUF tokenizer does not say that SmolLM2 splits numbers into digits
-    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
-        [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
-    )
+    _restore_digits(tokenizer, file)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _restore_digits(tokenizer: Any, file: Path) -> None:
+    """SmolLM2's tokenizer splits numbers into digits; transformers does not read that from a GGUF file."""
+    from gguf import GGUFReader
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+
+    kind = GGUFReader(file).get_field("tokenizer.ggml.pre")
+    if kind is not None and kind.contents() == "smollm":
+        tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
+            [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+        )

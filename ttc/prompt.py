@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
+
+from jinja2 import TemplateError
 
 from ttc.errors import InvalidInput
 
@@ -16,13 +19,14 @@ class PromptTemplate:
 
     instruction: the user's words, `{question}` in them replaced by the question. examples: solved (question, answer)
     pairs that come first. chat: use the tokenizer's chat template; None for when it has one. Without it examples
-    and question are written as "Question: ...\\nAnswer:".
+    and question are written as "Question: ...\\nAnswer:". options: what else the chat template takes.
     """
 
     instruction: str = STEP_BY_STEP
     system: str | None = None
     examples: tuple[tuple[str, str], ...] = ()
     chat: bool | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if "{question}" not in self.instruction:
@@ -40,7 +44,17 @@ class PromptTemplate:
             messages = [{"role": "system", "content": self.system}] if self.system else []
             for user, assistant in turns:
                 messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
-            return str(tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True))
+            try:
+                return str(
+                    tokenizer.apply_chat_template(
+                        messages[:-1], tokenize=False, add_generation_prompt=True, **self.options
+                    )
+                )
+            except TemplateError as error:
+                raise InvalidInput(
+                    f"the tokenizer's chat template refuses the prompt: {error}; leave the system text or the examples "
+                    "out, or set chat to false"
+                ) from error
         head = f"{self.system}\n\n" if self.system else ""
         return head + "\n\n".join(
             f"Question: {q}\nAnswer:{a if not a or a[0].isspace() else ' ' + a}" for q, a in turns

@@ -25,10 +25,10 @@ class Sharing:
     pooling says how alike two prompts' states in a layer, s_l, are. "matched": each token's cosine with its best match
     in the other prompt, the mean over both (BERTScore; Zhang et al., 2020), states centred by the root's mean, over the
     tokens from the first difference to the last and a few on both sides; what two long prompts have in common elsewhere
-    says nothing. For comparison, "mean": the cosine of the mean states there, which hardly tells a rewording from
-    another question, and "last": of the last tokens' states, which their punctuation decides.
+    says nothing. For comparison, "mean": the cosine of the mean states there, where rewordings and other questions are
+    a few hundredths apart, and "last": of the last tokens' states, which their punctuation decides.
     same_numbers: also refuse a variant whose numbers are others. States of texts that differ by a number alone are
-    closer than those of most rewordings, so no tau tells these two apart.
+    closer than those of most rewordings, so no tau tells these two apart. Numbers that change places pass.
     Raises InvalidInput, naming the value.
     """
 

@@ -28,17 +28,16 @@ CONTEXT = 8
 
 
 @torch.inference_mode()
-def share_similar(engine: Engine, root: Branch, children: Sequence[Branch], prompts: Sequence[list[int]]) -> None:
-    """Set the tokens of `children`, which stand on the trunk, to `prompts`, or to the root's where these are similar.
+def share_similar(engine: Engine, root: Branch, children: Sequence[Branch]) -> None:
+    """Put the root's tokens in place of those of `children`, which stand on the trunk, where the two are similar.
 
     The probe is the beginning of the prefill that it may save: all variants run through the first layers, and those
     that are refused run on. A similar one is moved to the root's leaf and says so in `substituted`.
     """
     first: dict[tuple[int, ...], Branch] = {}
-    for child, prompt in zip(children, prompts, strict=True):
-        child.tokens = prompt
-        first.setdefault(tuple(prompt), child)
-    others = [child for child in first.values() if child.tokens[:-1] != root.tokens[:-1]]
+    for child in children:
+        first.setdefault(tuple(child.tokens), child)
+    others = [child for child in first.values() if not _is_prefix(child.tokens[:-1], root.tokens[:-1])]
     if engine.sharing.same_numbers:
         others = [child for child in others if _numbers(engine, child) == _numbers(engine, root)]
     for child, similarity in _probe(engine, root, others):
@@ -57,7 +56,7 @@ def differing(a: Sequence[int], b: Sequence[int]) -> tuple[slice, slice]:
     return slice(start, len(a) - end), slice(start, len(b) - end)
 
 
-def weights(layers: int, total: int, alpha: float) -> list[float]:
+def layer_weights(layers: int, total: int, alpha: float) -> list[float]:
     """w_1 to w_layers of RKSC's Eq. 2, proportional to exp(alpha l / total), with a sum of 1."""
     raw = [math.exp(alpha * depth / total) for depth in range(1, layers + 1)]
     return [w / sum(raw) for w in raw]
@@ -74,8 +73,13 @@ def similarity(a: Tensor, b: Tensor, pooling: Pooling) -> float:
     return float(torch.cosine_similarity(one, other, dim=0))
 
 
+def _is_prefix(tokens: Sequence[int], of: Sequence[int]) -> bool:
+    """Whether all of it stands under the root already, exactly: nothing is left to save."""
+    return common_prefix(tokens, of) == len(tokens)
+
+
 def _numbers(engine: Engine, branch: Branch) -> Counter[str]:
-    return Counter(re.findall(r"\d+", engine.decode(branch.tokens)))
+    return Counter(re.findall(r"-?\d+(?:[.,]\d+)*", engine.decode(branch.tokens)))
 
 
 @dataclass(frozen=True)
@@ -107,34 +111,40 @@ def _widened(region: slice, end: int) -> slice:
 
 
 def _probe(engine: Engine, root: Branch, others: Sequence[Branch]) -> list[tuple[Branch, float]]:
-    """Those of `others` that are similar to the root, and how much. A refused one has its prompt's KV afterwards."""
+    """Those of `others` that are similar to the root, and how much. What stands in the tree for other prompts decides
+    nothing: a refused one has its prompt's KV afterwards, or finds more of it there."""
     sharing, layers = engine.sharing, len(engine.lens.layers)
     if sharing.probe_layers >= layers:
         raise InvalidInput(
             f"sharing.probe_layers={sharing.probe_layers} leaves nothing to save of {layers} layers; use less"
         )
-    probed: list[Branch] = []
-    windows: list[_Window] = []
-    for child in others:
-        leaf = engine.tree.descend(engine.tree.trunk, child.tokens[:-1])
-        if leaf.end <= common_prefix(root.tokens, child.tokens):  # else more of it stands in the tree, shared exactly
-            engine.move(child, leaf)
-            child.usage.shared_tokens += leaf.end
-            probed.append(child)
-            # the last token is not computed in a prefill, so it is not compared either
-            windows.append(_Window.of(root.tokens[:-1], child.tokens[:-1], leaf.end, sharing.pooling))
-    if not probed:
+    if not others or len(root.tokens) < 2:
         return []
+    probed = list(others)
+    windows: list[_Window] = []
+    known: set[int] = set()  # places of those that more of stands in the tree of: they leave after the probe as well
+    for place, child in enumerate(probed):
+        common = common_prefix(root.tokens, child.tokens[:-1])
+        leaf = engine.tree.descend(engine.tree.trunk, child.tokens[:common])
+        engine.move(child, leaf)
+        child.usage.shared_tokens += leaf.end
+        if engine.tree.descend(leaf, child.tokens[leaf.end : -1]) is not leaf:
+            known.add(place)
+        # the last token is not computed in a prefill, so it is not compared either
+        windows.append(_Window.of(root.tokens[:-1], child.tokens[:-1], leaf.end, sharing.pooling))
     offset, reference = _reference(engine, root, windows)
     runs = [child.tokens[engine.leaf(child).end : -1] for child in probed]
     similar: list[tuple[Branch, float]] = []
     for chosen in batches(engine, probed, runs, together=False):
         held: list[Segment] = []
         try:
-            found = _compare(engine, [probed[i] for i in chosen], held, [windows[i] for i in chosen], reference, offset)
+            also = {n for n, i in enumerate(chosen) if i in known}
+            branches, seen = [probed[i] for i in chosen], [windows[i] for i in chosen]
+            found = _compare(engine, branches, held, seen, reference, offset, also)
             for i, sigma, segment in zip(chosen, found, held, strict=True):
                 if sigma >= sharing.tau:
                     similar.append((probed[i], sigma))
+                if sigma >= sharing.tau or i in known:
                     probed[i].usage.probe_layer_rows += len(runs[i]) * sharing.probe_layers
                 else:
                     engine.move(probed[i], segment)
@@ -169,10 +179,11 @@ def _compare(
     windows: Sequence[_Window],
     reference: Sequence[Tensor],
     offset: int,
+    also: set[int],
 ) -> list[float]:
-    """sigma of each branch; those below tau have run through all layers, to the segments in `held`."""
+    """sigma of each branch; those below tau and not in `also` have run through all layers, to segments in `held`."""
     sharing = engine.sharing
-    shares = weights(sharing.probe_layers, len(engine.lens.layers), sharing.alpha)
+    shares = layer_weights(sharing.probe_layers, len(engine.lens.layers), sharing.alpha)
     sigma = [0.0] * len(branches)
 
     def look(depth: int, pieces: Sequence[Tensor]) -> None:
@@ -181,7 +192,9 @@ def _compare(
 
     runs = [branch.tokens[engine.leaf(branch).end : -1] for branch in branches]
     leaves = [engine.leaf(branch) for branch in branches]
-    _pass(engine, leaves, runs, branches, held, look, lambda: {i for i, s in enumerate(sigma) if s >= sharing.tau})
+    _pass(
+        engine, leaves, runs, branches, held, look, lambda: also | {i for i, s in enumerate(sigma) if s >= sharing.tau}
+    )
     return sigma
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ttc.branch import Branch
+from ttc.confidence import mean_of_own
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend
 
@@ -30,9 +30,4 @@ class ConfidenceVerifier:
     def _steps(self, branch: Branch) -> list[float]:
         values = branch.top1 if self.metric == "top1" else branch.logprobs
         ends = [end - branch.prompt_length for end in branch.step_ends] or [len(values)]
-        return [_mean(values[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    own = [v for v in values if not math.isnan(v)]  # given tokens, not generated ones, are NaN
-    return sum(own) / len(own) if own else 0.0
+        return [mean_of_own(values[a:b]) for a, b in zip([0, *ends], ends, strict=False)]

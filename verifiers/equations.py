@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 
 MAX_DIGITS = 40
 """Longer numbers, and powers above 64, are not judged."""
+
+MAX_BITS = 4096
+"""Nor are powers of powers with more bits than that."""
 
 _LATEX = (
     (re.compile(r"\\d?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"((\1)/(\2))"),
@@ -36,10 +39,10 @@ Token = tuple[str, str, int, int]
 
 @dataclass(frozen=True)
 class Equation:
-    """`left = right`, as written between `start` and `end` of the normalised text.
+    """`left = right`, as a text writes it.
 
     numbers: the numbers on the left side, negative where a minus stands before them. open: whether the text ends right
-    after it, so that more digits may come.
+    after it, so that more digits may come; an annotation (`<<3*4=12>>`) is complete.
     """
 
     text: str
@@ -47,8 +50,6 @@ class Equation:
     right: Fraction
     numbers: tuple[Fraction, ...]
     holds: bool
-    start: int
-    end: int
     open: bool = False
 
 
@@ -60,17 +61,18 @@ def normalise(text: str) -> str:
 
 
 def find_equations(text: str) -> list[Equation]:
-    """Every equation with arithmetic on a side, in order. `a = b = c` gives `a = b` and `b = c`.
+    """Every equation with arithmetic on a side: annotated ones first, then the others, each in order.
+
+    `a = b = c` gives `a = b` and `b = c`.
 
     A side is the longest run of numbers, signs, units and money that stands next to the equals sign; a statement
     about a name (`x = 5`) or without any arithmetic (`12 = 12`) is none. Linear in the length of the text.
     """
     text = normalise(text)
-    annotated = [m.group()[2:-2] for m in _ANNOTATION.finditer(text)]
     found = []
-    for part in annotated:
-        found += _equations_in(part)
-    plain = _ANNOTATION.sub(lambda m: " " * 0, text)
+    for match in _ANNOTATION.finditer(text):
+        found += [replace(equation, open=False) for equation in _equations_in(match.group()[2:-2])]
+    plain = _ANNOTATION.sub("", text)
     seen = {(e.left, e.right, e.numbers) for e in found}
     found += [e for e in _equations_in(plain) if (e.left, e.right, e.numbers) not in seen]
     return found
@@ -91,11 +93,10 @@ def _equations_in(text: str) -> list[Equation]:
             x, y = evaluate(a), evaluate(b)
             if x is None or y is None:
                 continue
-            start, end = a[0][2], b[-1][3]
             written = max((t[1] for t in b if t[0] == "number"), key=len, default="")
             numbers = tuple(_signed(a))
-            cut = end >= len(text.rstrip(" $")) and b[-1][0] == "number"
-            found.append(Equation(text[start:end], x, y, numbers, _agree(x, y, a, b, written), start, end, cut))
+            cut = b[-1][3] >= len(text.rstrip(" $")) and b[-1][0] == "number"
+            found.append(Equation(text[a[0][2] : b[-1][3]], x, y, numbers, _agree(x, y, a, b, written), cut))
     return found
 
 
@@ -276,6 +277,8 @@ def _power(tokens: Sequence[Token], at: int, depth: int) -> tuple[Fraction, int]
     if at < len(tokens) and tokens[at][0] == "power":
         exponent, at = _atom(tokens, at + 1, depth)
         if exponent.denominator != 1 or abs(exponent) > 64:
+            raise ValueError("power out of range")
+        if max(value.numerator.bit_length(), value.denominator.bit_length()) * abs(exponent) > MAX_BITS:
             raise ValueError("power out of range")
         value = value**exponent.numerator
     return value, at

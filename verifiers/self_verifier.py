@@ -106,9 +106,11 @@ class SelfVerifier:
 
     def _follow_ups(self, branches: Sequence[Branch], backend: Backend) -> list[list[int]]:
         """What is asked on each branch's own KV."""
-        follow_up, eos = self._follow_up(backend), backend.tokenizer.eos_token_id
+        follow_up = self._follow_up(backend)
         # a finished branch has written the end of its turn itself
-        return [follow_up[1:] if b.tokens[-1] == eos == follow_up[0] else follow_up for b in branches]
+        return [
+            follow_up[1:] if b.finish_reason == "eos" and b.tokens[-1] == follow_up[0] else follow_up for b in branches
+        ]
 
     def _follow_up(self, backend: Backend) -> list[int]:
         """What comes after the assistant's answer: the end of its turn, the question, the next turn's start."""

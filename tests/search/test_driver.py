@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search import BeamSearch, BestOfN, Greedy, Result, SelfConsistency, solve
+from search import BeamSearch, BestFirst, BestOfN, Greedy, Result, SelfConsistency, solve
 from search.base import ranked, vote
 from ttc import InvalidInput
 from ttc.branch import Branch
@@ -187,6 +187,43 @@ def test_finished_beams_are_kept_and_compete(backend: Any) -> None:
     first = min(len(n["path"]) for n in result.tree if n["status"] == "finished")
     assert min(len(b.path) for b in result.branches) == first
     assert len(backend.calls) < 30
+
+
+@pytest.mark.parametrize(
+    "search", [BeamSearch(beam_size=2, beam_width=3, step_tokens=4, max_steps=4), BestFirst(max_steps=4, finish=3)]
+)
+def test_what_a_gate_stopped_is_pruned(search: Any, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = backend.generate
+
+    def gated(branches: Any, *args: Any, **options: Any) -> None:
+        plain(branches, *args, **options)
+        for branch in branches[1:]:
+            branch.finish_reason = "gate"
+
+    monkeypatch.setattr(backend, "generate", gated)
+    rated: list[Any] = []
+
+    class Counting:
+        def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
+            rated.extend(branches)
+            return [[1.0]] * len(branches)
+
+    result = solve(search, problem="1 + 1 = ?", engine=backend, verifier=Counting())
+    assert rated and not any(branch.gated for branch in [*rated, *result.branches])
+    assert not backend.live and result.best is not None
+    assert {node["status"] for node in result.tree if node["score"] is None} <= {"root", "pruned"}
+
+
+def test_a_product_of_negative_scores_is_refused(backend: Any) -> None:
+    class Log:
+        def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
+            return [[-2.0, -0.1]] * len(branches)
+
+    for how, fine in (("product", False), ("mean", True)):
+        search = BestOfN(n=2, max_tokens=4, aggregation=how)  # type: ignore[arg-type]
+        result = solve(search, problem="1 + 1 = ?", engine=backend, verifier=Log())
+        assert (result.error is None) == fine
+        assert fine or "below zero" in str(result.error)
 
 
 def test_ties_keep_the_order_of_creation(backend: Any) -> None:

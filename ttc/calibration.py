@@ -43,6 +43,7 @@ class CalibrationFile:
 
     model: str
     dataset: str
+    settings: dict[str, Any]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON, in one piece; folders are made."""
@@ -80,9 +81,57 @@ class CalibrationFile:
                 )
         return made
 
+    def check_use(self, file: str, dataset: dict[str, Any], search: dict[str, Any]) -> None:
+        """Refuse a run on problems that it was made from, and a run of another kind of search.
+
+        file: its name, for the message. dataset, search: the run's settings of these names. What was made by hand, with
+        no `settings`, passes.
+        """
+        its = self.settings.get("dataset", {})
+        if its and _source(its) == _source(dataset) and _overlap(_rows(its), _rows(dataset)):
+            raise InvalidInput(
+                f"{file}: these problems were used to calibrate; choose others by dataset.offset, dataset.seed or "
+                f"dataset.split (it has {_shown(its)}, the run {_shown(dataset)})"
+            )
+        target, wanted = self.settings.get("search", {}).get("_target_"), search.get("_target_")
+        if target is not None and target != wanted:
+            raise InvalidInput(
+                f"{file} was calibrated with {target}, and its counts do not hold for {wanted}; use that search, or "
+                "make another file with python -m experiments.calibrate"
+            )
+
     @classmethod
     def _from(cls, found: dict[str, Any]) -> Self:
         return cls(**found)
+
+
+def _source(dataset: dict[str, Any]) -> tuple[Any, ...]:
+    """Where a data set's rows come from, however they are asked: a task, a file or the hub."""
+    if dataset.get("task") is not None:
+        return "task", dataset["task"], dataset.get("params") or {}
+    if dataset.get("path") is not None:
+        return "path", str(Path(dataset["path"]).expanduser().resolve())
+    return "hub", *(dataset.get(key) for key in ("hub", "subset", "split"))
+
+
+def _rows(dataset: dict[str, Any]) -> tuple[float, float]:
+    """The first row that is used, and the one after the last.
+
+    A task makes problem i of seed s from s + i, so that a near seed has many of the same problems.
+    """
+    is_task, start, limit = dataset.get("task") is not None, dataset.get("offset", 0), dataset.get("limit")
+    stop = start + limit if limit is not None else dataset.get("size", math.inf) if is_task else math.inf
+    seed = dataset.get("seed", 0) if is_task else 0
+    return seed + start, seed + stop
+
+
+def _overlap(a: tuple[float, float], b: tuple[float, float]) -> bool:
+    return max(a[0], b[0]) < min(a[1], b[1])
+
+
+def _shown(dataset: dict[str, Any]) -> str:
+    keys = ("split", "seed", "size", "offset", "limit")
+    return ", ".join(f"{key}={dataset[key]}" for key in keys if dataset.get(key) is not None)
 
 
 @dataclass(frozen=True)
@@ -95,7 +144,8 @@ class Calibration(CalibrationFile):
     checked: problems on which the gate was then compared with full verification; skipped: of these, those that it
     skips; disagreements: of those, the ones where another solution is chosen. disagreement_bound: with 95% confidence,
     at most this share of problems (the verified ones counted) ends with another solution.
-    settings: the search, verifier, data set and seed that it was made with; the counts hold for them.
+    settings: the search, verifier, data set, seed and so on that it was made with; the counts hold for them, and
+    `check_use` compares a run with them.
     """
 
     model: str

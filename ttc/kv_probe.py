@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -56,8 +56,9 @@ class KVTimes:
 class KVProbe:
     """Times both ways over an engine's model, once for each bucket of 64 prefix tokens and number of branches.
 
-    It runs when it is asked, outside of whatever else is timed, on engines of its own. repeats: the least of so many
-    counts. Raises InvalidInput for sizes that are not positive or don't fit the model's context.
+    It runs when it is asked, outside of whatever else is timed, on engines of its own under the same memory policy.
+    repeats: the least of so many counts. Raises InvalidInput for sizes that are not positive or don't fit the model's
+    context.
     """
 
     def __init__(self, engine: Engine, *, suffix_tokens: int = 16, repeats: int = 3):
@@ -70,7 +71,9 @@ class KVProbe:
 
     @staticmethod
     def _like(engine: Engine, sharing: Sharing) -> Engine:
-        return type(engine)(engine.model, engine.tokenizer, prefill_tokens=engine.prefill_tokens, sharing=sharing)
+        """An engine with the same model and memory policy (bound to a memory of its own)."""
+        options: dict[str, Any] = {"prefill_tokens": engine.prefill_tokens, "memory": engine.residency}
+        return type(engine)(engine.model, engine.tokenizer, sharing=sharing, **options)
 
     def times(self, tokens: int, branches: int) -> KVTimes:
         """What was measured for the first length asked of this bucket."""

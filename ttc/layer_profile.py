@@ -68,10 +68,10 @@ def look_layers(engine: Engine, rows: float) -> float:
     A mixture's experts all count.
     """
     layers = engine.lens.layers
-    return weights(engine.model.get_output_embeddings()) * len(layers) / (rows * sum(map(weights, layers)))
+    return weight_count(engine.model.get_output_embeddings()) * len(layers) / (rows * sum(map(weight_count, layers)))
 
 
-def weights(module: nn.Module) -> int:
+def weight_count(module: nn.Module) -> int:
     """How many weights a module multiplies with, packed ones too."""
     packed = [m.in_features * m.out_features for m in module.modules() if isinstance(m, PackedLinear)]
     return sum(p.numel() for p in module.parameters()) + sum(packed)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from experiments.bench import breakdown, cache, memory, prefix
 
+RESULTS = Path("experiments/results")
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.bench")
@@ -14,19 +16,22 @@ def main() -> None:
     shared = commands.add_parser("prefix", help="decoding B branches on a shared prefix, against plain transformers")
     shared.add_argument("--quick", action="store_true", help="fewer cases, the two with a target among them")
     shared.add_argument("--model", default="smollm2-135m")
-    shared.add_argument("--out", type=Path, default=Path("experiments/results/prefix.json"))
+    shared.add_argument("--out", type=Path, default=RESULTS / "prefix.json")
     blocks = commands.add_parser("cache", help="RSBCM against LRU in a best-first search")
     blocks.add_argument("--problems", type=int, default=16)
     blocks.add_argument("--model", default="smollm2-135m")
-    blocks.add_argument("--out", type=Path, default=Path("experiments/results/cache.json"))
+    blocks.add_argument("--out", type=Path, default=RESULTS / "cache.json")
     parts = commands.add_parser("breakdown", help="where the time of a decoding step goes")
     parts.add_argument("--model", default="smollm2-135m")
-    parts.add_argument("--out", type=Path, default=Path("experiments/results/breakdown.json"))
+    parts.add_argument("--out", type=Path, default=RESULTS / "breakdown.json")
     tiers = commands.add_parser("memory", help="a beam search whose KV does not fit, under each residency policy")
-    tiers.add_argument("part", nargs="?", choices=["bytes", "time", "all"], default="all")
+    tiers.add_argument("part", nargs="?", choices=["bytes", "time", "all", "device"], default="all")
     tiers.add_argument("--quick", action="store_true", help="fewer beams and tokens")
     tiers.add_argument("--model", default="smollm2-135m", help="what `time` runs")
-    tiers.add_argument("--out", type=Path, default=Path("experiments/results/memory.json"))
+    tiers.add_argument("--shape", choices=memory.SHAPES, default="opt-6.7b", help="what `device` runs, random weights")
+    tiers.add_argument("--beams", type=int, default=16, help="of `device`")
+    tiers.add_argument("--step", type=int, default=32, help="tokens, of `device`")
+    tiers.add_argument("--out", type=Path, help="default: memory.json or memory_device.json in experiments/results")
     tiers.add_argument("--trace", type=Path, help="write a timeline of one run here (Chrome trace format)")
     arm = commands.add_parser("arm", help="one measurement in this process (what `prefix` starts)")
     arm.add_argument("name", choices=prefix.ARMS)
@@ -40,8 +45,12 @@ def main() -> None:
         cache.run(arguments.problems, arguments.model, arguments.out)
     elif arguments.command == "breakdown":
         breakdown.run(arguments.model, arguments.out)
+    elif arguments.command == "memory" and arguments.part == "device":
+        out = arguments.out or RESULTS / "memory_device.json"
+        memory.run_device(arguments.shape, arguments.beams, arguments.step, arguments.quick, out)
     elif arguments.command == "memory":
-        memory.run(arguments.part, arguments.quick, arguments.model, arguments.out, arguments.trace)
+        out = arguments.out or RESULTS / "memory.json"
+        memory.run(arguments.part, arguments.quick, arguments.model, out, arguments.trace)
     else:
         prefix.run(arguments.quick, arguments.model, arguments.out)
 

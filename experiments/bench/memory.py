@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, OPTConfig
 
 from experiments.bench.prefix import machine, prompt
 from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Resident, Sampling
 from ttc.branch import Branch
+from ttc.errors import OutOfMemory
 from ttc.models import load
 from ttc.residency import Residency
 from ttc.trace import Trace
@@ -88,6 +89,29 @@ def tiny(layers: int = 32) -> Any:
     return LlamaForCausalLM(config).eval()
 
 
+SHAPES: dict[str, Callable[..., Any]] = {
+    "opt-6.7b": lambda layers, width: OPTConfig(
+        vocab_size=50272, hidden_size=width, word_embed_proj_dim=width, ffn_dim=4 * width, num_hidden_layers=layers,
+        num_attention_heads=width // 128, max_position_embeddings=2048,
+    ),
+    "llama-2-7b": lambda layers, width: LlamaConfig(
+        vocab_size=32000, hidden_size=width, intermediate_size=width * 43 // 16, num_hidden_layers=layers,
+        num_attention_heads=width // 128, num_key_value_heads=width // 128, max_position_embeddings=4096,
+    ),
+}  # fmt: skip
+"""LBS's models by their dimensions; what they compute takes as long whatever their weights are."""
+
+
+def shaped(shape: str, layers: int = 32, width: int = 4096) -> Any:
+    """A model of this shape with random weights: in float16 on a CUDA device, else in float32."""
+    cuda = torch.cuda.is_available()
+    torch.manual_seed(0)
+    with torch.device("cuda" if cuda else "cpu"):
+        config = SHAPES[shape](layers, width)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float16 if cuda else torch.float32)
+    return model.eval().requires_grad_(False)
+
+
 def full_bytes(engine: Engine, case: Case) -> int:
     """KV of all beams at full length, nothing shared."""
     return case.beams * (case.prompt_tokens + case.new_tokens) * engine.memory.bytes_per_token
@@ -108,6 +132,8 @@ def search(engine: Engine, case: Case, tokens: list[int]) -> dict[str, float]:
         begin = time.perf_counter()
         engine.generate(beams, case.step_tokens, sampling=Sampling(temperature=1.0))
         decoding += time.perf_counter() - begin
+    if engine.device.type == "cuda":
+        torch.cuda.synchronize(engine.device)
     total, waited = time.perf_counter() - start, engine.memory.link.exposed_s - waited
     engine.release(beams)
     return {"total_s": total, "exposed_s": waited, "compute_s": decoding - waited, "expansion_s": total - decoding}
@@ -120,9 +146,11 @@ def _select(engine: Engine, beams: list[Branch], chance: random.Random) -> list[
     return children
 
 
-def measure(model: Any, tokenizer: Any, arm: str, case: Case, link_gbps: float | None = None) -> dict[str, Any]:
-    """One arm: bytes by cause, peaks, seconds."""
-    budget = budget_bytes(model, tokenizer, case)
+def measure(
+    model: Any, tokenizer: Any, arm: str, case: Case, link_gbps: float | None = None, budget: int | None = None
+) -> dict[str, Any]:
+    """One arm: bytes by cause, peaks, seconds. budget: bytes of the device's KV, `BUDGET_SHARE` by default."""
+    budget = budget_bytes(model, tokenizer, case) if budget is None else budget
     options = {} if arm == "resident" else {"budget_gib": budget / 2**30, "link_gbps": link_gbps}
     engine = Engine(model, tokenizer, memory=ARMS[arm](**options))
     tokens = [token % model.config.vocab_size for token in prompt(case.prompt_tokens)]
@@ -163,6 +191,31 @@ def run(part: str, quick: bool, model_name: str, out: Path, trace: Path | None) 
         _bytes(result, quick, out)
     if part in ("time", "all"):
         _time(result, quick, model_name, out, trace)
+
+
+def run_device(shape: str, beams: int, step_tokens: int, quick: bool, out: Path) -> None:
+    """LBS's own setting on this machine's device: 7 GiB for KV, a prompt of 128 tokens and 1,920 new ones, random
+    weights. Nothing is simulated. quick: narrow layers, 192 new tokens and `BUDGET_SHARE`, to
+    see that it runs."""
+    model = shaped(shape, width=128) if quick else shaped(shape)
+    case = Case(beams, 128, 192 if quick else 1920, step_tokens)
+    budget = None if quick else 7 * 2**30
+    result: dict[str, Any] = {
+        "machine": machine() | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),
+        "command": f"python -m experiments.bench memory device --shape {shape} --beams {beams} --step {step_tokens}"
+        + (" --quick" if quick else ""),
+        "model": f"{shape}'s dimensions, {model.config.num_hidden_layers} layers, {model.dtype}, random weights",
+        "rows": [],
+    }
+    for arm in ARMS:
+        try:
+            result["rows"].append(measure(model, Silent(), arm, case, budget=budget))
+        except (OutOfMemory, torch.OutOfMemoryError) as error:
+            result["rows"].append({"arm": arm, "error": str(error)})
+        print(json.dumps(result["rows"][-1]), flush=True)
+        _save(result, out)
+    done = [row for row in result["rows"] if "error" not in row]
+    print(time_table({"time": {"rows": done}}))
 
 
 def _save(result: dict[str, Any], out: Path) -> None:
@@ -244,10 +297,13 @@ def time_table(result: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     total = {row["arm"]: row["total_s"] for row in rows}
+
+    def over(arm: str, row: dict[str, Any]) -> str:
+        return f"{total[arm] / row['total_s']:.2f}x" if arm in total else ""
+
     for row in rows:
         lines.append(
-            f"| {row['arm']} | {row['total_s']:.1f} s | {total['layerwise'] / row['total_s']:.2f}x | "
-            f"{total['layerwise, shared'] / row['total_s']:.2f}x | "
+            f"| {row['arm']} | {row['total_s']:.1f} s | {over('layerwise', row)} | {over('layerwise, shared', row)} | "
             f"{row['compute_s']:.1f} s | {row['exposed_s']:.1f} s | {row['expansion_s']:.2f} s | "
             f"{row['device_peak_bytes'] / 2**20:,.0f} MiB |"
         )

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_module
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import experiments.calibrate
@@ -146,6 +147,8 @@ def test_a_calibration_and_the_run_that_uses_it(tmp_path: Path) -> None:
     assert (made["model"], made["dataset"], made["problems"], made["checked"]) == ("smollm2-135m", "sums", 6, 3)
     assert made["settings"]["dataset"]["seed"] == 7
     assert made["settings"]["verifier"]["_target_"] == "verifiers.SelfVerifier"
+    assert made["settings"]["sharing"]["rule"] == "exact" and made["settings"]["dtype"] == "auto"
+    assert made["settings"]["gate"]["_target_"] is made["settings"]["cache"]["_target_"] is None
     assert f"{made['tau_conf']:.4f}" in done.stdout and str(file) in done.stdout
 
     gated = ["verifier=confidence_gated", "verifier.inner=self", f"verifier.calibration={file}"]
@@ -163,8 +166,8 @@ def test_a_calibration_and_the_run_that_uses_it(tmp_path: Path) -> None:
             assert p[0] >= made["tau_conf"] and (p[0] - p[1]) / p[0] >= made["r_gap"]
         skips += skipped
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
-    assert (summary["verifications_skipped"], summary["problems_not_verified"]) == (skips, skips)
-    assert f"{skips} problems, by the confidence gate" in done.stdout
+    assert summary["approximate"] == ({"problems_not_verified": skips} if skips else {})
+    assert ("approximate: problems not verified" in done.stdout) == (skips > 0)
     config = (tmp_path / "r" / "config.yaml").read_text()
     assert f"tau_conf: {made['tau_conf']}" in config and "verifiers.SelfVerifier" in config
 
@@ -174,6 +177,8 @@ def test_a_calibration_and_the_run_that_uses_it(tmp_path: Path) -> None:
     assert done.returncode != 0 and "verifier.tau_conf" in done.stderr and "0.123" in done.stderr
     done = job("run", *SEARCH, *gated, *place, "dataset=gsm8k")
     assert done.returncode != 0 and "error: " in done.stderr and "data set 'sums', not for 'gsm8k'" in done.stderr
+    done = job("run", *SEARCH, *gated, *place, "dataset.offset=5", "dataset.limit=3")  # problem 7 is seed 7's first
+    assert done.returncode != 0 and "error: " in done.stderr and "were used to calibrate" in done.stderr
 
 
 def configuration(job: str, *overrides: str) -> Any:
@@ -200,6 +205,21 @@ def test_a_calibration_sets_the_thresholds(tmp_path: Path) -> None:
         resolved(configuration("run", *gated))
 
 
+def test_a_run_on_the_problems_that_were_calibrated_on_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    whole = configuration("run", "model.name=m", "search=best_of_n", "dataset.limit=20")
+    parts = {name: OmegaConf.to_container(whole[name], resolve=True) for name in ("dataset", "search")}
+    calibrate([Observation(0.7, 0.3, True)], model="m", dataset="sums", settings=parts).save(file)
+    gated = ["verifier=confidence_gated", f"verifier.calibration={file}", "model.name=m", "search=best_of_n"]
+    for other in ("dataset.offset=20", "dataset.seed=1000"):
+        assert resolved(configuration("run", *gated, other)).verifier.tau_conf == 0.7
+    for same in ("dataset.offset=19", "dataset.seed=19", "dataset.pad_chars=99"):
+        with pytest.raises(InvalidInput, match="these problems were used to calibrate"):
+            resolved(configuration("run", *gated, same))
+    with pytest.raises(InvalidInput, match=r"calibrated with search\.BestOfN"):
+        resolved(configuration("run", *gated[:-1], "search=beam_search", "dataset.offset=20"))
+
+
 @pytest.mark.parametrize(
     ("module", "arguments", "message"),
     [
@@ -218,5 +238,5 @@ def test_a_calibration_sets_the_thresholds(tmp_path: Path) -> None:
 def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, module: str, arguments: list[str], message: str) -> None:
     jobs = {"run": experiments.run.run, "calibrate": experiments.calibrate.run}
     with pytest.raises((TTCError, HydraException), match=message):
-        jobs[module](configuration(module, *arguments, f"run.output_dir={tmp_path}"))
+        jobs[module](configuration(module, *arguments, "run.name=r", f"run.output_dir={tmp_path}"))
     assert not list(tmp_path.iterdir())

@@ -102,6 +102,10 @@ def test_a_calibration_and_the_run_that_uses_it(tmp_path: Path, capsys: pytest.C
     assert len(usages) == 2 and all(usage["exit_layer_rows_saved"] > 0 for usage in usages)
     config = (tmp_path / "r" / "config.yaml").read_text()
     assert "ttc.EarlyExit" in config and f"l_min: {made.exit.l_min}\n" in config and str(file) not in config
+    with pytest.raises(InvalidInput, match="these problems were used to calibrate"):
+        experiments.run.run(configuration("run", *common, *calibrated, *place, "dataset.offset=7", "dataset.limit=2"))
+    with pytest.raises(InvalidInput, match=r"calibrated with search\.BestOfN"):
+        experiments.run.run(configuration("run", "search=diverse_prompts", *common[3:], *calibrated, *place))
     with pytest.raises(InvalidInput, match="the data set 'sums', not for 'gsm8k'"):
         experiments.run.run(configuration("run", *common, *calibrated, *place, "dataset=gsm8k"))
 
@@ -159,5 +163,5 @@ EXIT = ["calibrate.level=2", "calibrate.file=x", "verifier=self", "search=best_o
 def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, module: str, arguments: list[str], message: str) -> None:
     jobs = {"run": experiments.run.run, "calibrate": experiments.calibrate.run}
     with pytest.raises((TTCError, HydraException), match=message):
-        jobs[module](configuration(module, *arguments, f"run.output_dir={tmp_path}"))
+        jobs[module](configuration(module, *arguments, "run.name=r", f"run.output_dir={tmp_path}"))
     assert not list(tmp_path.iterdir())

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from experiments.data import load_task
-from experiments.records import RunFolder
-from experiments.schema import Config, DatasetConfig
+from experiments.data import READERS, load_task
+from experiments.records import MAY_CHANGE, RunFolder
+from experiments.schema import Config, DatasetConfig, overrides_suffix
 from experiments.summary import majority, pass_at_k, summarise, wilson
 from ttc import InvalidInput, TTCError
 
@@ -32,7 +33,8 @@ ROWS = [
 
 
 def dataset(**fields: Any) -> Any:
-    return OmegaConf.structured(DatasetConfig(**({"name": "gsm8k"} | fields)))
+    name = fields.setdefault("name", "gsm8k")
+    return OmegaConf.structured(DatasetConfig(**({"reader": name if name in READERS else "plain"} | fields)))
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -85,12 +87,52 @@ def test_a_bad_row_fails_alone(tmp_path: Path) -> None:
         ({"path": __file__, "offset": -1}, "dataset.offset=-1"),
         ({"path": __file__, "answer_kind": "poem"}, "poem"),
         ({"task": "no_such_task"}, "no_such_task"),
+        ({"task": "chain_sum", "path": "mine.jsonl"}, "mine.jsonl would not be read"),
+        ({"task": "chain_sum", "size": 5, "offset": 5}, "none after dataset.offset=5"),
         ({"task": "chain_sum", "params": {"min_term": 1}}, "min_term"),
     ],
 )
 def test_an_unusable_source_is_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         load_task(dataset(**fields))
+
+
+def test_rows_that_nothing_can_read_are_refused_with_a_reason(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", ROWS)
+    with pytest.raises(InvalidInput, match=r"none of the 2 rows .* gpqa-0: .*Question"):
+        load_task(dataset(name="gpqa", path=path))
+    with pytest.raises(InvalidInput, match="poetry"):
+        load_task(dataset(reader="poetry", path=path))
+    own = load_task(dataset(name="my-gsm8k", reader="gsm8k", path=path))
+    assert [p.id for p in own.problems] == ["my-gsm8k-0", "my-gsm8k-1"]
+
+
+def test_ids_are_kept_once(tmp_path: Path) -> None:
+    rows = [{"id": i, "question": "q?", "answer": a} for i, a in (("a", "1"), (None, "2"), ("a", "3"), ("b", 4))]
+    task = load_task(dataset(name="mine", path=write(tmp_path / "rows.jsonl", rows)))
+    assert [(p.id, p.answer) for p in task.problems] == [("a", "1"), ("mine-1", "2"), ("b", "4")]
+    assert [name for name, _ in task.failures] == ["mine-2"] and "'a'" in task.failures[0][1]
+
+
+def test_text_files_are_read_as_they_are(tmp_path: Path) -> None:
+    odd = "one\u2028two\x85three"
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\ufeff" + json.dumps({"question": odd, "answer": "1"}, ensure_ascii=False) + "\n", "utf-8")
+    assert [p.question for p in load_task(dataset(name="mine", path=str(file))).problems] == [odd]
+    file.write_bytes(b'{"question": "caf\xe9", "answer": "1"}\n')
+    with pytest.raises(InvalidInput, match="not UTF-8"):
+        load_task(dataset(name="mine", path=str(file)))
+    table = tmp_path / "rows.csv"
+    columns = ["Question", "Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3))]
+    table.write_text(",".join(columns) + "\nq,None,N/A,1,2\n")
+    (problem,) = load_task(dataset(name="gpqa", path=str(table))).problems
+    assert ") None" in problem.question and ") N/A" in problem.question
+
+
+@pytest.mark.skipif(find_spec("pycosat") is not None, reason="pycosat is installed")
+def test_the_one_task_that_needs_a_compiled_package_says_so() -> None:
+    with pytest.raises(InvalidInput, match="pip install pycosat"):
+        load_task(dataset(name="zebras", task="zebra_puzzles", size=1))
 
 
 def test_limit_and_offset(tmp_path: Path) -> None:
@@ -161,10 +203,25 @@ def test_records_survive_a_torn_line(tmp_path: Path) -> None:
 
 
 def test_a_changed_configuration_is_refused_with_the_difference(tmp_path: Path) -> None:
-    RunFolder(config(tmp_path)).close()
+    with RunFolder(config(tmp_path)) as folder:
+        folder.append({"id": "0"})
     with pytest.raises(InvalidInput, match=r"run\.seed: 0 -> 5"):
         RunFolder(config(tmp_path, seed=5))
     RunFolder(config(tmp_path, show_questions=True)).close()
+
+
+def test_a_run_that_never_started_leaves_its_name_free(tmp_path: Path) -> None:
+    RunFolder(config(tmp_path)).close()
+    with RunFolder(config(tmp_path, seed=5)) as folder:
+        folder.append({"id": "0"})
+    with pytest.raises(InvalidInput, match=r"run\.seed: 5 -> 0"):
+        RunFolder(config(tmp_path))
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TTCError, match=r"cannot write to .*file/r"):
+        RunFolder(config(tmp_path, output_dir=str(tmp_path / "file")))
 
 
 def test_two_processes_cannot_share_a_run(tmp_path: Path) -> None:
@@ -223,6 +280,24 @@ def test_majority_and_summary() -> None:
     assert summary["maj_at_k"] == {"1": 0.5, "2": 0.5, "4": 1.0}
     assert (summary["host_to_device_bytes"], summary["device_to_host_bytes"]) == (14, 6)
     assert (summary["generated_tokens"], summary["verifier_tokens"]) == (20, 4)
+    assert summary["approximate"] == {}
+    failed = record(["1"], "2") | {"branches": [], "error": "InvalidInput: ..."}
+    failed["usage"] |= {"gated_branches": 3, "verifications_skipped": 2}
+    summary = summarise([record(["7", "7"], "7"), failed])
+    assert (summary["pass_at_k"], summary["maj_at_k"]) == ({"1": 0.5, "2": 0.5}, {"1": 0.5, "2": 0.5})
+    assert summary["approximate"] == {"problems_not_verified": 1, "branches_stopped_by_the_gate": 3}
+
+
+def test_settings_of_a_sweep_have_folders_of_their_own() -> None:
+    assert (
+        overrides_suffix(["search=greedy", "run.seed=3", "dataset.path=/x/y.jsonl", "dataset.limit=3"], MAY_CHANGE)
+        == ""
+    )
+    assert overrides_suffix(["search.n=4", "+verifier/exit=ranking", "model.name=a/b"], ()) == (
+        "-+verifier_exit=ranking-model.name=a_b-search.n=4"
+    )
+    long = [overrides_suffix([f"dataset.instruction={'x' * 200}{i}"], ()) for i in range(2)]
+    assert long[0] != long[1] and max(map(len, long)) < 120
 
 
 # ---------------------------------------------------------------- the main job
@@ -271,7 +346,11 @@ def test_a_killed_run_goes_on_to_the_same_records(tmp_path: Path) -> None:
     [
         (["search.beam_sise=3"], "beam_sise"),
         (["search.beam_size=many"], "many"),
-        (["search.beam_size=0"], "beam_size=0"),
+        (["search.beam_size=0"], "error: beam_size=0"),
+        (["model=hf"], "model.name must be given"),
+        (["dataset=file"], "give dataset.path"),
+        (["dataset.path=mine.jsonl"], "dataset=file"),
+        (["verifier=self", "+verifier/exit=ranking"], "different ratings"),
         (["dataset.limt=3"], "limt"),
         (["search=beem_search"], "beem_search"),
         (["verifier=none"], "verifier"),
@@ -283,6 +362,14 @@ def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, arguments: list[str]
     done = subprocess.run(job(tmp_path, *arguments), capture_output=True, text=True)
     assert done.returncode != 0
     assert message in done.stderr
+    assert not list(tmp_path.glob("*/config.yaml"))
+
+
+def test_a_sweep_goes_on_after_a_job_that_fails(tmp_path: Path) -> None:
+    arguments = ["-m", "search=best_of_n", "search.n=0,2", "dataset.size=1"]
+    done = subprocess.run(job(tmp_path, *arguments), capture_output=True, text=True)
+    assert "error: n=0" in done.stderr and done.returncode != 0
+    assert [p.parent.name for p in tmp_path.glob("*/summary.json")] == ["sums-best_of_n-arithmetic-seed0-search.n=2"]
 
 
 def test_a_sweep_runs_every_search(tmp_path: Path) -> None:

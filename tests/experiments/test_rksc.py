@@ -3,26 +3,54 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments.paper.rksc import arms, phrasings, plots, prefix, stress, tables, verification
+from experiments.paper.rksc import arms, command, phrasings, plots, prefix, stress, tables, verification
 from experiments.paper.rksc.setting import Setting, loaded
-from experiments.paper.rksc.stats import fit, speedup
+from experiments.paper.rksc.stats import fit, share, speedup, speedups
 from ttc.usage import Usage
 
 SHORT = ["dataset.pad_chars=0"]
 
 
-def test_a_speedup_is_the_ratio_of_means_and_pairs_tighten_it() -> None:
+def test_a_speedup_is_the_ratio_of_medians_and_pairs_tighten_it() -> None:
     base = [1.0, 2.0, 3.0, 4.0] * 5
     ratio, low, high = speedup(base, [b / 2 for b in base])
     assert (ratio, low, high) == pytest.approx((2.0, 2.0, 2.0))
     ratio, low, high = speedup(base, base[::-1])
     assert ratio == pytest.approx(1.0) and low < 1 < high
+    assert speedup([1.0, 2.0, 90.0], [1.0, 1.0, 1.0])[0] == 2.0
+
+
+def test_a_share_is_over_all_trials_and_its_interval_over_problems() -> None:
+    found, low, high = share([1, 0, 3, 0] * 5, [2, 0, 4, 2] * 5)
+    assert found == pytest.approx(0.5) and 0.2 < low < 0.5 < high < 0.75
+    assert share([2, 1], [2, 1]) == (1.0, 1.0, 1.0)
+    assert all(map(math.isnan, share([0, 0], [0, 0])))
+
+
+def test_pairs_of_a_right_and_a_wrong_branch() -> None:
+    assert verification._won([0.9, 0.5, 0.5, 0.1], [False, True, False, False]) == [0.0, 0.5, 1.0]
+    row = {"own": [0.1, 0.2], "right": [True, False]}
+    quality = verification._quality([row, {"own": [0.3, 0.2], "right": [True, False]}], "own")
+    assert (quality["pairs"], quality["auc"][0], quality["accuracy"][0]) == (2, 0.5, 0.5)
+    assert (quality["mean_accuracy"], quality["oracle"]) == (0.5, 1.0)
+
+
+def test_figures_of_another_model_have_a_file_of_their_own() -> None:
+    assert command.file_name("arms", "smollm2-135m") == "rksc_arms.json"
+    assert command.file_name("arms", "Qwen/Qwen3-8B") == "rksc_arms-Qwen_Qwen3-8B.json"
+
+
+def test_lists_of_plain_values_stand_on_one_line() -> None:
+    value = {"a": [1, "x, \n", None], "b": [{"c": []}, {"c": [["[1.5]", 2], [3]]}]}
+    text = command.as_text(value)
+    assert json.loads(text) == value and '"a": [ 1, "x, \\n", null ]' in text
 
 
 def test_the_fit_recovers_both_terms() -> None:
@@ -55,22 +83,44 @@ def test_every_arm_runs_and_is_held_to_its_calls(monkeypatch: pytest.MonkeyPatch
     usage = {name: Usage(**arm["usage"]) for name, arm in found.items()}
     assert usage["no_kv"].shared_tokens == 0 < usage["exact"].shared_tokens
     assert usage["verify"].verifier_tokens < usage["exact"].verifier_tokens < usage["no_kv"].verifier_tokens
-    assert found["no_kv"]["over_no_kv"] == pytest.approx((1.0, 1.0, 1.0))
+    assert speedups(list(found.values()), "no_kv")[0] == pytest.approx((1.0, 1.0, 1.0))
     assert found["verify"]["changed"]["answers"] == 0
     table = tables.arms(result)
     assert table.count("\n") == 1 + len(arms.ARMS) and "+ level 2" in table
-    assert tables.thresholds(result).count("\n") == 3
+    assert tables.thresholds(result).count("\n") == 3 and "| 0 of 1 | 95% |" in tables.thresholds(result)
 
 
-def test_an_arm_that_does_not_do_what_it_says_is_caught() -> None:
-    setting = Setting.of("rksc_verify", SHORT)
-    model, tokenizer = loaded(setting.config)
-    sizes = [*SHORT, "dataset.size=1", "dataset.limit=1", "search.n=2", "search.max_tokens=4"]
-    arm = arms.Arm.make("exact", sizes, {}, model, tokenizer)
+@pytest.mark.parametrize(
+    ("made", "taken_for", "message"),
+    [
+        ("exact", "no_kv", "every branch computed its prompt"),
+        ("exact", "verify", "each branch was only asked"),
+        ("verify", "exact", "verification computed the problem again"),
+        ("verify", "lossy", "every row was computed in"),
+    ],
+)
+def test_an_arm_that_does_not_do_what_it_says_is_caught(made: str, taken_for: str, message: str) -> None:
+    model, tokenizer = loaded(Setting.of("rksc_verify", []).config)
+    sizes = ["dataset.size=1", "dataset.limit=1", "search.n=2", "search.max_tokens=4"]
+    arm = arms.Arm.make(made, sizes, {}, model, tokenizer)
     (problem,) = arm.setting.task.problems
     arm.solve(problem)
-    with pytest.raises(AssertionError, match="no_kv: not true that every branch computed its prompt"):
-        replace(arm, name="no_kv").solve(problem)
+    with pytest.raises(AssertionError, match=f"{taken_for}: not true that {message}"):
+        replace(arm, name=taken_for).solve(problem)
+
+
+def test_lossy_sharing_replaces_the_phrasings_that_differ() -> None:
+    model, tokenizer = loaded(Setting.of("rksc_verify", []).config)
+    phrasings = "search.phrasings=['{question} Reply with a number.','{question} Answer with a number.']"
+    sizes = ["dataset.size=1", "dataset.limit=1", "search.n=2", "search.max_tokens=4", phrasings]
+    exit = {"rule": "ranking", "l_min": 30, "theta": 2.0, "eps": 0.1, "patience": 3}
+    found = {"risk": {"tau_conf": 2.0, "r_gap": 0.0, "exit": exit}}
+    arm = arms.Arm.make("lossy", [*SHORT, *sizes], found, model, tokenizer)
+    (problem,) = arm.setting.task.problems
+    assert arm.solve(problem)["usage"]["substituted_tokens"] > 0
+    never = arms.Arm.make("lossy", [*SHORT, *sizes, "sharing.tau=2"], found, model, tokenizer)
+    with pytest.raises(AssertionError, match="phrasings that differ were replaced"):
+        never.solve(problem)
 
 
 def test_phrasings_say_how_alike_and_what_it_costs() -> None:
@@ -80,15 +130,28 @@ def test_phrasings_say_how_alike_and_what_it_costs() -> None:
     assert levels["another problem"]["matched"][2] < levels["minor rewording"]["matched"][0]
     assert [row["tau"] for row in found["taus"]] == list(phrasings.TAUS)
     assert all(0 <= row["saved_of_all"] <= row["saved_of_rest"] < 1 for row in found["taus"])
+    templates = [r for r in found["records"] if r["kind"] in phrasings.LEVELS]
+    roots = 2 * sum(r["tokens"] for r in templates if r["kind"] == "identical") / 2
+    assert 0 < found["reference_layer_rows"] <= roots  # the probe's two layers of both roots, whole at most
+    free = phrasings.sweep(found["records"], 30, 0)[0]
+    lost = found["reference_layer_rows"] / 30 / sum(r["tokens"] for r in templates)
+    assert free["saved_of_all"] - found["taus"][0]["saved_of_all"] == pytest.approx(lost)
     assert "| another problem |" in tables.phrasings(found)
 
 
 def test_verification_stress_and_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification, "DIFFICULTIES", {verification.USUAL: []})
-    found = verification.run([*SHORT, "search.n=3", "search.max_tokens=16"], problems=2)
+    found = verification.run([*SHORT, "search.n=3", "search.max_tokens=16"], problems=2, held_out=2)
     assert [row["prompt"] for row in found["cost"]] == ["short prompt", "about 1,024 tokens"]
     assert len(found["layers"]["entropy"]) == len(found["layers"]["settled"]) == 30
     assert found["layers"]["settled"][-1] == 1.0
+    assert len(found["rows"]) == 4 and all(len(row["answers"]) == len(row["right"]) == 3 for row in found["rows"])
+    assert verification.summary(found["rows"]) == {
+        k: found[k] for k in ("cost", "quality", "exit_depths", "difficulty")
+    }
+    assert all(1 <= d <= 30 for row in found["rows"] for depths in row["depths"].values() for d in depths)
+    assert all(len(set(row["depths"]["ranking"])) == 1 for row in found["rows"])  # they leave together
+    assert "| stable ranking | ranking, l_min 2, patience 3 |" in tables.verification(found)
     assert "| asked on a fresh prompt |" in tables.verification(found)
     tight = stress.run([], problems=2)
     assert (tight["evictions"], tight["changed"]) == (tight["expected"], 0)

@@ -180,3 +180,48 @@ def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidInput, match="cannot write"):
         calibrate(FIVE, model="m", dataset="d").save(tmp_path / "file" / "c.json")
+
+
+SUMS = {"name": "sums", "task": "chain_sum", "params": {"max_terms": 3}, "size": 100, "seed": 0, "offset": 0}
+ROWS = {"name": "gsm8k", "hub": "openai/gsm8k", "subset": "main", "split": "test", "seed": 0, "offset": 0}
+BEST = {"_target_": "search.BestOfN", "n": 4}
+
+
+@pytest.mark.parametrize(
+    ("its", "run", "same"),
+    [
+        (SUMS, SUMS, True),
+        (SUMS | {"limit": 50}, SUMS | {"offset": 49, "limit": 9}, True),
+        (SUMS | {"limit": 50}, SUMS | {"offset": 50, "limit": 9}, False),
+        (SUMS | {"size": 50}, SUMS | {"offset": 50}, False),  # `size` rows without a limit
+        (SUMS | {"limit": 300}, SUMS | {"size": 5, "offset": 299, "limit": 1}, True),  # with one, that many
+        (SUMS, SUMS | {"seed": 99}, True),  # problem 99 of seed 0 is problem 0 of seed 99
+        (SUMS, SUMS | {"seed": 100}, False),
+        (SUMS, SUMS | {"params": {"max_terms": 4}}, False),
+        (SUMS, SUMS | {"pad_chars": 4200, "instruction": "Think. {question}"}, True),  # the same, asked otherwise
+        (ROWS | {"limit": 10}, ROWS, True),
+        (ROWS | {"limit": 10}, ROWS | {"seed": 1}, True),  # rows of the hub have no seed
+        (ROWS | {"limit": 10}, ROWS | {"offset": 10}, False),
+        (ROWS | {"offset": 10}, ROWS | {"limit": 10}, False),
+        (ROWS, ROWS | {"split": "train"}, False),
+        ({"path": "a/../b.jsonl"}, {"path": "b.jsonl"}, True),
+        ({"path": "a.jsonl"}, {"path": "b.jsonl"}, False),
+        ({"path": "a.jsonl"}, ROWS, False),
+    ],
+)
+def test_the_problems_of_a_run_must_be_others(its: dict[str, Any], run: dict[str, Any], same: bool) -> None:
+    made = calibrate(FIVE, model="m", dataset="d", settings={"dataset": its, "search": BEST})
+    if same:
+        with pytest.raises(InvalidInput, match=r"c\.json: these problems were used to calibrate; .*dataset\.offset"):
+            made.check_use("c.json", run, BEST)
+    else:
+        made.check_use("c.json", run, BEST)
+
+
+def test_the_search_of_a_run_must_be_the_same() -> None:
+    made = calibrate(FIVE, model="m", dataset="d", settings={"dataset": SUMS, "search": BEST})
+    other = SUMS | {"seed": 1000}
+    made.check_use("c.json", other, BEST | {"n": 8})
+    with pytest.raises(InvalidInput, match=r"with search\.BestOfN, and its counts do not hold for search\.BeamSearch"):
+        made.check_use("c.json", other, {"_target_": "search.BeamSearch"})
+    calibrate(FIVE, model="m", dataset="d").check_use("c.json", SUMS, BEST)  # made by hand

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tests.ttc.test_sharing import make_engine
-from ttc import InvalidInput
+from ttc import InvalidInput, Paged
 from ttc.kv_probe import KVProbe, KVTimes
 
 
@@ -29,6 +29,16 @@ def test_every_branch_computes_all_of_its_prompt_and_shared_suffixes_only_themse
     probe.times(70, 3)
     full, prefix, again, suffixes = 3 * (70 + 5), 69, 69, 3 * 5
     assert rows == [full, prefix, again, suffixes]
+
+
+def test_it_measures_under_the_engines_memory_policy() -> None:
+    engine = make_engine(memory=Paged(budget_gib=0.001, block_tokens=16))
+    probe = KVProbe(engine, suffix_tokens=4, repeats=1)
+    for own in (probe.shared, probe.alone):
+        assert isinstance(own.residency, Paged) and own.residency.budget_gib == 0.001
+        assert own.memory is not engine.memory
+    assert probe.times(70, 2).full_s > 0
+    assert probe.shared.kv_bytes() == probe.alone.kv_bytes() == 0
 
 
 def test_what_it_says() -> None:

@@ -13,7 +13,7 @@ from tests.ttc.test_architectures import Letters
 from tests.ttc.test_early_exit import CANDIDATES, CORE, LAYERS, build, entropies, lenses, problems, untouched
 from ttc import Engine
 from ttc.branch import Branch
-from ttc.layer_profile import Profile, layer_profile, look_layers, weights
+from ttc.layer_profile import Profile, layer_profile, look_layers, weight_count
 from ttc.packed import can_pack, pack_linears
 
 
@@ -77,11 +77,11 @@ def test_what_a_look_costs_in_layers() -> None:
     engine = Engine(build("llama"), Letters())
     attention, mlp, norms = 32 * (32 + 16 + 16 + 32), 3 * 32 * 48, 2 * 32
     head = 128 * 32
-    assert weights(engine.model.get_output_embeddings()) == head
+    assert weight_count(engine.model.get_output_embeddings()) == head
     assert look_layers(engine, 10) == pytest.approx(head / (10 * (attention + mlp + norms)))
     small = build("llama", torch.bfloat16)
     if can_pack(small):
-        expected = weights(small)
+        expected = weight_count(small)
         pack_linears(small)
         tied = small.get_input_embeddings().weight.numel()  # the head's weight stands in both
-        assert weights(small) == expected + (tied if small.config.tie_word_embeddings else 0)
+        assert weight_count(small) == expected + (tied if small.config.tie_word_embeddings else 0)

@@ -1,12 +1,14 @@
 """`python -m experiments.paper rksc PART ... [--problems N] [--held-out N] [--out FOLDER] [Hydra overrides]`.
 
-Each part writes `rksc_PART.json`; `python -m experiments.report` makes tables and plots from these files.
+Each part writes `rksc_PART.json`, from which `python -m experiments.report` makes tables and plots; another model than
+the default one's figures go to `rksc_PART-MODEL.json`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,13 @@ PARTS: dict[str, tuple[int, Measure]] = {
     "answers": (60, arms.answers),
     "prefix": (0, lambda overrides, problems, held_out: [prefix.run(overrides)]),
     "phrasings": (20, lambda overrides, problems, held_out: [phrasings.run(overrides, problems)]),
-    "verification": (40, lambda overrides, problems, held_out: [verification.run(overrides, problems)]),
+    "verification": (40, lambda overrides, problems, held_out: [verification.run(overrides, problems, held_out)]),
     "stress": (20, lambda overrides, problems, held_out: [stress.run(overrides, problems)]),
 }
 """Each part: how many problems by default, and what measures it. That gives what there is so far, to be saved."""
+
+HELD_OUT = ("arms", "answers", "verification")
+"""The parts that find thresholds on other problems first."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -50,15 +55,29 @@ def main(arguments: argparse.Namespace) -> None:
         usual, measure = PARTS[part]
         problems = arguments.problems or usual
         words = [part, *([f"--problems {problems}"] if usual else []), *overrides]
-        if part in ("arms", "answers"):
+        if part in HELD_OUT:
             words.insert(2, f"--held-out {arguments.held_out}")
         about = {
             "command": "python -m experiments.paper rksc " + " ".join(words),
             "machine": machine(),
-            "model": f"{config.model.name}, its real weights",
+            "model": f"{config.model.name}, with the weights that this name loads",
             "simulated": "nothing",
         }
+        file = arguments.out / file_name(part, config.model.name)
         for found in measure(overrides, problems, arguments.held_out):
             result = about | found
-            (arguments.out / f"rksc_{part}.json").write_text(json.dumps(result, indent=1) + "\n")
+            file.write_text(as_text(result), encoding="utf-8")
         print(tables.TABLES[part](result))
+
+
+def file_name(part: str, model: str) -> str:
+    """Where a part's figures go: the documents' are the default model's, another one's have its name in theirs."""
+    usual = Setting.of("rksc_verify", []).config.model.name
+    other = "" if model == usual else "-" + re.sub(r"[^\w.-]+", "_", model)
+    return f"rksc_{part}{other}.json"
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """Indented JSON in which a list of plain values stands on one line."""
+    text = json.dumps(result, indent=1)
+    return re.sub(r"\[[^\[\]{}]*\]", lambda found: re.sub(r"\n\s*", " ", found[0]), text) + "\n"

@@ -61,13 +61,15 @@ def run(overrides: Sequence[str], problems: int) -> dict[str, Any]:
         pooling: Engine(model, tokenizer, sharing=Sharing("similar", tau=-1, pooling=pooling, same_numbers=False))
         for pooling in POOLINGS
     }
-    records = []
+    records, reference = list[dict[str, Any]](), 0
     tasks = setting.task.problems
     for n, problem in enumerate(tqdm(tasks[:-1], desc="phrasings", unit="problem")):
         others = _variants(setting, problem, tasks[n + 1])
         records += _measure(setting, problem, others, exact, probes)
+        reference += _reference(setting, problem, probes["matched"])
     layers = model.config.get_text_config().num_hidden_layers
-    return {"records": records, "layers": layers, "rows": summary(records), "taus": sweep(records, layers)}
+    found = {"rows": summary(records), "taus": sweep(records, layers, reference)}
+    return {"records": records, "layers": layers, "reference_layer_rows": reference} | found
 
 
 def _variants(setting: Setting, problem: Problem, other: Problem) -> list[tuple[str, str]]:
@@ -131,6 +133,19 @@ def _measure(
     return records
 
 
+def _reference(setting: Setting, problem: Problem, engine: Engine) -> int:
+    """Rows x layers that the root's own states cost when all phrasings are asked for in one call, as a search does."""
+    prompts = [t.replace("{question}", problem.question) for ts in LEVELS.values() for t in ts]
+    tokens = [
+        setting.template.tokens(prompt, engine.tokenizer)
+        for prompt in (ROOT.replace("{question}", problem.question), *prompts)
+    ]
+    root = engine.root(tokens[0])
+    branches = engine.variants(root, tokens[1:])
+    engine.release([root, *branches])
+    return root.usage.probe_layer_rows - root.usage.substituted_tokens * engine.sharing.probe_layers  # all pass
+
+
 def _answer(branch: Branch) -> str | None:
     return extract_answer(branch.text, "number")
 
@@ -182,8 +197,12 @@ def _range(values: Sequence[float]) -> list[float]:
     return [min(values), fmean(values), max(values)]
 
 
-def sweep(records: Sequence[dict[str, Any]], layers: int) -> list[dict[str, Any]]:
-    """For each tau: what passes, the prefill it saves (the probe's own cost taken off), and what changes."""
+def sweep(records: Sequence[dict[str, Any]], layers: int, reference: int) -> list[dict[str, Any]]:
+    """For each tau: what passes, the prefill it saves, and what changes.
+
+    The probe's cost is taken off: its layers of what passes, and `reference` rows x layers of the roots. What is
+    refused goes on from its own.
+    """
     rows = []
     templates = [r for r in records if r["kind"] in LEVELS]
     left = sum(r["tokens"] - r["shared_exactly"] for r in templates)
@@ -191,7 +210,7 @@ def sweep(records: Sequence[dict[str, Any]], layers: int) -> list[dict[str, Any]
     for tau in TAUS:
         taken = [r for r in templates if r["matched"] >= tau and r["tokens"] > r["shared_exactly"]]
         fooled = {kind: fmean(r["matched"] >= tau for r in records if r["kind"] == kind) for kind in CONTROLS}
-        saved = sum((r["tokens"] - r["shared_exactly"]) * (1 - probe) for r in taken)
+        saved = sum((r["tokens"] - r["shared_exactly"]) * (1 - probe) for r in taken) - reference / layers
         rows.append(
             {
                 "tau": tau,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from experiments.paper.rksc.stats import speedups
 
 Result = dict[str, Any]
 
@@ -33,10 +36,10 @@ def draw(results: Path, folder: Path) -> list[Path]:
 
 
 def arms(result: Result, axes: Any) -> None:
-    for axis, key, title in ((axes[0], "over_no_kv", "No-KV"), (axes[1], "over_exact", "token-exact")):
+    for axis, base, title in ((axes[0], "no_kv", "No-KV"), (axes[1], "exact", "token-exact")):
         regimes = result["regimes"]
         for n, (regime, found) in enumerate(regimes.items()):
-            ratios = [arm[key] for arm in found["arms"]]
+            ratios = speedups(found["arms"], base)
             places = [i + (n - (len(regimes) - 1) / 2) * 0.25 for i in range(len(ratios))]
             spread = [[r[0] - r[1] for r in ratios], [r[2] - r[0] for r in ratios]]
             axis.errorbar(places, [r[0] for r in ratios], yerr=spread, fmt="o", markersize=4, capsize=2, label=regime)
@@ -77,10 +80,14 @@ def verification(result: Result, axes: Any) -> None:
     axes[0].plot(depth, layers["raw_entropy"], label="without (RKSC)")
     axes[0].set(xlabel="layer", ylabel="entropy (nats)", title="what the lens says after each layer")
     axes[0].legend()
-    axes[1].bar(depth, [n / layers["branches"] for n in layers["first_stable"]], label="first stable entropy")
+    usual = [row for row in result["rows"] if row["setting"] == layers["setting"]]
+    for n, (way, label) in enumerate((("entropy", "leaves by RKSC's rule"), ("ranking", "leaves by stable ranking"))):
+        left = Counter(d for row in usual for d in row["depths"][way])
+        shares = [left[d] / left.total() for d in depth]
+        axes[1].bar([d + 0.4 * n - 0.2 for d in depth], shares, width=0.4, label=label)
     axes[1].plot(depth, layers["settled"], "k-", label="same verdict as the last layer")
     axes[1].set(xlabel="layer", title="share of branches", ylim=(0, 1.02))
-    axes[1].legend()
+    axes[1].legend(loc=(0.02, 0.62), fontsize="small")
 
 
 PLOTS: dict[str, Callable[[Result, Any], None]] = {

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
+
+from experiments.paper.rksc.stats import speedups
+from ttc.calibration import clopper_pearson
 
 Result = dict[str, Any]
 
@@ -29,15 +33,16 @@ def arms(result: Result) -> str:
     head = ["regime", "arm", "s per problem", "over No-KV", "over token-exact", "right", "answers changed", "skipped"]
     rows = []
     for regime, found in result["regimes"].items():
-        for arm in found["arms"]:
+        ratios = zip(*(speedups(found["arms"], base) for base in ("no_kv", "exact")), strict=True)
+        for arm, (over_no_kv, over_exact) in zip(found["arms"], ratios, strict=True):
             n = arm["problems"]
             rows.append(
                 [
                     regime,
                     NAMES[arm["arm"]],
-                    f"{sum(arm['seconds']) / n:.2f}",
-                    _ratio(arm["over_no_kv"]),
-                    _ratio(arm["over_exact"]),
+                    f"{median(arm['seconds']):.2f}",
+                    _ratio(over_no_kv),
+                    _ratio(over_exact),
                     f"{arm['correct'][0]} of {n}",
                     _changed(arm),
                     f"{arm['usage']['verifications_skipped']} of {n}",
@@ -76,7 +81,8 @@ def answers(result: Result) -> str:
 def thresholds(result: Result) -> str:
     """What was found on held-out problems, and how it did on those that it was not found on."""
     ways = {"risk": "risk-controlled", "paper": "RKSC's"}
-    head = ["regime", "thresholds", "level 1", "skipped", "changed", "level 2", "layers", "changed"]
+    head = ["regime", "thresholds", "level 1", "skipped", "changed", "at most", "level 2", "layers"]
+    head += ["changed", "at most"]
     rows = []
     for regime, of in result["regimes"].items():
         for way, found in of["thresholds"].items():
@@ -88,13 +94,19 @@ def thresholds(result: Result) -> str:
                     ways[way],
                     "never skips" if never else f"tau {found['tau_conf']:.3f}, gap {found['r_gap']:.3f}",
                     f"{one['skipped']} of {one['checked']}",
-                    f"{one['changed']} of {one['checked']}",
+                    *_bounded(one),
                     _rule(found["exit"]) if two["depth"] < two["layers"] else "never leaves",
                     f"{two['depth']:.1f} of {two['layers']}",
-                    f"{two['changed']} of {two['checked']}",
+                    *_bounded(two),
                 ]
             )
     return markdown(head, rows)
+
+
+def _bounded(level: Result) -> tuple[str, str]:
+    """What was changed, and the 95% upper bound of its share by Clopper and Pearson."""
+    changed, checked = level["changed"], level["checked"]
+    return f"{changed} of {checked}", f"{clopper_pearson(changed, checked):.0%}"
 
 
 def _rule(exit: Result) -> str:
@@ -118,10 +130,12 @@ def prefix(result: Result) -> str:
         for row in result["rows"]
     ]
     fit = result["fit"]
+    linear = fit["c1"] / (fit["c1"] + fit["c2"] * 1024)
     return (
         markdown(head, rows)
         + f"\n\nA prefill takes c1 n + c2 n², c1 = {fit['c1'] * 1e6:.1f} µs, c2 = {fit['c2'] * 1e9:.1f} ns (least "
-        f"squares on relative errors); n* = {result['n_star']:.0f} tokens for 8 branches."
+        f"squares on relative errors), so that the linear term is {linear:.0%} of 1,024 tokens' prefill; n* = "
+        f"{result['n_star']:.0f} tokens for 8 branches."
     )
 
 
@@ -188,13 +202,26 @@ def verification(result: Result) -> str:
         [
             [
                 names[row["way"]],
-                f"{row['auc']:.3f}",
+                "{:.3f} [{:.2f}, {:.2f}]".format(*row["auc"]),
                 f"{row['pairs']:,}",
-                f"{row['accuracy']:.0%}",
+                "{:.0%} [{:.0%}, {:.0%}]".format(*row["accuracy"]),
                 f"{row['mean_accuracy']:.0%}",
                 f"{row['oracle']:.0%}",
             ]
             for row in result["quality"]
+        ],
+    )
+    exits = markdown(
+        ["leaves by", "rule", "depth on average", "problems", "another branch comes first"],
+        [
+            [
+                {"entropy": "RKSC's rule", "ranking": "stable ranking"}[row["exit"]],
+                _rule(result["exits"][row["exit"]]),
+                f"{row['depth']:.1f} of {len(result['layers']['entropy'])}",
+                f"{row['problems']}",
+                f"{row['changed']}",
+            ]
+            for row in result["exit_depths"]
         ],
     )
     difficulty = markdown(
@@ -210,20 +237,20 @@ def verification(result: Result) -> str:
             for row in result["difficulty"]
         ],
     )
-    return f"{cost}\n\n{quality}\n\n{difficulty}"
+    return f"{cost}\n\n{quality}\n\n{exits}\n\n{difficulty}"
 
 
 def stress(result: Result) -> str:
-    head = ["problems", "evictions", "expected", "KV left, of all", "overhead per problem", "problems changed"]
+    head = ["problems", "evictions", "expected", "KV left, of all", "evicting costs", "coming back costs"]
     row = [
         f"{result['problems']}",
         f"{result['evictions']}",
         f"{result['expected']}",
         f"{result['kv_of_unlimited']:.0%}",
-        f"{result['overhead_ms']:+.1f} ms",
+        *(f"{ms:+.1f} ms" for ms in result["overhead_ms"]),
         f"{result['changed']}",
     ]
-    return markdown(head, [row])
+    return markdown([*head, "problems changed"], [row])
 
 
 TABLES: dict[str, Callable[[Result], str]] = {

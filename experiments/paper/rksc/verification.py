@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,13 +10,17 @@ from typing import Any
 
 from tqdm import tqdm
 
-from experiments.paper.rksc.setting import Setting, loaded
+from experiments.calibrate import observe_exits
+from experiments.paper.rksc.setting import HELD_OUT_SEED, Setting, loaded
+from experiments.paper.rksc.stats import share
 from search import solve
 from ttc.answers import extract_answer
 from ttc.branch import Branch
 from ttc.calibration import Observation, percentiles, verify_skip
 from ttc.confidence import confidence, gap_ratio
+from ttc.early_exit import EarlyExit
 from ttc.engine import Engine
+from ttc.exit_calibration import Rating, agrees, paper_rule, replay
 from ttc.layer_profile import Profile
 from ttc.protocols import Backend, Problem
 from verifiers import SelfVerifier
@@ -38,8 +41,10 @@ DIFFICULTIES: dict[str, list[str]] = {
     ],
 }
 USUAL = "2 or 3 terms, 1 or 2 digits"
-EPS = 0.1
-"""The change of entropy, in nats, under which a layer is called stable in the histogram of exit layers."""
+LONG = "about 1,024 tokens"
+RANKING = EarlyExit("ranking")
+"""The ranking rule as it comes: the same order after three layers running."""
+WAYS = ("own", "fresh", "p")
 
 
 @dataclass
@@ -49,6 +54,7 @@ class _Both:
     own: SelfVerifier = field(default_factory=SelfVerifier)
     fresh: SelfVerifier = field(default_factory=lambda: SelfVerifier(fresh=True))
     seen: list[dict[str, Any]] = field(default_factory=list)
+    profiles: list[Rating] = field(default_factory=list)
 
     def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
         assert isinstance(backend, Engine)
@@ -60,77 +66,136 @@ class _Both:
             row[name] = [score for (score,) in found]
             row[f"{name}_s"] = time.perf_counter() - start
             row[f"{name}_tokens"] = usage.verifier_tokens - tokens
-        row["profiles"] = self.own.profiles(branches, questions, backend)
+        self.profiles.append(self.own.profiles(branches, questions, backend))
         self.seen.append(row)
         return [[score] for score in row["own"]]
 
 
-def run(overrides: Sequence[str], problems: int) -> dict[str, Any]:
+def run(overrides: Sequence[str], problems: int, held_out: int) -> dict[str, Any]:
     """Each difficulty's problems, without padding; the usual one's also with the padded prompt, for the cost.
 
-    Without hints, too: they cost a small model nearly all of its accuracy."""
+    Without hints, too: they cost a small model nearly all of its accuracy. RKSC's exit has its theta and eps from
+    `held_out` other problems of the usual difficulty.
+    """
     overrides = ["search.hints=[]", *overrides]
     model, tokenizer = loaded(Setting.of("rksc_verify", overrides).config)
-    plain = ["dataset.pad_chars=0", f"dataset.size={problems}", f"dataset.limit={problems}"]
-    found: dict[str, list[dict[str, Any]]] = {}
+
+    def of(changes: Sequence[str], n: int, *more: str) -> Setting:
+        return Setting.of("rksc_verify", [*changes, *overrides, f"dataset.size={n}", f"dataset.limit={n}", *more])
+
+    plain = "dataset.pad_chars=0"
+    other = of(DIFFICULTIES[USUAL], held_out, plain, f"dataset.seed={HELD_OUT_SEED}")
+    exits = {"entropy": paper_rule(_ratings(other, model, tokenizer)), "ranking": RANKING}
+    rows, usual = list[dict[str, Any]](), list[Rating]()
     for name, changes in DIFFICULTIES.items():
-        found[name] = _records(Setting.of("rksc_verify", [*changes, *overrides, *plain]), model, tokenizer, name)
-    few = max(2, problems // 5)
-    long = [*overrides, f"dataset.size={few}", f"dataset.limit={few}"]
-    padded = _records(Setting.of("rksc_verify", long), model, tokenizer, "about 1,024 tokens")
-    usual = found[USUAL]
-    return {
-        "problems": problems,
-        "cost": [_cost("short prompt", usual), _cost("about 1,024 tokens", padded)],
-        "quality": _quality(usual),
-        "layers": _layers([p for record in usual for p in record["profiles"]]),
-        "difficulty": _difficulty(found),
-    }
+        found, profiles = _records(of(changes, problems, plain), model, tokenizer, name, exits)
+        rows += found
+        usual = profiles if name == USUAL else usual
+    rows += _records(of([], max(2, problems // 5)), model, tokenizer, LONG, exits)[0]
+    layers = _layers([profile for rating in usual for profile in rating])
+    about = {"problems": problems, "held_out": held_out, "exits": {k: vars(exit) for k, exit in exits.items()}}
+    return about | {"layers": layers, "rows": rows} | summary(rows)
 
 
-def _records(setting: Setting, model: Any, tokenizer: Any, name: str) -> list[dict[str, Any]]:
-    engine, verifier = setting.engine(model, tokenizer), _Both()
+def _ratings(setting: Setting, model: Any, tokenizer: Any) -> list[Rating]:
+    """What each layer says of the branches of a setting's problems."""
+    inner, options = setting.verifier, setting.solve_options()
+    assert isinstance(inner, SelfVerifier)
+    problems = tqdm(setting.task.problems, desc="held out", unit="problem")
+    engine = setting.engine(model, tokenizer)
+    return [r for p in problems for r in observe_exits(setting.search, inner, [p], engine=engine, **options)]
+
+
+def _records(
+    setting: Setting, model: Any, tokenizer: Any, name: str, exits: dict[str, EarlyExit]
+) -> tuple[list[dict[str, Any]], list[Rating]]:
+    """One row for each problem, and what each layer said of its branches."""
+    engine, both = setting.engine(model, tokenizer), _Both()
     problems: list[Problem] = setting.task.problems
     for problem in tqdm(problems, desc=name, unit="problem"):
-        solve(setting.search, problem=[problem], engine=engine, verifier=verifier, **setting.solve_options())
+        solve(setting.search, problem=[problem], engine=engine, verifier=both, **setting.solve_options())
     kind = setting.config.dataset.answer_kind
-    for problem, record in zip(problems, verifier.seen, strict=True):
-        record["right"] = [setting.task.is_correct(problem, extract_answer(text, kind)) for text in record["texts"]]
-    return verifier.seen
+    rows = []
+    for problem, seen, rating in zip(problems, both.seen, both.profiles, strict=True):
+        answers = [extract_answer(text, kind) for text in seen.pop("texts")]
+        right = [setting.task.is_correct(problem, answer) for answer in answers]
+        depths = {way: replay(rating, exit) for way, exit in exits.items()}
+        same = {way: agrees(rating, own) for way, own in depths.items()}
+        told = {"setting": name, "problem": problem.id, "answers": answers, "right": right}
+        rows.append(told | {"depths": depths, "agrees": same} | seen)
+    return rows, both.profiles
 
 
-# -------------------------------------------------------------------- cost and quality
+# -------------------------------------------------------------------- what the rows add up to
 
 
-def _cost(name: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The tables' figures, from one row for each problem of each setting."""
+    settings = {name: [r for r in rows if r["setting"] == name] for name in dict.fromkeys(r["setting"] for r in rows)}
     return {
-        "prompt": name,
-        "problems": len(records),
-        **{f"{way}_tokens": fmean(r[f"{way}_tokens"] for r in records) for way in ("own", "fresh")},
-        **{f"{way}_ms": 1e3 * median(r[f"{way}_s"] for r in records) for way in ("own", "fresh")},
+        "cost": [_cost("short prompt", settings[USUAL]), _cost(LONG, settings[LONG])],
+        "quality": [_quality(settings[USUAL], way) for way in WAYS],
+        "exit_depths": [_exit(settings[USUAL], way) for way in rows[0]["depths"]],
+        "difficulty": _difficulty({name: own for name, own in settings.items() if name != LONG}),
     }
 
 
-def _quality(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Who ranks better: the chance that a right branch outranks a wrong one of its problem, and the chosen one's."""
+def _cost(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "prompt": name,
+        "problems": len(rows),
+        **{f"{way}_tokens": fmean(r[f"{way}_tokens"] for r in rows) for way in ("own", "fresh")},
+        **{f"{way}_ms": 1e3 * median(r[f"{way}_s"] for r in rows) for way in ("own", "fresh")},
+    }
+
+
+def _quality(rows: Sequence[dict[str, Any]], way: str) -> dict[str, Any]:
+    """How well one way ranks: the chance that a right branch outranks a wrong one of its problem, and the chosen one's;
+    both with their intervals over problems."""
+    won = [_won(r[way], r["right"]) for r in rows]
+    chosen = [r["right"][max(range(len(r[way])), key=r[way].__getitem__)] for r in rows]
+    return {
+        "way": way,
+        "pairs": sum(map(len, won)),
+        "auc": share([sum(w) for w in won], [len(w) for w in won]),
+        "accuracy": share(chosen, [1] * len(rows)),
+        "mean_accuracy": fmean(fmean(r["right"]) for r in rows),
+        "oracle": fmean(any(r["right"]) for r in rows),
+    }
+
+
+def _won(scores: Sequence[float], right: Sequence[bool]) -> list[float]:
+    """For each pair of a right and a wrong branch of a problem: 1 where the right one is rated higher, 1/2 if equal."""
+    rated = list(zip(scores, right, strict=True))
+    return [(a > b) + (a == b) / 2 for a, a_right in rated for b, b_right in rated if a_right and not b_right]
+
+
+def _exit(rows: Sequence[dict[str, Any]], way: str) -> dict[str, Any]:
+    """Where branches leave under an exit, and how often another branch comes first then."""
+    return {
+        "exit": way,
+        "depth": fmean(depth for r in rows for depth in r["depths"][way]),
+        "problems": len(rows),
+        "changed": sum(not r["agrees"][way] for r in rows),
+    }
+
+
+def _difficulty(found: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """How often the confidence gate would skip, with one pair of thresholds for all: the percentiles over all."""
+    everyone = [Observation(max(r["p"]), gap_ratio(r["p"]), True) for own in found.values() for r in own]
+    tau_conf, r_gap = percentiles(everyone)
     rows = []
-    for way in ("own", "fresh", "p"):
-        pairs = [
-            1.0 if a > b else 0.5 if a == b else 0.0
-            for r in records
-            for a, a_right in zip(r[way], r["right"], strict=True)
-            for b, b_right in zip(r[way], r["right"], strict=True)
-            if a_right and not b_right
-        ]
-        chosen = [r["right"][max(range(len(r[way])), key=r[way].__getitem__)] for r in records]
+    for name, own in found.items():
+        skipped = [verify_skip(max(r["p"]), gap_ratio(r["p"]), tau_conf, r_gap) for r in own]
         rows.append(
             {
-                "way": way,
-                "pairs": len(pairs),
-                "auc": fmean(pairs) if pairs else math.nan,
-                "accuracy": fmean(chosen),
-                "mean_accuracy": fmean(fmean(r["right"]) for r in records),
-                "oracle": fmean(any(r["right"]) for r in records),
+                "difficulty": name,
+                "problems": len(own),
+                "accuracy": fmean(fmean(r["right"]) for r in own),
+                "max_p": fmean(max(r["p"]) for r in own),
+                "skipped": fmean(skipped),
+                "tau_conf": tau_conf,
+                "r_gap": r_gap,
             }
         )
     return rows
@@ -140,53 +205,13 @@ def _quality(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _layers(profiles: Sequence[Profile]) -> dict[str, Any]:
-    """Entropy after each layer with and without the final norm, and where each branch would leave."""
+    """Of the usual setting: entropy after each layer with and without the final norm, and the share of branches on
+    whose P >= 1/2 that layer and the last one agree."""
     layers = range(len(profiles[0].entropy))
     return {
+        "setting": USUAL,
         "branches": len(profiles),
         "entropy": [fmean(p.entropy[i] for p in profiles) for i in layers],
         "raw_entropy": [fmean(p.raw_entropy[i] for p in profiles) for i in layers],
-        "eps": EPS,
-        "first_stable": _histogram([_first_stable(p.entropy) for p in profiles], len(layers)),
-        "first_stable_raw": _histogram([_first_stable(p.raw_entropy) for p in profiles], len(layers)),
-        "settled": [_settled(profiles, i) for i in layers],
+        "settled": [fmean((p.p[i] >= 0.5) == (p.p[-1] >= 0.5) for p in profiles) for i in layers],
     }
-
-
-def _first_stable(entropy: Sequence[float]) -> int:
-    """The first layer, from 2 on, whose entropy differs by less than EPS from the one before; the last if none."""
-    stable = (i + 1 for i in range(1, len(entropy)) if abs(entropy[i] - entropy[i - 1]) < EPS)
-    return next(stable, len(entropy))
-
-
-def _histogram(values: Sequence[int], layers: int) -> list[int]:
-    return [sum(v == layer for v in values) for layer in range(1, layers + 1)]
-
-
-def _settled(profiles: Sequence[Profile], layer: int) -> float:
-    """The share of branches on whose P >= 1/2 this layer and the last agree."""
-    return fmean((p.p[layer] >= 0.5) == (p.p[-1] >= 0.5) for p in profiles)
-
-
-# -------------------------------------------------------------------- difficulty
-
-
-def _difficulty(found: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """How often the confidence gate would skip, with one pair of thresholds for all: the percentiles over all."""
-    everyone = [Observation(max(r["p"]), gap_ratio(r["p"]), True) for records in found.values() for r in records]
-    tau_conf, r_gap = percentiles(everyone)
-    rows = []
-    for name, records in found.items():
-        skipped = [verify_skip(max(r["p"]), gap_ratio(r["p"]), tau_conf, r_gap) for r in records]
-        rows.append(
-            {
-                "difficulty": name,
-                "problems": len(records),
-                "accuracy": fmean(fmean(r["right"]) for r in records),
-                "max_p": fmean(max(r["p"]) for r in records),
-                "skipped": fmean(skipped),
-                "tau_conf": tau_conf,
-                "r_gap": r_gap,
-            }
-        )
-    return rows

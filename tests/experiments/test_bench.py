@@ -1,0 +1,48 @@
+"""The memory benchmark's counts: every arm moves what its model says, and prints a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from experiments.bench.memory import ARMS, PRIVATE, Case, Silent, bytes_table, measure, shaped, time_table, tiny
+
+Rows = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def rows() -> Rows:
+    model = tiny()
+    return {arm: measure(model, Silent(), arm, Case(12, 64, 96, 32, arm not in PRIVATE)) for arm in ARMS}
+
+
+@pytest.mark.parametrize("arm", PRIVATE)
+def test_counted_bytes_agree_with_the_papers_model(rows: Rows, arm: str) -> None:
+    counted = sum(rows[arm]["to_device_bytes"].values())
+    assert counted == pytest.approx(rows[arm]["model_bytes"], rel=0.03)
+
+
+@pytest.mark.parametrize("arm", ["+ inter-beam", "+ prefetch"])
+def test_beam_groups_move_little_more_than_they_must(rows: Rows, arm: str) -> None:
+    counted = sum(rows[arm]["to_device_bytes"].values())
+    assert rows[arm]["lower_bound_bytes"] <= counted <= 1.1 * rows[arm]["lower_bound_bytes"]
+
+
+def test_each_mechanism_moves_less_within_the_budget(rows: Rows) -> None:
+    moved = [sum(rows[arm]["to_device_bytes"].values()) for arm in ("layerwise", "inter-token", "+ inter-beam")]
+    assert moved[0] > 10 * moved[1] > 20 * moved[2] > 0
+    assert all(row["device_peak_bytes"] <= row["budget_bytes"] for row in rows.values() if row["budget_bytes"])
+    assert sum(rows["resident"]["to_device_bytes"].values()) == 0
+
+
+def test_tables_have_a_line_for_each_arm(rows: Rows) -> None:
+    assert len(time_table({"time": {"rows": list(rows.values())}}).splitlines()) == 2 + len(ARMS)
+    assert len(bytes_table({"bytes": {"rows": list(rows.values())}}).splitlines()) == 2 + len(ARMS)
+    assert len(time_table({"time": {"rows": [rows["resident"]]}}).splitlines()) == 3
+
+
+@pytest.mark.parametrize("shape", ["opt-6.7b", "llama-2-7b"])
+def test_the_papers_models_by_their_dimensions(shape: str) -> None:
+    row = measure(shaped(shape, layers=2, width=128), Silent(), "+ prefetch", Case(4, 16, 16, 8), budget=2**20)
+    assert row["new_tokens"] == 16 and row["device_peak_bytes"] <= row["budget_bytes"] == 2**20

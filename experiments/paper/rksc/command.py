@@ -61,7 +61,7 @@ def main(arguments: argparse.Namespace) -> None:
             "command": "python -m experiments.paper rksc " + " ".join(words),
             "machine": machine(),
             "model": f"{config.model.name}, with the weights that this name loads",
-            "simulated": "nothing",
+            "simulated": f"a link of {gbps} GB/s" if (gbps := config.memory.get("link_gbps")) else "nothing",
         }
         file = arguments.out / file_name(part, config.model.name)
         for found in measure(overrides, problems, arguments.held_out):

@@ -202,13 +202,13 @@ def observe_exits(search: Any, inner: SelfVerifier, problems: Sequence[Problem],
     Raises InvalidInput for a search that rates a problem more than once: what it goes on with after an exit cannot be
     told from what all layers said. options: as for `search.solve`.
     """
-    profiled = _Profiled(inner)
-    results: list[Result] = solve(search, problem=list(problems), verifier=profiled, **options)
-    if profiled.repeated:
+    if search.compares_ratings:
         raise InvalidInput(
             f"{type(search).__name__} rates a problem more than once, and an exit is judged by what one rating "
             "chooses; use search=best_of_n"
         )
+    profiled = _Profiled(inner)
+    results: list[Result] = solve(search, problem=list(problems), verifier=profiled, **options)
     solved = [r.best for r in results if r.best is not None and not r.error]
     return [profiled.seen[id(best.usage)][1] for best in solved]
 
@@ -219,13 +219,11 @@ class _Profiled:
 
     verifier: SelfVerifier
     seen: dict[int, tuple[list[Branch], list[Profile]]] = field(default_factory=dict)
-    repeated: bool = False
 
     def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
         profiles = self.verifier.profiles(branches, questions, backend)
         for rows in by_problem(branches):
             rated, key = [branches[row] for row in rows], id(branches[rows[0]].usage)
-            self.repeated |= key in self.seen and self.seen[key][0] != rated  # a failed call is made again
             self.seen[key] = rated, [profiles[row] for row in rows]
         return [[profile.p[-1]] for profile in profiles]
 

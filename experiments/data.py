@@ -15,7 +15,7 @@ from typing import Any
 from experiments.schema import DatasetConfig
 from ttc.answers import as_number, extract_answer, same_answer
 from ttc.errors import InvalidInput
-from ttc.protocols import Problem
+from ttc.protocols import Problem, Result
 
 Row = dict[str, Any]
 FILLER = (
@@ -33,6 +33,18 @@ class Task:
     problems: list[Problem]
     failures: list[tuple[str, str]]
     is_correct: Callable[[Problem, str | None], bool]
+
+
+def graded(task: Task, result: Result, kind: str) -> dict[str, Any]:
+    """A result's answer and whether it is right, also if only a number that is stated outright counts."""
+    strict = result.answer
+    if kind == "number" and result.best is not None:
+        strict = extract_answer(result.best.text, "strict")
+    return {
+        "answer": result.answer,
+        "correct": task.is_correct(result.problem, result.answer),
+        "correct_strict": task.is_correct(result.problem, strict),
+    }
 
 
 def load_task(config: DatasetConfig) -> Task:

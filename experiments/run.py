@@ -17,7 +17,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from experiments.data import Task, load_task
+from experiments.data import Task, graded, load_task
 from experiments.records import RunFolder
 from experiments.schema import VERIFIERS, CalibratedExitConfig, register, schema_of
 from experiments.summary import summarise
@@ -218,16 +218,11 @@ def _record(result: Result, task: Task, kind: str) -> dict[str, Any]:
                 "substituted": None if branch.substituted is None else branch.substituted.similarity,
             }
         )
-    strict = (
-        extract_answer(result.best.text, "strict") if result.best is not None and kind == "number" else result.answer
-    )
     return {
         "id": problem.id,
         "question": problem.question or None,
         "gold": problem.answer,
-        "answer": result.answer,
-        "correct": task.is_correct(problem, result.answer),
-        "correct_strict": task.is_correct(problem, strict),
+        **graded(task, result, kind),
         "error": result.error,
         "branches": branches,
         "tree": result.tree,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ttc.block_cache import BlockCache
 from ttc.branch import Branch
-from ttc.check import check_model
+from ttc.check import check_model, context_length
 from ttc.decode import DecodeStep
 from ttc.decode_gate import DecodeGate
 from ttc.early_exit import EarlyExit, ExitReport, Lens, score_with_exit
@@ -25,7 +25,7 @@ from ttc.memory import KV
 from ttc.packed import can_pack, pack_linears
 from ttc.plan import Entry, ExtendPlan, Piece, Plan, depth_first, shared_entries
 from ttc.protocols import Purpose
-from ttc.residency import BeamGroups, Residency, Resident
+from ttc.residency import Residency, Resident
 from ttc.sampling import SAMPLED, Sampling, stream_key
 from ttc.scoring import score
 from ttc.sharing import Sharing
@@ -65,11 +65,6 @@ class Engine:
         self.tree = Tree(self.residency)
         self.cache = None if cache is None else cache.fresh()
         self.sharing, self.gate = sharing or Sharing(), gate
-        if gate is not None and isinstance(self.residency, BeamGroups):
-            raise InvalidInput(
-                "a decode gate compares a problem's branches token by token, and beam groups decode them one group "
-                "after the other; choose another memory policy, or no gate"
-            )
         self.live: WeakSet[Branch] = WeakSet()  # branches that were not released
         self.calls = 0
         config = model.config.get_text_config()
@@ -584,21 +579,6 @@ class _Growing:
             self.done += taken
             count -= taken
         return places
-
-
-def context_length(config: Any) -> int | None:
-    """The most tokens of a branch that the model serves exactly, None for no limit.
-
-    Rotary frequencies that change with the length of a pass (`longrope`, `dynamic`) hold up to the model's original
-    length alone: a pass of the engine carries rows of many branches and chunks, whose lengths are their own.
-    """
-    longest: int | None = getattr(config, "max_position_embeddings", None)
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    for part in (rope, *(p for p in rope.values() if isinstance(p, dict))):
-        if part.get("rope_type", part.get("type")) in ("longrope", "dynamic") and longest is not None:
-            original = part.get("original_max_position_embeddings")
-            longest = min(longest, original or getattr(config, "original_max_position_embeddings", None) or longest)
-    return longest
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

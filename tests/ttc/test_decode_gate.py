@@ -74,14 +74,12 @@ def test_stopped_branches_are_ordinary_finished_ones() -> None:
     assert all(b.text for b in stopped)
 
 
-def test_branches_that_cannot_decode_side_by_side_have_no_gate() -> None:
+@pytest.mark.parametrize("policy", [Paged, BeamGroups])
+def test_branches_that_cannot_decode_side_by_side_have_no_gate(policy: Any) -> None:
     with pytest.raises(OutOfMemory, match=r"room for \d of 4 branches"):
-        grown(SURE, memory=Paged(budget_gib=1e-5, block_tokens=8))
-
-
-def test_beam_groups_have_no_gate() -> None:
-    with pytest.raises(InvalidInput, match="one group after the other"):
-        make_engine(gate=SURE, memory=BeamGroups(budget_gib=1))
+        grown(SURE, memory=policy(budget_gib=1e-5, block_tokens=8))
+    _, (gated,) = grown(SURE, memory=policy(budget_gib=1, block_tokens=8))
+    assert [b.finish_reason for b in gated].count("gate") == 3
 
 
 @pytest.mark.parametrize("bad", [{"theta": -1}, {"r_gap": float("nan")}, {"min_tokens": 0}])

@@ -1,4 +1,4 @@
-"""Answers, prompts, and loading models; the default model's real weights against plain transformers."""
+"""Prompts, steps of text, and loading models; the default model's real weights against plain transformers."""
 
 from __future__ import annotations
 
@@ -12,59 +12,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM, PreTrainedTokenizerFast
 
 from ttc import Engine, InvalidInput, Sampling, UnsupportedModel
-from ttc.answers import canonical, extract_answer, same_answer
 from ttc.branch import Branch
-from ttc.engine import context_length
+from ttc.check import context_length
 from ttc.models import load
 from ttc.prompt import PromptTemplate
 from ttc.usage import Usage
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "answer"),
-    [
-        ("2 + 3 = 5\n#### 5", "number", "5"),
-        ("The answer is $1,200.50.", "number", "1,200.50"),
-        ("The answer is 3. Let me check: 4 + 5", "number", "3"),
-        (r"So \boxed{42} in total 7", "number", "42"),
-        ("first 3 then 4 apples.", "number", "4"),
-        ("Answer: -7", "number", "-7"),
-        ("it is 3/4 of it", "number", "3/4"),
-        ("no number", "number", None),
-        ("first 3 then 4", "strict", None),
-        ("#### 12", "strict", "12"),
-        ("The answer is (B).", "choice", "B"),
-        ("A thing. The answer is C", "choice", "C"),
-        ("I think (A) is wrong, so (D)", "choice", "D"),
-        (r"\boxed{B}", "choice", "B"),
-        ("A bird in the hand", "choice", None),
-        ("The answer is B, because (A) and (C) ignore friction.", "choice", "B"),
-        ("The answer is A. The (E)-alkene has no such centre.", "choice", "A"),
-        ("The answer is A because it is warm", "choice", "A"),
-        ("Answer: I think it is\n(C)", "choice", "C"),
-        ("The answer is A good one: (B)", "choice", "B"),
-        ("The answer is 12 - 2 = 10.", "number", "10"),
-        ("The answer is 3 * $1.50 = $4.50 in all", "strict", "4.50"),
-        ("The answer is 10.\n\n5 + 7 = 12", "number", "10"),
-        (r"\boxed{\frac{1}{2}}", "math", r"\frac{1}{2}"),
-        ("The answer is x + 1.", "math", "x + 1"),
-        ("thinking\nThe answer is red, green", "text", "red, green"),
-        ("one\ntwo\n", "text", "two"),
-    ],
-)
-def test_answers_are_found(text: str, kind: str, answer: str | None) -> None:
-    assert extract_answer(text, kind) == answer
-
-
-def test_the_same_answers() -> None:
-    assert canonical("$12.0") == canonical("12") == canonical(" 12 ") == "12"
-    assert canonical("1,200") == "1200" and canonical("0.5") == canonical("1/2")
-    assert canonical("") is None and canonical(None) is None
-    assert same_answer("12", "12.00") and not same_answer("12", "13") and not same_answer("12", None)
-    assert same_answer(r"\frac{1}{2}", "0.5", "math") and not same_answer(r"\frac{1}{2}", "2", "math")
-    assert same_answer("x+1", "1 + x", "math")
-    with pytest.raises(InvalidInput, match="poem"):
-        extract_answer("", "poem")
 
 
 def word_tokenizer(**options: Any) -> PreTrainedTokenizerFast:

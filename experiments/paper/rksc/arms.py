@@ -12,10 +12,10 @@ from typing import Any
 from tqdm import tqdm
 
 from experiments.calibrate import observe
+from experiments.data import graded
 from experiments.paper.rksc.setting import HELD_OUT_SEED, Setting, loaded
 from experiments.summary import wilson
 from search import solve
-from ttc.answers import extract_answer
 from ttc.branch import Branch
 from ttc.calibration import calibrate
 from ttc.engine import Engine
@@ -134,14 +134,7 @@ class Arm:
     def _outcome(self, result: Result) -> dict[str, Any]:
         assert result.best is not None
         kind = self.setting.config.dataset.answer_kind
-        strict = extract_answer(result.best.text, "strict") if kind == "number" else result.answer
-        right = self.setting.task.is_correct
-        return {
-            "answer": result.answer,
-            "correct": right(result.problem, result.answer),
-            "correct_strict": right(result.problem, strict),
-            "chosen": list(result.best.path),
-        }
+        return graded(self.setting.task, result, kind) | {"chosen": list(result.best.path)}
 
     def _assert_calls(self, result: Result, ratings: int) -> None:
         """What each arm must have done, and must not have done."""
@@ -188,7 +181,7 @@ class Arm:
         gated, exits = preset in APPROXIMATE, preset in APPROXIMATE[1:]
         rows = usage.exit_layer_rows + usage.exit_layer_rows_saved
         all_rows = usage.verifier_tokens * len(self.engine.lens.layers)
-        stopped = any(branch.finish_reason == "gate" for branch in result.branches)
+        stopped = any(branch.gated for branch in result.branches)
         substituted, phrasings = usage.substituted_tokens, len(set(self.setting.config.search.phrasings))
         return [
             ("nothing was skipped", gated or usage.verifications_skipped == 0),

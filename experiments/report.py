@@ -34,6 +34,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "prefix": ("prefix", prefix.table),
         "breakdown": ("breakdown", breakdown.table),
         "memory_bytes": ("memory", memory.bytes_table),
+        "memory_sweep": ("memory", memory.sweep_table),
         "memory_time": ("memory", memory.time_table),
         "cache": ("cache", cache.table),
     },

@@ -22,7 +22,7 @@ from ttc.decode_gate import DecodeGate
 from ttc.early_exit import EarlyExit, ExitReport, Lens, score_with_exit
 from ttc.errors import InvalidInput
 from ttc.memory import KV
-from ttc.packed import can_pack, pack_linears
+from ttc.packed import pack_linears
 from ttc.plan import Entry, ExtendPlan, Piece, Plan, depth_first, shared_entries
 from ttc.protocols import Purpose
 from ttc.residency import Residency, Resident
@@ -85,8 +85,7 @@ class Engine:
         from ttc.models import load
 
         model, tokenizer = load(str(name), device=device, dtype=dtype)
-        if can_pack(model):
-            pack_linears(model)
+        pack_linears(model)
         return cls(model, tokenizer, **options)
 
     # ---------------------------------------------------------------- branches

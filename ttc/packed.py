@@ -69,7 +69,10 @@ def can_pack(model: nn.Module) -> bool:
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Replace every `nn.Linear` of `model`, a few at a time; a weight that nothing else uses is freed."""
+    """Replace every `nn.Linear` of `model`, a few at a time, where that is of use (`can_pack`); a weight that nothing
+    else uses is freed."""
+    if not can_pack(model):
+        return
     for parent in list(model.modules()):
         linears = {
             name: child

@@ -60,7 +60,8 @@ class Stream:
     page prefetched: HELM Algorithm 3).
 
     runs: (KV, tokens) of each entry of the plan. tails: what the part `TAILS` stands for. repeat: whether the plan runs
-    again and again, so that the first unit is fetched while the last is read.
+    again and again, so that the first unit is fetched while the last is read. keep: fetch each unit once and keep it,
+    whatever the number of passes. near: such a stream, read before this one.
     """
 
     def __init__(
@@ -72,14 +73,17 @@ class Stream:
         *,
         repeat: bool = False,
         prefetch: bool = True,
+        keep: bool = False,
+        near: Stream | None = None,
     ):
         self.memory, self.units, self.runs, self.tails = memory, units, runs, tails
-        self.repeat, self.prefetch = repeat, prefetch and len(units) > 1
+        self.repeat, self.prefetch, self.keep, self.near = repeat, prefetch and len(units) > 1, keep, near
         self.per_layer = Counter(unit.layer for unit in units)
-        self.sparse = any(unit.view is not None for unit in units)  # some heads leave out what they don't see
-        largest = max(self.elements(memory, unit, runs, tails) for unit in units)
-        count = 2 if self.prefetch else 1
-        self.buffers: list[Tensor] = list(memory.reserve(count * largest).view(count, largest))
+        # some heads leave out what they don't see
+        self.sparse = near is not None or any(unit.view is not None for unit in units)
+        sizes = [self.elements(memory, unit, runs, tails) for unit in units]
+        sizes = sizes if keep else [max(sizes, default=0)] * (2 if self.prefetch else 1)
+        self.buffers: list[Tensor] = list(memory.reserve(sum(sizes)).split(sizes))
         self.staged: list[dict[int, LayerKV]] = [{} for _ in self.buffers]
         self.transfers: list[Transfer | None] = [None] * len(self.buffers)
         self.turn = 0  # units read so far, over all passes
@@ -97,6 +101,8 @@ class Stream:
 
     def read(self, layer: int) -> Iterator[tuple[Unit, dict[int, LayerKV]]]:
         """The units of a layer, one after the other: (unit, entry index -> keys and values of its heads)."""
+        if self.near is not None:
+            yield from self.near.read(layer)
         for _ in range(self.per_layer[layer]):
             unit, staged = self._current()
             yield unit, staged
@@ -111,6 +117,8 @@ class Stream:
 
     def close(self) -> None:
         """Give the buffers back, once nothing is on its way to them."""
+        if self.near is not None:
+            self.near.close()
         for transfer in self.transfers:
             self.memory.link.drain(transfer)
         for buffer in self.buffers:
@@ -130,6 +138,9 @@ class Stream:
     def _start(self, turn: int) -> None:
         passes, index = divmod(turn, len(self.units))
         unit, slot = self.units[index], turn % len(self.buffers)
+        self.started = turn
+        if self.keep and passes:
+            return
         shape, buffer, offset = self.memory.shapes[unit.layer], self.buffers[slot], 0
         heads = len(range(shape.kv_heads)[unit.heads])
         copies: list[tuple[Tensor, Tensor]] = []
@@ -158,5 +169,4 @@ class Stream:
             if kv.written is not None:
                 after.append(kv.written)
         self.staged[slot] = staged
-        self.transfers[slot] = self.memory.link.fetch(copies, "stream", after)
-        self.started = turn
+        self.transfers[slot] = self.memory.link.fetch(copies, "near" if self.keep else "stream", after)

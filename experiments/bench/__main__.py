@@ -25,7 +25,7 @@ def main() -> None:
     parts.add_argument("--model", default="smollm2-135m")
     parts.add_argument("--out", type=Path, default=RESULTS / "breakdown.json")
     tiers = commands.add_parser("memory", help="a beam search whose KV does not fit, under each residency policy")
-    tiers.add_argument("part", nargs="?", choices=["bytes", "time", "all", "device"], default="all")
+    tiers.add_argument("part", nargs="?", choices=["bytes", "sweep", "time", "all", "device"], default="all")
     tiers.add_argument("--quick", action="store_true", help="fewer beams and tokens")
     tiers.add_argument("--model", default="smollm2-135m", help="what `time` runs")
     tiers.add_argument("--shape", choices=memory.SHAPES, default="opt-6.7b", help="what `device` runs, random weights")

@@ -18,6 +18,7 @@ from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Resident, Sampli
 from ttc.branch import Branch
 from ttc.errors import OutOfMemory
 from ttc.models import load
+from ttc.packed import pack_linears
 from ttc.residency import Residency
 from ttc.trace import Trace
 from ttc.transfer_model import KVShape, Workload, beam_scheduling_bytes, token_by_token_bytes
@@ -53,6 +54,13 @@ BYTES = (
     ("+ prefetch", 32),
 )
 """Arms and step lengths whose bytes are counted."""
+
+SWEEP = ("layerwise", "inter-token", "+ inter-beam", "+ prefetch")
+"""LBS's switches, whose bytes are counted for each of `SWEEP_BEAMS` and `SWEEP_STEPS`."""
+
+SWEEP_BEAMS = (4, 16, 32, 64)
+SWEEP_STEPS = (32, 64, 128)
+SWEEP_BUDGET = "the larger of 7/64 of the KV of all beams and 1.25 times that of one, at full length, nothing shared"
 
 
 @dataclass(frozen=True)
@@ -189,6 +197,8 @@ def run(part: str, quick: bool, model_name: str, out: Path, trace: Path | None) 
     result |= {"machine": machine(), "budget": "7/64 of the KV of all beams at full length, nothing shared"}
     if part in ("bytes", "all"):
         _bytes(result, quick, out)
+    if part in ("sweep", "all"):
+        _sweep(result, quick, out)
     if part in ("time", "all"):
         _time(result, quick, model_name, out, trace)
 
@@ -237,8 +247,31 @@ def _bytes(result: dict[str, Any], quick: bool, out: Path) -> None:
     print(bytes_table(result))
 
 
+def _sweep(result: dict[str, Any], quick: bool, out: Path) -> None:
+    model = tiny()
+    found = result["sweep"] = {
+        "command": "python -m experiments.bench memory sweep" + (" --quick" if quick else ""),
+        "model": "a random Llama of 32 layers, 1 KV head of 4, float32; bytes are counted, times say nothing",
+        "budget": SWEEP_BUDGET,
+        "rows": [],
+    }
+    for beams in SWEEP_BEAMS[:2] if quick else SWEEP_BEAMS:
+        for step in SWEEP_STEPS:
+            case = Case(beams, 128, 2 * step if quick else 384, step)
+            found["rows"] += [measure(model, Silent(), arm, case, budget=sweep_budget(model, case)) for arm in SWEEP]
+            _save(result, out)
+    print(sweep_table(result))
+
+
+def sweep_budget(model: Any, case: Case) -> int:
+    """`SWEEP_BUDGET` in bytes: no arm keeps all it needs, and each can run."""
+    share = budget_bytes(model, Silent(), case)
+    return max(share, int(1.25 * share / BUDGET_SHARE / case.beams))
+
+
 def _time(result: dict[str, Any], quick: bool, model_name: str, out: Path, trace: Path | None) -> None:
     model, tokenizer = load(model_name, dtype=torch.bfloat16)
+    pack_linears(model)
     beams, new_tokens = (8, 96) if quick else (16, 960)
     case = Case(beams, 128, new_tokens, 32)
     resident = measure(model, tokenizer, "resident", case)
@@ -280,12 +313,37 @@ def bytes_table(result: dict[str, Any]) -> str:
     for row in rows:
         moved, base = sum(row["to_device_bytes"].values()), sum(rows[0]["to_device_bytes"].values())
         model = f"{moved / row['model_bytes']:.3f}" if "model_bytes" in row else ""
-        bound = f"{moved / row['lower_bound_bytes']:.3f}" if row.get("lower_bound_bytes") else ""
+        bound = _over_bound(moved, row)
         lines.append(
             f"| {row['arm']} | {row['step_tokens']} | {moved / 2**20:,.1f} MiB | {moved / base:.2%} | "
             f"{moved / row['baseline_bytes']:.2%} | {model} | {bound} |"
         )
     return "\n".join(lines)
+
+
+def sweep_table(result: dict[str, Any]) -> str:
+    """Bytes from host to device per switch, as a Markdown table: a line for each number of beams and step length."""
+    lines = [
+        "| beams | step | layer-wise | inter-token | + inter-beam | + prefetch | inter-token: counted / model "
+        "| the last two: counted / lower bound |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    cases: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
+    for row in result["sweep"]["rows"]:
+        cases.setdefault((row["beams"], row["step_tokens"]), {})[row["arm"]] = row
+    for (beams, step), rows in cases.items():
+        moved = {arm: sum(row["to_device_bytes"].values()) for arm, row in rows.items()}
+        shares = " | ".join(f"{moved[arm] / moved['layerwise']:.2%}" for arm in SWEEP[1:])
+        model = moved["inter-token"] / rows["inter-token"]["model_bytes"]
+        bounds = ", ".join(_over_bound(moved[arm], rows[arm]) for arm in SWEEP[2:])
+        lines.append(
+            f"| {beams} | {step} | {moved['layerwise'] / 2**20:,.1f} MiB | {shares} | {model:.3f} | {bounds} |"
+        )
+    return "\n".join(lines)
+
+
+def _over_bound(moved: float, row: dict[str, Any]) -> str:
+    return f"{moved / row['lower_bound_bytes']:.3f}" if row.get("lower_bound_bytes") else ""
 
 
 def time_table(result: dict[str, Any]) -> str:

@@ -88,10 +88,9 @@ def _continuous(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Fi
 
 def _engine(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figures:
     """The engine: one prefill, forks that copy nothing, one read of the prefix per step."""
-    from ttc.packed import can_pack, pack_linears
+    from ttc.packed import pack_linears
 
-    if can_pack(model):
-        pack_linears(model)
+    pack_linears(model)
     engine = Engine(model, tokenizer)
     engine.eos_ids = frozenset()
     engine.release([engine.root(prompt(8)[::-1])])

@@ -6,7 +6,21 @@ from typing import Any
 
 import pytest
 
-from experiments.bench.memory import ARMS, PRIVATE, Case, Silent, bytes_table, measure, shaped, time_table, tiny
+from experiments.bench.memory import (
+    ARMS,
+    BUDGET_SHARE,
+    PRIVATE,
+    SWEEP,
+    Case,
+    Silent,
+    bytes_table,
+    measure,
+    shaped,
+    sweep_budget,
+    sweep_table,
+    time_table,
+    tiny,
+)
 
 Rows = dict[str, dict[str, Any]]
 
@@ -40,6 +54,17 @@ def test_tables_have_a_line_for_each_arm(rows: Rows) -> None:
     assert len(time_table({"time": {"rows": list(rows.values())}}).splitlines()) == 2 + len(ARMS)
     assert len(bytes_table({"bytes": {"rows": list(rows.values())}}).splitlines()) == 2 + len(ARMS)
     assert len(time_table({"time": {"rows": [rows["resident"]]}}).splitlines()) == 3
+
+
+def test_the_sweeps_budget_makes_every_switch_move_something() -> None:
+    model, case = tiny(layers=8), Case(4, 64, 64, 32)
+    budget = sweep_budget(model, case)
+    assert budget == int(1.25 * (64 + 64) * 8 * 2 * 4 * 4)  # 1.25 beams: tokens, layers, K and V, dim, float32
+    assert sweep_budget(model, Case(64, 64, 64, 32)) == int(64 * 128 * 8 * 32 * BUDGET_SHARE)
+    rows = [measure(model, Silent(), arm, case, budget=budget) for arm in SWEEP]
+    assert all(sum(row["to_device_bytes"].values()) for row in rows)
+    table = sweep_table({"sweep": {"rows": rows}}).splitlines()
+    assert len(table) == 3 and table[-1].startswith("| 4 | 32 | ") and table[-1].count("|") == table[0].count("|")
 
 
 @pytest.mark.parametrize("shape", ["opt-6.7b", "llama-2-7b"])

@@ -10,16 +10,19 @@ import pytest
 import torch
 
 from tests.ttc.test_architectures import Letters, build, prompt
-from ttc import Engine, Headwise, InvalidInput
+from ttc import Engine, Headwise, InvalidInput, Sampling
 from ttc.head_roles import load_streaming_heads, near_attention, save_streaming_heads, streaming_heads
 
 LAYERS, HEADS = 2, 2
 EVERY = [(layer, head) for layer in range(LAYERS) for head in range(HEADS)]
 
 
-def engine_with(plain: Any, path: Path, heads: list[tuple[int, int]], sink: int, window: int) -> Engine:
+def engine_with(
+    plain: Any, path: Path, heads: list[tuple[int, int]], sink: int, window: int, budget: int | None = None
+) -> Engine:
     save_streaming_heads(path, "llama", heads)
-    memory = Headwise(block_tokens=4, streaming_heads=str(path), sink_tokens=sink, window_tokens=window)
+    gib = None if budget is None else budget / 2**30
+    memory = Headwise(gib, block_tokens=4, streaming_heads=str(path), sink_tokens=sink, window_tokens=window)
     return Engine(copy.deepcopy(plain), Letters(), memory=memory)
 
 
@@ -57,6 +60,31 @@ def test_a_window_over_everything_is_exact_and_a_small_one_moves_less(tmp_path: 
     token_head = half.memory.bytes_per_token // (LAYERS * HEADS)
     near = 4 + 4 + 3  # of 59 tokens in blocks of four: the first one, and those from 52 on
     assert moved == [59 * 4 * token_head, (59 + near) * 2 * token_head]
+
+
+@pytest.mark.parametrize("heads", [EVERY, EVERY[::2]])
+def test_sink_and_window_stay_on_the_device_for_a_step(tmp_path: Path, heads: list[tuple[int, int]]) -> None:
+    """What streaming heads see is fetched once, whatever the number of tokens; without room for it, at each pass."""
+    plain, tokens, steps = build("llama"), prompt(6, 60), 8
+
+    def decoded(budget_bytes: int | None) -> tuple[list[int], Engine]:
+        engine = engine_with(plain, tmp_path / "heads.json", heads, 4, 8, budget_bytes)
+        branch = engine.root(tokens)
+        engine.memory.link.to_device_bytes.clear()
+        engine.memory.device.peak_bytes = 0
+        engine.generate([branch], steps, sampling=Sampling(temperature=0))
+        return branch.generated, engine
+
+    kept, engine = decoded(None)
+    token_head = engine.memory.bytes_per_token // (LAYERS * HEADS)
+    near, others = (4 + 4 + 3) * len(heads) * token_head, 59 * (len(EVERY) - len(heads)) * token_head
+    moved = engine.memory.link.to_device_bytes
+    assert moved["near"] == near and moved["stream"] - steps * others in (0, others // LAYERS)  # reading ahead
+    tails = steps * engine.memory.bytes_per_token
+    tight, small = decoded(tails + near + 59 * token_head)  # one buffer, not the two that reading ahead takes
+    assert tight == kept
+    if len(heads) < len(EVERY):
+        assert small.memory.link.to_device_bytes["near"] == 0 < small.memory.link.to_device_bytes["stream"]
 
 
 @torch.no_grad()

@@ -208,24 +208,49 @@ class Offloading(Residency):
         for entry in entries:
             self.memory.link.wait(entry.kv.fetched)  # a step that broke off may have left a prefetch under way
         runs = [(entry.kv, entry.length) for entry in entries]
-        units, largest = self._units(entries, positions, tails)
+        near = self._near(entries, positions, tails) if repeat else None
+        units, largest = self._units(entries, positions, tails, near is None)
         prefetch, device = self.prefetch, self.memory.device
         while device.free_bytes < (wanted := largest * (2 if prefetch and len(units) > 1 else 1)):
             if self.make_room(wanted):
-                units, largest = self._units(entries, positions, tails)  # what left is read from the host
+                units, largest = self._units(entries, positions, tails, near is None)  # what left is read from the host
             elif prefetch:
                 prefetch = False  # one buffer may fit where two do not
             else:
                 break
-        return Stream(self.memory, units, runs, tails, repeat=repeat, prefetch=prefetch) if units else None
+        if near is None and not units:
+            return None
+        try:
+            return Stream(self.memory, units, runs, tails, repeat=repeat, prefetch=prefetch, near=near)
+        except BaseException:
+            if near is not None:
+                near.close()
+            raise
 
-    def _units(self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None) -> tuple[list[Unit], int]:
-        """What has to be fetched for one pass, and the bytes of the largest unit."""
+    def _near(self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None) -> Stream | None:
+        """What streaming heads see, which stays while a plan runs; None if that leaves no room for the rest."""
+        runs, device = [(entry.kv, entry.length) for entry in entries], self.memory.device
+        units = [unit for unit in self._units(entries, positions, None)[0] if unit.view is not None]
+        elements = sum(Stream.elements(self.memory, unit, runs, None) for unit in units)
+        if not units or elements * self.memory.itemsize > device.free_bytes:
+            return None
+        near = Stream(self.memory, units, runs, repeat=True, keep=True)
+        if device.free_bytes >= 2 * self._units(entries, positions, tails, False)[1]:
+            return near
+        near.close()
+        return None
+
+    def _units(
+        self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None, near: bool = True
+    ) -> tuple[list[Unit], int]:
+        """What has to be fetched for one pass, with or without what streaming heads see, and the bytes of the largest
+        unit."""
         layers = range(len(self.memory.shapes))
         units = [
             unit
             for layer in layers
             for unit in self.units(layer, entries, positions, self._missing(layer, entries, positions))
+            if near or unit.view is None
         ]
         units = units if tails is None else self.with_tails(units, tails)
         runs = [(entry.kv, entry.length) for entry in entries]

@@ -23,8 +23,8 @@ class Headwise(Offloading):
     The device holds two head groups of one layer, and the tails of the branches that decode.
     head_group: KV heads fetched together; None for as many as fit the budget twice (adaptive).
     streaming_heads: approximate, off by default: a file of `ttc.head_roles` that names heads which see `sink_tokens`
-    first and `window_tokens` last tokens only (and all of the step or chunk they are in), so that no more of theirs is
-    fetched (head-wise sparsity, appendix D).
+    first and `window_tokens` last tokens only (and all of the step or chunk they are in); these stay on the device
+    while a step decodes, if there is room (head-wise sparsity, appendix D).
     """
 
     head_group: int | None = None

@@ -16,7 +16,7 @@ from experiments.run import engine_options, make_template, make_verifier, resolv
 from experiments.schema import register
 from ttc.engine import Engine
 from ttc.models import load
-from ttc.packed import can_pack, pack_linears
+from ttc.packed import pack_linears
 from ttc.prompt import PromptTemplate
 from ttc.protocols import Verifier
 
@@ -68,6 +68,5 @@ class Setting:
 def loaded(config: DictConfig) -> tuple[Any, Any]:
     """The configuration's model and tokenizer, packed as `Engine.from_pretrained` does."""
     model, tokenizer = load(config.model.name, device=config.model.device, dtype=config.model.dtype)
-    if can_pack(model):
-        pack_linears(model)
+    pack_linears(model)
     return model, tokenizer

@@ -18,6 +18,7 @@ from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.kernels import Layer
 from ttc.memory import KV, LayerKV
 from ttc.plan import Entry, ExtendPlan, Piece, depth_first
+from ttc.prefill import prefill_passes
 from ttc.tree import Segment
 
 if TYPE_CHECKING:
@@ -458,7 +459,7 @@ def _one_pass(
     held: list[Segment] = []
     leaves, usages = [engine.leaf(b) for b in branches], [b.usage for b in branches]
     try:
-        for _ in engine.passes(leaves, runs, usages, held, limit=sum(map(len, runs)), forward=forward):
+        for _ in prefill_passes(engine, leaves, runs, usages, held, limit=sum(map(len, runs)), forward=forward):
             pass
     finally:
         for segment in reversed(held):

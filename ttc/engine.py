@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from math import inf
@@ -21,16 +21,16 @@ from ttc.decode import DecodeStep
 from ttc.decode_gate import DecodeGate
 from ttc.early_exit import EarlyExit, ExitReport, Lens, score_with_exit
 from ttc.errors import InvalidInput
-from ttc.memory import KV
 from ttc.packed import pack_linears
-from ttc.plan import Entry, ExtendPlan, Piece, Plan, depth_first, shared_entries
+from ttc.plan import Plan, depth_first
+from ttc.prefill import feed
 from ttc.protocols import Purpose
 from ttc.residency import Residency, Resident
 from ttc.sampling import SAMPLED, Sampling, stream_key
 from ttc.scoring import score
 from ttc.sharing import Sharing
 from ttc.similarity import share_similar
-from ttc.tree import Segment, Tree, worth_sharing
+from ttc.tree import Segment, Tree
 from ttc.usage import Usage
 
 
@@ -142,7 +142,7 @@ class Engine:
             if self.sharing.rule == "similar":
                 most = self.context_length or inf
                 fitting = [c for c, s in zip(children, after, strict=True) if len(root.tokens) + len(s) < most]
-                with self._working([root]), self._metered(children):
+                with self._working([root]), self.metered(children):
                     share_similar(self, root, fitting)
             for child, suffix in zip(children, after, strict=True):
                 child.tokens += suffix
@@ -173,7 +173,7 @@ class Engine:
         try:
             with self._working(branches, wake=False):
                 if self.sharing.rule != "none" or purpose == "verifier":
-                    self._feed(branches, [b.tokens for b in branches], purpose)
+                    feed(self, branches, [b.tokens for b in branches], purpose)
         except BaseException:
             self.release(branches)
             raise
@@ -207,7 +207,7 @@ class Engine:
         with self._working(branches, wake=self.sharing.rule != "none"):  # else one pass for both
             before = [self.tree.hold(self.leaf(branch)) for branch in branches]
             try:
-                self._feed(branches, [b.tokens + new for b, new in zip(branches, added, strict=True)], purpose)
+                feed(self, branches, [b.tokens + new for b, new in zip(branches, added, strict=True)], purpose)
             except BaseException:
                 for branch, leaf in zip(branches, before, strict=True):
                     self.move(branch, leaf)
@@ -263,7 +263,7 @@ class Engine:
             limit if (left := self.context_left(b)) is None else min(limit, left)
             for b, limit in zip(branches, limits, strict=True)
         ]
-        with self._working(branches), self._metered(branches):
+        with self._working(branches), self.metered(branches):
             order = depth_first([self.leaf(b).path() for b in branches])
             DecodeStep(self, [branches[i] for i in order], [room[i] for i in order], stop, end, sampling).run()
 
@@ -304,7 +304,7 @@ class Engine:
                     f"a continuation has {longest} tokens; with an early exit only single tokens can be scored, so put "
                     "what comes before them into `given`"
                 )
-        with self._working(branches), self._metered(branches):
+        with self._working(branches), self.metered(branches):
             if exit is None:
                 return score(self, branches, between, wanted)
             single = [[token for (token,) in group] for group in wanted]
@@ -342,110 +342,6 @@ class Engine:
                 trace.add("compute", f"{len(tokens)} rows", start, perf_counter())
         return output.logits[0].to(torch.promote_types(output.logits.dtype, torch.float32))
 
-    @torch.inference_mode()
-    def _feed(self, branches: Sequence[Branch], targets: Sequence[Sequence[int]], purpose: Purpose) -> None:
-        """Bring the KV of each branch up to all of its target tokens but the last.
-
-        A prefix that stands in the tree already is shared; of new prefixes that several targets share, the first
-        computes and the others wait a round.
-        """
-        waiting, shared = list(zip(branches, targets, strict=True)), self.sharing.rule != "none"
-        while waiting:
-            chosen: list[tuple[Branch, list[int]]] = []
-            deferred = []
-            for branch, target in waiting:
-                leaf = before = self.leaf(branch)
-                if shared:
-                    leaf = self.move(branch, self.tree.descend(before, target[before.end : -1]))
-                branch.usage.shared_tokens += leaf.end - before.end
-                missing = list(target[leaf.end : -1])
-                if shared and any(b.leaf is leaf and worth_sharing(m, missing) for b, m in chosen):
-                    deferred.append((branch, target))
-                elif missing:
-                    chosen.append((branch, missing))
-            with self._metered([branch for branch, _ in chosen]):
-                self._prefill(chosen, purpose)
-            waiting = deferred
-
-    def _prefill(self, work: Sequence[tuple[Branch, list[int]]], purpose: Purpose) -> None:
-        held: list[Segment] = []
-        leaves, runs = [self.leaf(branch) for branch, _ in work], [missing for _, missing in work]
-        try:
-            for _ in self.passes(leaves, runs, [branch.usage for branch, _ in work], held):
-                pass
-            for (branch, missing), segment in zip(work, held, strict=True):
-                self.move(branch, segment)
-                if purpose == "verifier":
-                    branch.usage.verifier_tokens += len(missing)
-                elif purpose == "recompute":
-                    branch.usage.recomputed_tokens += len(missing)
-                else:
-                    branch.usage.prompt_tokens += len(missing)
-        finally:
-            for segment in held:
-                self.tree.drop(segment)
-
-    def passes(
-        self,
-        leaves: Sequence[Segment],
-        runs: Sequence[list[int]],
-        usages: Sequence[Usage],
-        held: list[Segment],
-        scored: Sequence[int] | None = None,
-        *,
-        limit: int | None = None,
-        forward: Callable[[Sequence[int], ExtendPlan], None] | None = None,
-    ) -> Iterator[list[tuple[int, int, Tensor]]]:
-        """Compute the KV of `runs[i]` after `leaves[i]`, at most `limit` (else `prefill_tokens`) rows a pass.
-
-        The new segments are appended to `held` at once, with one reference each. scored[i]: the first token of run i
-        whose logits are wanted, None for no logits. Yields per pass (run, first token, logits (tokens, vocab)) of each
-        run that it computed wanted ones of.
-        forward: takes each pass's tokens and plan instead of the model; nothing is yielded then.
-        """
-        self.residency.require(sum(map(len, runs)))
-        paths = [leaf.path() for leaf in leaves]
-        order = depth_first(paths)
-        needed = {segment.storage for path in paths for segment in path}
-        growing = [_Growing(self, leaf, run, needed, held) for leaf, run in zip(leaves, runs, strict=True)]
-        while any(run.left for run in growing):
-            rows: list[int] = []
-            positions: list[int] = []
-            taken: list[int] = []
-            pieces: list[Piece] = []
-            own: list[Entry] = []
-            firsts: list[int] = []
-            for i in order:
-                run = growing[i]
-                part = run.left[: (limit or self.prefill_tokens) - len(rows)]
-                if part:
-                    span = slice(len(rows), len(rows) + len(part))
-                    own += run.entries(span)
-                    taken.append(i)
-                    firsts.append(run.done)
-                    positions += range(leaves[i].end + run.done, leaves[i].end + run.done + len(part))
-                    pieces.append(Piece(span, run.grow(len(part))))
-                    rows += part
-            entries = shared_entries([paths[i] for i in taken], [p.rows.stop - p.rows.start for p in pieces]) + own
-            stream = self.residency.stream(entries, positions, None, repeat=False)
-            plan = ExtendPlan(entries, positions, pieces, self.memory, stream)
-            wanted: list[tuple[int, int, range]] = []
-            for i, first, piece in zip(taken, firsts, pieces, strict=True):
-                skip = len(rows) if scored is None else max(0, scored[i] - first)
-                if left := range(piece.rows.start + skip, piece.rows.stop):
-                    wanted.append((i, first + skip, left))
-            keep = [row for _, _, left in wanted for row in left]
-            try:
-                logits = forward(rows, plan) if forward else self.forward(rows, plan, keep or [len(rows) - 1])
-            finally:
-                plan.close()
-            self.count_pass(usages[i] for i in taken)
-            if logits is None or not keep:
-                yield []
-            else:
-                parts = logits.split([len(left) for _, _, left in wanted])
-                yield [(i, first, part) for (i, first, _), part in zip(wanted, parts, strict=True)]
-
     @contextmanager
     def _working(self, branches: Sequence[Branch], wake: bool = True) -> Iterator[None]:
         """Keep the cache within its capacity around a call, and have the KV of `branches` there meanwhile."""
@@ -455,7 +351,7 @@ class Engine:
         if self.cache is not None:
             self.cache.trim(self, branches)
         missing = [b for b in branches if wake and self.leaf(b).end < len(b.tokens) - 1]
-        self._feed(missing, [b.tokens for b in missing], "prompt" if self.sharing.rule == "none" else "recompute")
+        feed(self, missing, [b.tokens for b in missing], "prompt" if self.sharing.rule == "none" else "recompute")
         try:
             yield
         finally:
@@ -463,7 +359,7 @@ class Engine:
                 self.cache.trim(self)
 
     @contextmanager
-    def _metered(self, branches: Sequence[Branch]) -> Iterator[None]:
+    def metered(self, branches: Sequence[Branch]) -> Iterator[None]:
         """Charge what crosses the link meanwhile to the branches' problems, in equal parts."""
         link = self.memory.link
         before = link.to_device_bytes.total(), link.to_host_bytes.total()
@@ -536,48 +432,6 @@ class Engine:
                 raise InvalidInput(f"{branch!r} is finished and cannot go on; leave it out")
             if self.context_left(branch) == 0:
                 raise InvalidInput(f"{branch!r} fills the model's context of {self.context_length} tokens already")
-
-
-class _Growing:
-    """A run of new tokens on its way into the tree, block by block; its end is in `held`, with one reference."""
-
-    def __init__(self, engine: Engine, leaf: Segment, tokens: list[int], needed: set[KV], held: list[Segment]):
-        self.engine, self.tokens, self.needed = engine, tokens, needed
-        self.held, self.index = held, len(held)
-        held.append(engine.tree.hold(leaf))
-        self.blocks: list[Segment] = []
-        self.done = 0
-        self.filled = 0  # tokens of the last block that are there
-
-    @property
-    def left(self) -> list[int]:
-        return self.tokens[self.done :]
-
-    def entries(self, rows: slice) -> list[Entry]:
-        """What earlier passes left: attended in full by the rows of the next one."""
-        lengths = [len(block.tokens) for block in self.blocks[:-1]] + [self.filled] * bool(self.blocks)
-        return [Entry(b.storage, b.start, n, rows) for b, n in zip(self.blocks, lengths, strict=True)]
-
-    def grow(self, count: int) -> list[tuple[KV, int, int]]:
-        """Make place for the next `count` tokens: (KV, first token to fill, how many), in order."""
-        places, size = [], self.engine.residency.block_tokens or len(self.tokens)
-        while count:
-            if not self.blocks or self.filled == len(self.blocks[-1].tokens):
-                tokens = self.left[:size]
-                kv = self.engine.residency.allocate(len(tokens), self.needed)
-                self.needed.add(kv)
-                tree, above = self.engine.tree, self.held[self.index]
-                self.held[self.index] = tree.hold(tree.attach(above, tokens, kv))
-                tree.drop(above)
-                self.blocks.append(self.held[self.index])
-                self.filled = 0
-            block = self.blocks[-1]
-            taken = min(count, len(block.tokens) - self.filled)
-            places.append((block.storage, self.filled, taken))
-            self.filled += taken
-            self.done += taken
-            count -= taken
-        return places
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

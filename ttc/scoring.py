@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ttc.branch import Branch
+from ttc.prefill import prefill_passes
 from ttc.tree import Segment, common_prefix
 from ttc.usage import Usage
 
@@ -68,7 +69,7 @@ def _score_runs(
     """
     scores: Scores = [[[] for _ in group] for group in targets]
     skipped = skipped or [0] * len(runs)
-    for part in engine.passes(leaves, runs, usages, held, scored=skipped):
+    for part in prefill_passes(engine, leaves, runs, usages, held, scored=skipped):
         for i, start, logits in part:
             logprobs, first = logits.log_softmax(-1), start - skipped[i]
             for found, target in zip(scores[i], targets[i], strict=True):

@@ -17,6 +17,7 @@ from ttc.branch import Branch, Substitution
 from ttc.early_exit import ExitPass, Lens, batches
 from ttc.errors import InvalidInput
 from ttc.plan import ExtendPlan
+from ttc.prefill import prefill_passes
 from ttc.sharing import Pooling, Sharing
 from ttc.tree import Segment, common_prefix
 
@@ -217,7 +218,7 @@ def _pass(
         _ProbePass(engine.lens, plan, engine.sharing, look, leaving).run(engine, rows)
 
     usages = [branch.usage for branch in branches]
-    for _ in engine.passes(leaves, runs, usages, held, limit=sum(map(len, runs)), forward=forward):
+    for _ in prefill_passes(engine, leaves, runs, usages, held, limit=sum(map(len, runs)), forward=forward):
         pass
 
 

@@ -208,7 +208,7 @@ class Offloading(Residency):
         for entry in entries:
             self.memory.link.wait(entry.kv.fetched)  # a step that broke off may have left a prefetch under way
         runs = [(entry.kv, entry.length) for entry in entries]
-        near = self._near(entries, positions, tails) if repeat else None
+        near = self.near(entries, positions, tails) if repeat else None
         units, largest = self._units(entries, positions, tails, near is None)
         prefetch, device = self.prefetch, self.memory.device
         while device.free_bytes < (wanted := largest * (2 if prefetch and len(units) > 1 else 1)):
@@ -227,19 +227,6 @@ class Offloading(Residency):
                 near.close()
             raise
 
-    def _near(self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None) -> Stream | None:
-        """What streaming heads see, which stays while a plan runs; None if that leaves no room for the rest."""
-        runs, device = [(entry.kv, entry.length) for entry in entries], self.memory.device
-        units = [unit for unit in self._units(entries, positions, None)[0] if unit.view is not None]
-        elements = sum(Stream.elements(self.memory, unit, runs, None) for unit in units)
-        if not units or elements * self.memory.itemsize > device.free_bytes:
-            return None
-        near = Stream(self.memory, units, runs, repeat=True, keep=True)
-        if device.free_bytes >= 2 * self._units(entries, positions, tails, False)[1]:
-            return near
-        near.close()
-        return None
-
     def _units(
         self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None, near: bool = True
     ) -> tuple[list[Unit], int]:
@@ -256,6 +243,10 @@ class Offloading(Residency):
         runs = [(entry.kv, entry.length) for entry in entries]
         largest = max((Stream.elements(self.memory, unit, runs, tails) for unit in units), default=0)
         return units, largest * self.memory.itemsize
+
+    def near(self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None) -> Stream | None:
+        """What is fetched once and kept while a plan runs again and again: here nothing."""
+        return None
 
     def units(
         self, layer: int, entries: Sequence[Entry], positions: Sequence[int], missing: Sequence[int]

@@ -13,7 +13,7 @@ from ttc.head_roles import load_streaming_heads
 from ttc.memory import KV, LayerShape
 from ttc.plan import Entry
 from ttc.residency.base import Offloading, Paths
-from ttc.stream import Unit, View
+from ttc.stream import Stream, Tails, Unit, View
 
 
 @dataclass
@@ -84,6 +84,19 @@ class Headwise(Offloading):
                 elif near:
                     units.append(Unit(layer, group, near, view))
         return units
+
+    def near(self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None) -> Stream | None:
+        """What streaming heads see; None if keeping it leaves no room for the rest."""
+        runs, device = [(entry.kv, entry.length) for entry in entries], self.memory.device
+        units = [u for u in self._units(entries, positions, None)[0] if u.view] if self._streaming else []
+        elements = sum(Stream.elements(self.memory, unit, runs, None) for unit in units)
+        if not units or elements * self.memory.itemsize > device.free_bytes:
+            return None
+        near = Stream(self.memory, units, runs, repeat=True, keep=True)
+        if device.free_bytes >= 2 * self._units(entries, positions, tails, False)[1]:
+            return near
+        near.close()
+        return None
 
     def group_size(self, layer: int, tokens: int) -> int:
         """KV heads of a group when `tokens` tokens are read."""

@@ -18,6 +18,7 @@ from ttc.answers import extract_answer
 from ttc.branch import Branch
 from ttc.engine import Engine
 from ttc.plan import depth_first
+from ttc.prefill import prefill_passes
 from ttc.protocols import Problem
 from ttc.sampling import Sampling
 from ttc.sharing import Sharing
@@ -158,7 +159,9 @@ def _next(engine: Engine, branches: Sequence[Branch]) -> torch.Tensor:
     leaves, runs = [engine.leaf(branches[i]) for i in order], [[branches[i].tokens[-1]] for i in order]
     found: dict[int, torch.Tensor] = {}
     try:
-        for part in engine.passes(leaves, runs, [branches[i].usage for i in order], held, scored=[0] * len(runs)):
+        for part in prefill_passes(
+            engine, leaves, runs, [branches[i].usage for i in order], held, scored=[0] * len(runs)
+        ):
             found |= {order[n]: logits[-1].double().log_softmax(-1) for n, _, logits in part}
     finally:
         for segment in reversed(held):

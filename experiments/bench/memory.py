@@ -279,7 +279,7 @@ def _time(result: dict[str, Any], quick: bool, model_name: str, out: Path, trace
     gbps = full_bytes(Engine(model, tokenizer), case) / (LINK_TO_COMPUTE * step_s) / 1e9
     found = result["time"] = {
         "command": "python -m experiments.bench memory time" + (" --quick" if quick else ""),
-        "model": f"{model_name}, bfloat16, its real weights; random prompt and selection",
+        "model": f"{model_name}, bfloat16, its real weights, packed; random prompt and selection",
         "simulated": f"the link: {gbps:.3f} GB/s, over which the KV of all beams takes {LINK_TO_COMPUTE:.0f} resident "
         "steps, as in LBS's setting (25 GB/s, RTX 4090)",
         "link_gbps": gbps,

@@ -18,14 +18,14 @@ from experiments.data import Task, load_task
 from experiments.run import make_engine, make_template, make_verifier, resolved
 from experiments.schema import register
 from search import Search, solve
-from ttc.branch import Branch, by_problem
-from ttc.calibration import CONFIDENCE, Calibration, Observation, calibrate
-from ttc.confidence import confidence, gap_ratio
+from ttc.approximate.confidence import confidence, gap_ratio
+from ttc.calibration.confidence_gate import CONFIDENCE, Calibration, Observation, calibrate
+from ttc.calibration.early_exit import ExitCalibration, calibrate_exit
+from ttc.calibration.layer_profile import Profile, look_layers
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, TTCError
-from ttc.exit_calibration import ExitCalibration, calibrate_exit
-from ttc.layer_profile import Profile, look_layers
 from ttc.protocols import Backend, Problem, Result, Verifier
+from ttc.tree.branch import Branch, by_problem
 from ttc.usage import Usage
 from verifiers import ConfidenceGatedVerifier, SelfVerifier
 

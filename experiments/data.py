@@ -13,9 +13,9 @@ from types import ModuleType
 from typing import Any
 
 from experiments.schema import DatasetConfig
-from ttc.answers import as_number, extract_answer, same_answer
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem, Result
+from ttc.text.answers import as_number, extract_answer, same_answer
 
 Row = dict[str, Any]
 FILLER = (

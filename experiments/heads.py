@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ttc import Engine
 from ttc.errors import TTCError
-from ttc.head_roles import near_attention, save_streaming_heads, streaming_heads
+from ttc.residency.streaming_heads import near_attention, save_streaming_heads, streaming_heads
 
 
 def main() -> None:

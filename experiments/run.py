@@ -22,14 +22,14 @@ from experiments.records import RunFolder
 from experiments.schema import VERIFIERS, CalibratedExitConfig, register, schema_of
 from experiments.summary import summarise
 from search import solve
-from ttc.answers import extract_answer
-from ttc.calibration import Calibration
-from ttc.early_exit import EarlyExit
+from ttc.approximate.early_exit import EarlyExit
+from ttc.calibration.confidence_gate import Calibration
+from ttc.calibration.early_exit import ExitCalibration
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, TTCError
-from ttc.exit_calibration import ExitCalibration
-from ttc.prompt import PromptTemplate
 from ttc.protocols import Problem, Result, Verifier
+from ttc.text.answers import extract_answer
+from ttc.text.prompt import PromptTemplate
 from ttc.usage import Usage
 
 TIMING = ("forward_passes", "host_to_device_bytes", "device_to_host_bytes", "wall_s")

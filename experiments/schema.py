@@ -16,8 +16,8 @@ import search
 import ttc
 import verifiers
 from experiments.records import MAY_CHANGE
-from ttc.early_exit import Rule
-from ttc.prompt import STEP_BY_STEP
+from ttc.approximate.early_exit import Rule
+from ttc.text.prompt import STEP_BY_STEP
 
 
 @dataclass
@@ -125,7 +125,7 @@ class CalibrateConfig:
     """file: where the calibration goes. level: what is calibrated, 1 for the confidence gate, 2 for the early exit.
 
     max_disagreement: null for RKSC's rules, else the share of problems that may end with another solution. eps: for
-    RKSC's rule of level 2, see `ttc.exit_calibration.paper_rule`.
+    RKSC's rule of level 2, see `ttc.calibration.confidence_gate.early_exit.paper_rule`.
     """
 
     file: str = "???"

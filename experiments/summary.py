@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ttc.answers import canonical
+from ttc.text.answers import canonical
 
 Z95 = 1.959963984540054
 

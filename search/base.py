@@ -8,11 +8,11 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ttc.answers import canonical
-from ttc.branch import Branch
 from ttc.errors import InvalidInput
 from ttc.protocols import Expand, Extract, Rate, Release, Vary
 from ttc.sampling import Sampling
+from ttc.text.answers import canonical
+from ttc.tree.branch import Branch
 
 Request = Vary | Expand | Rate | Release
 Plan = Generator[Request, Any, list[Branch]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from search.base import Plan, Search, ranked
-from ttc.branch import Branch
 from ttc.protocols import Aggregation, Expand, Rate, Release, Step
+from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)

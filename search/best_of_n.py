@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from search.base import Plan, Search
-from ttc.branch import Branch
 from ttc.protocols import Aggregation, Expand, Rate, Step
+from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from search.base import Plan, Search
-from ttc.branch import Branch
 from ttc.errors import InvalidInput
 from ttc.protocols import Aggregation, Expand, Rate, Step, Vary
+from ttc.tree.branch import Branch
 
 HINTS = (
     " Let's think step by step.",

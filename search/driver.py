@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any, overload
 
 from search.base import Plan, Request, Search, ranked
-from ttc.answers import extract_answer
-from ttc.branch import Branch
 from ttc.errors import BudgetExceeded, InvalidInput, VerifierError
-from ttc.prompt import PromptTemplate
 from ttc.protocols import Aggregation, Backend, Expand, Extract, Problem, Rate, Release, Result, Vary, Verifier
 from ttc.sampling import stream_key
+from ttc.text.answers import extract_answer
+from ttc.text.prompt import PromptTemplate
+from ttc.tree.branch import Branch
 from ttc.usage import Usage
 
 

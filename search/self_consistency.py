@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from search.base import Plan, Search, vote
-from ttc.branch import Branch
 from ttc.protocols import Aggregation, Expand, Extract, Rate, Step
+from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)

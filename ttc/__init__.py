@@ -1,9 +1,7 @@
 """A branch-aware KV engine for test-time compute: branches of one model over one tree of keys and values."""
 
-from ttc.block_cache import BlockCache
-from ttc.branch import Branch, Substitution
-from ttc.decode_gate import DecodeGate
-from ttc.early_exit import EarlyExit, ExitReport
+from ttc.approximate.decode_gate import DecodeGate
+from ttc.approximate.early_exit import EarlyExit, ExitReport
 from ttc.engine import Engine
 from ttc.errors import (
     BudgetExceeded,
@@ -14,9 +12,15 @@ from ttc.errors import (
     VerifierError,
 )
 from ttc.protocols import Problem, Result, Step
-from ttc.residency import BeamGroups, Headwise, Layerwise, Paged, Resident
+from ttc.residency.beam_groups import BeamGroups
+from ttc.residency.headwise import Headwise
+from ttc.residency.layerwise import Layerwise
+from ttc.residency.paged import Paged
+from ttc.residency.resident import Resident
 from ttc.sampling import Sampling
-from ttc.sharing import Sharing
+from ttc.tree.branch import Branch, Substitution
+from ttc.tree.eviction import BlockCache
+from ttc.tree.sharing import Sharing
 from ttc.usage import Usage
 
 __all__ = [

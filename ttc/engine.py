@@ -14,23 +14,24 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from ttc.block_cache import BlockCache
-from ttc.branch import Branch
-from ttc.check import check_model, context_length
-from ttc.decode import DecodeStep
-from ttc.decode_gate import DecodeGate
-from ttc.early_exit import EarlyExit, ExitReport, Lens, score_with_exit
+from ttc.approximate.decode_gate import DecodeGate
+from ttc.approximate.early_exit import EarlyExit, ExitReport, Lens, score_with_exit
+from ttc.approximate.similar_prompts import share_similar
+from ttc.attention.plan import Plan, depth_first
 from ttc.errors import InvalidInput
-from ttc.packed import pack_linears
-from ttc.plan import Plan, depth_first
-from ttc.prefill import feed
+from ttc.model.check import check_model, context_length
+from ttc.model.packed_linear import pack_linears
+from ttc.passes.decode import DecodeStep
+from ttc.passes.prefill import feed
+from ttc.passes.scoring import score
 from ttc.protocols import Purpose
-from ttc.residency import Residency, Resident
+from ttc.residency.base import Residency
+from ttc.residency.resident import Resident
 from ttc.sampling import SAMPLED, Sampling, stream_key
-from ttc.scoring import score
-from ttc.sharing import Sharing
-from ttc.similarity import share_similar
-from ttc.tree import Segment, Tree
+from ttc.tree.branch import Branch
+from ttc.tree.eviction import BlockCache
+from ttc.tree.sharing import Sharing
+from ttc.tree.tree import Segment, Tree
 from ttc.usage import Usage
 
 
@@ -82,7 +83,7 @@ class Engine:
         **options: Any,
     ) -> Engine:
         """Load a model by alias ("smollm2-135m"), folder, .gguf file or hub id. `options` go to the constructor."""
-        from ttc.models import load
+        from ttc.model.loading import load
 
         model, tokenizer = load(str(name), device=device, dtype=dtype)
         pack_linears(model)

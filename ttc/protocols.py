@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from ttc.branch import Branch
 from ttc.sampling import SAMPLED, Sampling
+from ttc.tree.branch import Branch
 from ttc.usage import Usage
 
 Aggregation = Literal["min", "product", "last", "mean"]

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ttc.answers import as_number, extract_answer
-from ttc.branch import Branch
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend
+from ttc.text.answers import as_number, extract_answer
+from ttc.tree.branch import Branch
 from verifiers.equations import Equation, find_equations, normalise, stated_operands
 
 _NUMBER = re.compile(r"\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?|\.\d+")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ttc.branch import Branch
-from ttc.confidence import mean_of_own
+from ttc.approximate.confidence import mean_of_own
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend
+from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)

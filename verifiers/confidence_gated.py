@@ -6,11 +6,11 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ttc.branch import Branch, by_problem
-from ttc.calibration import Calibration, check_threshold, verify_skip
-from ttc.confidence import confidence, gap_ratio
+from ttc.approximate.confidence import confidence, gap_ratio
+from ttc.calibration.confidence_gate import Calibration, check_threshold, verify_skip
 from ttc.errors import InvalidInput, VerifierError
 from ttc.protocols import Backend, Verifier
+from ttc.tree.branch import Branch, by_problem
 
 
 @dataclass
@@ -28,7 +28,7 @@ class ConfidenceGatedVerifier:
 
     tau_conf, r_gap: thresholds; 0 and 0 always skip, a tau_conf above 1 never does. They belong to a model and a data
     set: means over tens of tokens differ by a few percent, so that the defaults hardly ever skip. calibration: found
-    on held-out problems (`ttc.calibration`); takes the place of both.
+    on held-out problems (`ttc.calibration.confidence_gate`); takes the place of both.
     calls, skips: ratings of a problem asked so far, and those answered without `inner`; the latter are also counted in
     the problem's `usage.verifications_skipped`. A rating that failed counts in neither.
     Raises InvalidInput for thresholds that are none, or when `inner` is a gate itself.

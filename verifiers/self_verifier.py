@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ttc.branch import Branch, by_problem
-from ttc.early_exit import EarlyExit
+from ttc.approximate.early_exit import EarlyExit
+from ttc.calibration.layer_profile import Profile, layer_profile
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
-from ttc.layer_profile import Profile, layer_profile
-from ttc.prompt import prompt_tokens
 from ttc.protocols import Backend
-from ttc.tree import common_prefix
+from ttc.text.prompt import prompt_tokens
+from ttc.tree.branch import Branch, by_problem
+from ttc.tree.tree import common_prefix
 
 GRADER = "Here is a problem and a proposed solution. Judge whether the solution's final answer is correct."
 _ANSWER = "\x00answer\x00"

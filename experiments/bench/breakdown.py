@@ -14,11 +14,11 @@ import torch
 from transformers import AttentionInterface
 
 from experiments.bench.prefix import machine, prompt, read_bandwidth
-from ttc.attention import IMPLEMENTATION, tree_attention
-from ttc.decode import DecodeStep
+from ttc.attention.hf_hook import IMPLEMENTATION, tree_attention
 from ttc.engine import Engine
-from ttc.models import load
-from ttc.packed import PackedProduct
+from ttc.model.loading import load
+from ttc.model.packed_linear import PackedProduct
+from ttc.passes.decode import DecodeStep
 
 CASES = ((64, 1), (4096, 8))
 STEPS = 64

@@ -14,7 +14,7 @@ from experiments.data import load_task
 from experiments.run import make_template
 from search import BestFirst, solve
 from ttc import BlockCache, Engine
-from ttc.models import load
+from ttc.model.loading import load
 from ttc.protocols import Result
 from verifiers import ArithmeticVerifier
 

@@ -15,13 +15,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, OP
 
 from experiments.bench.prefix import machine, prompt
 from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Resident, Sampling
-from ttc.branch import Branch
+from ttc.cost_model.transfer import KVShape, Workload, beam_scheduling_bytes, token_by_token_bytes
 from ttc.errors import OutOfMemory
-from ttc.models import load
-from ttc.packed import pack_linears
-from ttc.residency import Residency
+from ttc.model.loading import load
+from ttc.model.packed_linear import pack_linears
+from ttc.residency.base import Residency
 from ttc.trace import Trace
-from ttc.transfer_model import KVShape, Workload, beam_scheduling_bytes, token_by_token_bytes
+from ttc.tree.branch import Branch
 
 BUDGET_SHARE = 7 / 64
 """Of the KV of all beams at full length, what the device holds: LBS's 7 GiB of 64."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ttc.engine import Engine
-from ttc.models import load
+from ttc.model.loading import load
 
 CASES = ((64, 1), (256, 8), (256, 32), (1024, 8), (1024, 32), (4096, 8), (4096, 32))
 QUICK = ((64, 1), (256, 8), (4096, 8), (4096, 32))
@@ -88,7 +88,7 @@ def _continuous(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Fi
 
 def _engine(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figures:
     """The engine: one prefill, forks that copy nothing, one read of the prefix per step."""
-    from ttc.packed import pack_linears
+    from ttc.model.packed_linear import pack_linears
 
     pack_linears(model)
     engine = Engine(model, tokenizer)

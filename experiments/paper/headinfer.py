@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ttc.footprint import ModelDims, estimate
+from ttc.cost_model.footprint import ModelDims, estimate
 
 GIB = 2**30
 K = 1024

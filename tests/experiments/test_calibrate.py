@@ -22,7 +22,7 @@ from experiments.calibrate import observe, report
 from experiments.run import make_verifier, resolved
 from search import BeamSearch, BestOfN, solve
 from ttc import Engine, InvalidInput, Problem, TTCError
-from ttc.calibration import Observation, calibrate
+from ttc.calibration.confidence_gate import Observation, calibrate
 from verifiers import ConfidenceGatedVerifier, ConfidenceVerifier, SelfVerifier
 
 

@@ -19,8 +19,8 @@ from tests.experiments.test_calibrate import configuration
 from tests.verifiers.test_fresh_prompts import KnownWords
 from tests.verifiers.test_verifiers import make_engine
 from ttc import EarlyExit, Engine, InvalidInput, Problem, TTCError
-from ttc.exit_calibration import ExitCalibration, agrees, calibrate_exit, chosen, replay
-from ttc.layer_profile import Profile
+from ttc.calibration.early_exit import ExitCalibration, agrees, calibrate_exit, chosen, replay
+from ttc.calibration.layer_profile import Profile
 from verifiers import ConfidenceGatedVerifier, SelfVerifier
 
 PROBLEMS = [Problem(q) for q in ("a", "b is a", "c b a", "a a b", "it is a b", "c c c")]

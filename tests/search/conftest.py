@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ttc.branch import Branch
 from ttc.errors import InvalidInput
 from ttc.protocols import Purpose
 from ttc.sampling import SAMPLED, Sampling, stream_key
+from ttc.tree.branch import Branch
 from ttc.usage import Usage
 
 

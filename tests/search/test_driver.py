@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from search import BeamSearch, BestFirst, BestOfN, Greedy, Result, SelfConsistency, solve
 from search.base import ranked, vote
 from ttc import InvalidInput
-from ttc.branch import Branch
 from ttc.protocols import Backend
+from ttc.tree.branch import Branch
 from ttc.usage import Usage
 
 BEAM = BeamSearch(beam_size=2, beam_width=3, step_tokens=3, max_steps=4)

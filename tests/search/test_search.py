@@ -12,9 +12,9 @@ from search import BeamSearch, BestOfN, DiversePrompts, Greedy, Problem, Result,
 from search.base import vote
 from search.driver import aggregate
 from ttc import InvalidInput, Sampling
-from ttc.branch import Branch
-from ttc.prompt import PromptTemplate
 from ttc.sampling import stream_key
+from ttc.text.prompt import PromptTemplate
+from ttc.tree.branch import Branch
 from ttc.usage import Usage
 
 PLAIN = PromptTemplate("{question}")

@@ -10,10 +10,10 @@ import pytest
 import torch
 import transformers as hf
 
-import ttc.plan
+import ttc.attention.plan
 import ttc.residency.base
 from ttc import Engine, Sampling, UnsupportedModel
-from ttc.branch import Branch
+from ttc.tree.branch import Branch
 
 VOCAB = 128
 GREEDY = Sampling(temperature=0)
@@ -173,23 +173,23 @@ def test_score_equals_plain_transformers(family: str) -> None:
 
 
 def wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = ttc.plan.DecodePlan.__init__
+    original = ttc.attention.plan.DecodePlan.__init__
 
     def shifted(self: Any, entries: Any, positions: list[int], *rest: Any) -> None:
         original(self, entries, [p + 1 for p in positions], *rest)
 
-    monkeypatch.setattr(ttc.plan.DecodePlan, "__init__", shifted)
+    monkeypatch.setattr(ttc.attention.plan.DecodePlan, "__init__", shifted)
 
 
 def wrong_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     def halves(out: Any, lse: Any, part_out: Any, part_lse: Any) -> None:
         out.lerp_(part_out.to(out.dtype), 0.5)
 
-    monkeypatch.setattr(ttc.plan, "merge_", halves)
+    monkeypatch.setattr(ttc.attention.plan, "merge_", halves)
 
 
 def lost_segment(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = ttc.plan.shared_entries
+    original = ttc.attention.plan.shared_entries
     monkeypatch.setattr(ttc.residency.base, "shared_entries", lambda *a: original(*a)[1:])
 
 

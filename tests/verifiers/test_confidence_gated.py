@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from search import BeamSearch, BestOfN, solve
 from ttc import Engine, InvalidInput, Usage, VerifierError
-from ttc.branch import Branch
-from ttc.calibration import Observation, calibrate
+from ttc.calibration.confidence_gate import Observation, calibrate
+from ttc.tree.branch import Branch
 from verifiers import ConfidenceGatedVerifier
 from verifiers.confidence_gated import confidence, gap_ratio
 

@@ -12,7 +12,7 @@ import verifiers.self_verifier
 from tests.search.conftest import FakeBackend
 from tests.verifiers.test_verifiers import WORDS, Words, make_engine
 from ttc import EarlyExit, Engine, InvalidInput
-from ttc.branch import Branch
+from ttc.tree.branch import Branch
 from verifiers import SelfVerifier
 from verifiers.self_verifier import GRADER
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ttc import Engine, InvalidInput, UnsupportedModel
-from ttc.branch import Branch
+from ttc.tree.branch import Branch
 from ttc.usage import Usage
 from verifiers import ArithmeticVerifier, ConfidenceVerifier, SelfVerifier
 from verifiers.equations import find_equations

@@ -12,11 +12,11 @@ from typing import Self
 
 import torch
 
+from ttc.attention.plan import Entry, shared_entries
+from ttc.attention.stream import Stream, Tails, Unit
 from ttc.errors import InvalidInput
-from ttc.memory import KV, KVMemory, LayerShape
-from ttc.plan import Entry, shared_entries
-from ttc.stream import Stream, Tails, Unit
-from ttc.tree import Segment
+from ttc.memory.manager import KV, KVMemory, LayerShape
+from ttc.tree.tree import Segment
 
 Paths = Sequence[Sequence[Segment]]
 """The segments of each branch, root to leaf."""

@@ -9,9 +9,9 @@ from typing import Self
 
 import torch
 
+from ttc.attention.plan import Entry, private_entries
 from ttc.errors import OutOfMemory
-from ttc.memory import KV, LayerShape, as_budget
-from ttc.plan import Entry, private_entries
+from ttc.memory.manager import KV, LayerShape, as_budget
 from ttc.residency.base import Offloading, Paths, balanced_sizes
 
 CUDA_HEADROOM = 0.1

@@ -9,11 +9,11 @@ from typing import Self
 
 import torch
 
-from ttc.head_roles import load_streaming_heads
-from ttc.memory import KV, LayerShape
-from ttc.plan import Entry
+from ttc.attention.plan import Entry
+from ttc.attention.stream import Stream, Tails, Unit, View
+from ttc.memory.manager import KV, LayerShape
 from ttc.residency.base import Offloading, Paths
-from ttc.stream import Stream, Tails, Unit, View
+from ttc.residency.streaming_heads import load_streaming_heads
 
 
 @dataclass
@@ -22,9 +22,9 @@ class Headwise(Offloading):
 
     The device holds two head groups of one layer, and the tails of the branches that decode.
     head_group: KV heads fetched together; None for as many as fit the budget twice (adaptive).
-    streaming_heads: approximate, off by default: a file of `ttc.head_roles` that names heads which see `sink_tokens`
-    first and `window_tokens` last tokens only (and all of the step or chunk they are in); these stay on the device
-    while a step decodes, if there is room (head-wise sparsity, appendix D).
+    streaming_heads: approximate, off by default: a file of `ttc.residency.streaming_heads` that names heads which see
+    `sink_tokens` first and `window_tokens` last tokens only (and all of the step or chunk they are in); these stay on
+    the device while a step decodes, if there is room (head-wise sparsity, appendix D).
     """
 
     head_group: int | None = None

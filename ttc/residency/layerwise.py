@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from ttc.memory import KV
-from ttc.plan import Entry, private_entries, shared_entries
+from ttc.attention.plan import Entry, private_entries, shared_entries
+from ttc.attention.stream import TAILS, Tails, Unit
+from ttc.memory.manager import KV
 from ttc.residency.base import Offloading, Paths
-from ttc.stream import TAILS, Tails, Unit
 
 
 @dataclass

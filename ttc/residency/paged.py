@@ -8,11 +8,11 @@ from typing import Self
 
 import torch
 
+from ttc.attention.plan import Entry
+from ttc.attention.stream import Stream, Tails
 from ttc.errors import InvalidInput
-from ttc.memory import KV, LayerShape
-from ttc.plan import Entry
+from ttc.memory.manager import KV, LayerShape
 from ttc.residency.base import Offloading, Paths
-from ttc.stream import Stream, Tails
 
 
 @dataclass

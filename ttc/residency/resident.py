@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ttc.memory import KV, KVMemory, LayerShape
-from ttc.plan import Entry
+from ttc.attention.plan import Entry
+from ttc.attention.stream import Stream, Tails
+from ttc.memory.manager import KV, KVMemory, LayerShape
 from ttc.residency.base import Paths, Residency, to_bytes
-from ttc.stream import Stream, Tails
 
 
 @dataclass

@@ -16,12 +16,12 @@ from experiments.data import graded
 from experiments.paper.rksc.setting import HELD_OUT_SEED, Setting, loaded
 from experiments.summary import wilson
 from search import solve
-from ttc.branch import Branch
-from ttc.calibration import calibrate
+from ttc.calibration.confidence_gate import calibrate
+from ttc.calibration.early_exit import Rating, calibrate_exit
+from ttc.calibration.layer_profile import look_layers
 from ttc.engine import Engine
-from ttc.exit_calibration import Rating, calibrate_exit
-from ttc.layer_profile import look_layers
 from ttc.protocols import Backend, Problem, Result
+from ttc.tree.branch import Branch
 from ttc.usage import Usage
 from verifiers import ConfidenceGatedVerifier, SelfVerifier
 from verifiers.self_verifier import GRADER

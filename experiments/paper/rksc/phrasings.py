@@ -14,15 +14,15 @@ import torch
 from tqdm import tqdm
 
 from experiments.paper.rksc.setting import Setting, loaded
-from ttc.answers import extract_answer
-from ttc.branch import Branch
+from ttc.attention.plan import depth_first
 from ttc.engine import Engine
-from ttc.plan import depth_first
-from ttc.prefill import prefill_passes
+from ttc.passes.prefill import prefill_passes
 from ttc.protocols import Problem
 from ttc.sampling import Sampling
-from ttc.sharing import Sharing
-from ttc.tree import Segment, common_prefix
+from ttc.text.answers import extract_answer
+from ttc.tree.branch import Branch
+from ttc.tree.sharing import Sharing
+from ttc.tree.tree import Segment, common_prefix
 
 ROOT = "{question} Reply with the number only."
 LEVELS: dict[str, tuple[str, ...]] = {

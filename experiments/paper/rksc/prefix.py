@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from experiments.paper.rksc.setting import Setting, loaded
 from experiments.paper.rksc.stats import fit
-from ttc.kv_probe import KVProbe
+from ttc.calibration.kv_probe import KVProbe
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 BRANCHES = 8

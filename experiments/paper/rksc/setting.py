@@ -15,10 +15,10 @@ from experiments.data import Task, load_task
 from experiments.run import engine_options, make_template, make_verifier, resolved
 from experiments.schema import register
 from ttc.engine import Engine
-from ttc.models import load
-from ttc.packed import pack_linears
-from ttc.prompt import PromptTemplate
+from ttc.model.loading import load
+from ttc.model.packed_linear import pack_linears
 from ttc.protocols import Verifier
+from ttc.text.prompt import PromptTemplate
 
 HELD_OUT_SEED = 1_000
 """The seed of problems that thresholds are found on; those that are measured have the data set's own."""

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from experiments.paper.rksc.setting import Setting, loaded
 from ttc import BlockCache, Engine
-from ttc.branch import Branch
+from ttc.tree.branch import Branch
 
 BRANCHES, ROOM, TOKENS = 8, 4, 8
 

@@ -14,15 +14,15 @@ from experiments.calibrate import observe_exits
 from experiments.paper.rksc.setting import HELD_OUT_SEED, Setting, loaded
 from experiments.paper.rksc.stats import share
 from search import solve
-from ttc.answers import extract_answer
-from ttc.branch import Branch
-from ttc.calibration import Observation, percentiles, verify_skip
-from ttc.confidence import confidence, gap_ratio
-from ttc.early_exit import EarlyExit
+from ttc.approximate.confidence import confidence, gap_ratio
+from ttc.approximate.early_exit import EarlyExit
+from ttc.calibration.confidence_gate import Observation, percentiles, verify_skip
+from ttc.calibration.early_exit import Rating, agrees, paper_rule, replay
+from ttc.calibration.layer_profile import Profile
 from ttc.engine import Engine
-from ttc.exit_calibration import Rating, agrees, paper_rule, replay
-from ttc.layer_profile import Profile
 from ttc.protocols import Backend, Problem
+from ttc.text.answers import extract_answer
+from ttc.tree.branch import Branch
 from verifiers import SelfVerifier
 
 DIFFICULTIES: dict[str, list[str]] = {

@@ -1,0 +1,88 @@
+"""The decode gate: who stops, when, and that everybody else is left alone. (RKSC, appendix I.1)"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.ttc.approximate.test_similar_prompts import make_engine, text
+from ttc import BeamGroups, Branch, DecodeGate, Engine, InvalidInput, OutOfMemory, Paged
+from ttc.approximate.confidence import confidence, gap_ratio
+
+SURE = DecodeGate(theta=0.0, r_gap=0.0)
+STEPS = 12
+
+
+def grown(gate: DecodeGate | None, seeds: tuple[int, ...] = (1,), **options: Any) -> tuple[Engine, list[list[Branch]]]:
+    engine = make_engine(gate=gate, **options)
+    roots = engine.roots([text(f"What is {s} + {s}?") for s in seeds], seeds=list(seeds))
+    problems = [engine.fork(root, 4) for root in roots]
+    engine.generate([b for branches in problems for b in branches], STEPS)
+    return engine, problems
+
+
+def p_after(branches: list[Branch], tokens: int) -> list[float]:
+    return [sum(b.top1[:tokens]) / tokens for b in branches]
+
+
+def test_the_leader_goes_on_and_the_rest_stop_at_the_first_clear_lead() -> None:
+    _, (free,) = grown(None)
+    gaps = [gap_ratio(p_after(free, n)) for n in range(1, STEPS + 1)]
+    r_gap = sorted(gaps[:-1])[-3]
+    at = next(n for n, gap in enumerate(gaps, 1) if gap >= r_gap)
+    assert at < STEPS
+    _, (gated,) = grown(DecodeGate(theta=0.0, r_gap=r_gap))
+    p = p_after(free, at)
+    leader = p.index(max(p))
+    for i, (with_gate, without) in enumerate(zip(gated, free, strict=True)):
+        length, reason = (STEPS, None) if i == leader else (at, "gate")
+        assert (with_gate.generated, with_gate.finish_reason) == (without.generated[:length], reason)
+    assert confidence(gated[leader]) == pytest.approx(confidence(free[leader]))
+
+
+def test_min_tokens_and_theta_keep_it_shut() -> None:
+    _, (gated,) = grown(DecodeGate(theta=0.0, r_gap=0.0, min_tokens=5))
+    assert sorted(len(b.generated) for b in gated) == [5, 5, 5, STEPS]
+    _, (gated,) = grown(DecodeGate(theta=1.01))
+    assert {(len(b.generated), b.finish_reason) for b in gated} == {(STEPS, None)}
+
+
+def test_problems_are_gated_apart() -> None:
+    _, together = grown(SURE, seeds=(1, 2))
+    alone = [grown(SURE, seeds=(s,))[1][0] for s in (1, 2)]
+    assert [[b.tokens for b in problem] for problem in together] == [[b.tokens for b in problem] for problem in alone]
+
+
+def test_one_branch_has_no_rival() -> None:
+    engine = make_engine(gate=SURE)
+    branch = engine.root(text("What is 1 + 1?"))
+    engine.generate([branch], STEPS)
+    assert (len(branch.generated), branch.finish_reason) == (STEPS, None)
+
+
+def test_stopped_branches_are_ordinary_finished_ones() -> None:
+    engine, (branches,) = grown(SURE, memory=Paged(budget_gib=1.5e-5, block_tokens=8))
+    _, (resident,) = grown(SURE)
+    assert [b.tokens for b in branches] == [b.tokens for b in resident]
+    stopped = [b for b in branches if b.finish_reason == "gate"]
+    assert len(stopped) == 3
+    assert len(engine.score(stopped, [[[5]]] * 3)) == 3
+    with pytest.raises(InvalidInput, match="is finished"):
+        engine.generate(stopped, 1)
+    engine.release(branches)
+    assert all(b.text for b in stopped)
+
+
+@pytest.mark.parametrize("policy", [Paged, BeamGroups])
+def test_branches_that_cannot_decode_side_by_side_have_no_gate(policy: Any) -> None:
+    with pytest.raises(OutOfMemory, match=r"room for \d of 4 branches"):
+        grown(SURE, memory=policy(budget_gib=1e-5, block_tokens=8))
+    _, (gated,) = grown(SURE, memory=policy(budget_gib=1, block_tokens=8))
+    assert [b.finish_reason for b in gated].count("gate") == 3
+
+
+@pytest.mark.parametrize("bad", [{"theta": -1}, {"r_gap": float("nan")}, {"min_tokens": 0}])
+def test_settings_are_checked(bad: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=next(iter(bad))):
+        DecodeGate(**bad)

@@ -1,0 +1,424 @@
+"""Early exits against plain transformers cut off at a layer, and what they leave behind: nothing."""
+
+from __future__ import annotations
+
+import copy
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from tests.search.conftest import FakeBackend
+from tests.ttc.test_architectures import COMMON, FAMILIES, VOCAB, Letters, prompt
+from tests.verifiers.test_verifiers import make_engine as words_engine
+from ttc import BeamGroups, Engine, Headwise, InvalidInput, Layerwise, Paged, UnsupportedModel
+from ttc.approximate.early_exit import EarlyExit, ExitReport
+from ttc.tree.branch import Branch
+from verifiers import SelfVerifier
+
+LAYERS = 5
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]}
+MODELS: dict[str, tuple[type, dict[str, Any]]] = FAMILIES | {
+    "gpt2": (hf.GPT2Config, {"n_embd": 32, "n_layer": LAYERS, "n_head": 4, "n_positions": 256}),
+    "gemma2": (hf.Gemma2Config, FAMILIES["gemma2"][1] | WINDOWS | {"final_logit_softcapping": 3.0}),
+    "gemma3": (hf.Gemma3TextConfig, FAMILIES["gemma3"][1] | WINDOWS),
+    "opt": (hf.OPTConfig, FAMILIES["opt"][1] | {"word_embed_proj_dim": 16}),  # project_in, project_out
+    "untied": (hf.LlamaConfig, {"tie_word_embeddings": False}),
+    "tied": (hf.LlamaConfig, {"tie_word_embeddings": True}),
+    "granite": (hf.GraniteConfig, {"logits_scaling": 4.0, "residual_multiplier": 0.5}),
+    "cohere": (hf.CohereConfig, {"logit_scale": 0.25}),
+}
+CORE = ["llama", "gemma2", "gpt2", "opt", "mixtral", "gpt_oss", "deepseek_v3"]
+NEVER = EarlyExit(l_min=LAYERS)
+ALWAYS = EarlyExit(l_min=2, theta=math.inf, eps=math.inf)
+CANDIDATES = [5, 9, 77]
+
+
+def build(family: str, dtype: torch.dtype | None = None) -> Any:
+    """In double precision, which experts' grouped products don't have."""
+    dtype = dtype or (torch.float32 if family in ("mixtral", "gpt_oss", "deepseek_v3") else torch.float64)
+    config_class, extra = MODELS[family]
+    torch.manual_seed(0)
+    settings = COMMON | {"num_hidden_layers": LAYERS} | extra
+    model = hf.AutoModelForCausalLM.from_config(config_class(**settings), dtype=dtype).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def problems(engine: Engine) -> tuple[list[Branch], list[list[int]]]:
+    """Two problems with three branches and two, none where it was forked, and what each is asked."""
+    first, second = engine.roots([prompt(1, 20), prompt(2, 14)], seeds=[1, 2])
+    branches = engine.fork(first, 3) + engine.fork(second, 2)
+    engine.extend(branches, [prompt(10 + i, 2 + 3 * i) for i in range(5)])
+    engine.release([first, second])
+    return branches, [prompt(20 + i, 12 - 2 * i) for i in range(5)]
+
+
+def ask(
+    engine: Engine, branches: list[Branch], given: list[list[int]], exit: EarlyExit | None
+) -> tuple[list[list[float]], ExitReport]:
+    report = ExitReport()
+    wanted = [[[t] for t in CANDIDATES]] * len(branches)
+    found = engine.score(branches, wanted, given=given, exit=exit, report=report)
+    return [[logprob for (logprob,) in group] for group in found], report
+
+
+@torch.no_grad()
+def cut_off(plain: Any, tokens: list[int], depth: int) -> torch.Tensor:
+    """The logits after `tokens` of a model that ends after `depth` layers."""
+    short = copy.deepcopy(plain)
+    for parent in list(short.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, torch.nn.ModuleList) and len(child) == LAYERS:
+                setattr(parent, name, child[:depth])
+    return short(torch.tensor([tokens]), use_cache=False).logits[0, -1].double()
+
+
+def lenses(plain: Any, branches: list[Branch], given: list[list[int]]) -> list[list[torch.Tensor]]:
+    """[branch][layer - 1]: log-probabilities of the whole vocabulary."""
+    layers = range(1, LAYERS + 1)
+    return [
+        [cut_off(plain, b.tokens + g, d).log_softmax(-1) for d in layers] for b, g in zip(branches, given, strict=True)
+    ]
+
+
+def entropies(lens: list[torch.Tensor]) -> list[float]:
+    return [float(-(logp.exp() * logp).sum()) for logp in lens]
+
+
+def paper_depth(h: list[float], exit: EarlyExit) -> int:
+    """Algorithm 3 of RKSC over the entropies of all layers."""
+    before = math.inf
+    for layer, now in enumerate(h, 1):
+        if layer >= exit.l_min and now < exit.theta and abs(now - before) < exit.eps:
+            return layer
+        before = now
+    return LAYERS
+
+
+def middle(values: list[float], part: float) -> float:
+    """A threshold between two of the values, with `part` of them below."""
+    values = sorted(values)
+    place = max(1, round(part * len(values)))
+    return (values[place - 1] + values[place]) / 2
+
+
+def untouched(engine: Engine) -> bool:
+    return not any("forward" in m.__dict__ or m._forward_hooks or m._forward_pre_hooks for m in engine.model.modules())
+
+
+# -------------------------------------------------------------------- against plain transformers
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_without_an_exit_firing_the_scores_are_the_models_own(family: str) -> None:
+    plain = build(family, torch.float32)
+    engine = Engine(copy.deepcopy(plain), Letters())
+    branches, given = problems(engine)
+    expected, _ = ask(engine, branches, given, None)
+    assert "lens" not in vars(engine)
+    found, report = ask(engine, branches, given, NEVER)
+    assert report.depths == [LAYERS] * 5 and report.saved_layer_rows == 0
+    for branch, more, full, row in zip(branches, given, expected, found, strict=True):
+        assert row == pytest.approx(full, abs=1e-5, rel=1e-5)
+        logits = cut_off(plain, branch.tokens + more, LAYERS)
+        assert row == pytest.approx(logits.log_softmax(-1)[CANDIDATES].tolist(), abs=1e-4, rel=1e-5)
+    assert ask(engine, branches, given, None)[0] == expected  # to the bit, after an exit as before it
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+@pytest.mark.parametrize("family", MODELS)
+def test_an_exit_at_once_is_a_shorter_model(family: str, depth: int) -> None:
+    plain = build(family)
+    engine = Engine(copy.deepcopy(plain), Letters())
+    branches, given = problems(engine)
+    found, report = ask(engine, branches, given, EarlyExit(l_min=depth, theta=math.inf, eps=math.inf))
+    rows = sum(len(g) + 1 for g in given)
+    assert (report.depths, report.rows) == ([depth] * 5, [rows] * depth + [0] * (LAYERS - depth))
+    for branch, more, row in zip(branches, given, found, strict=True):
+        expected = cut_off(plain, branch.tokens + more, depth).log_softmax(-1)[CANDIDATES]
+        assert row == pytest.approx(expected.tolist(), abs=1e-4)  # some families compute in float32 within
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("common_depth", [False, True])
+@pytest.mark.parametrize("family", CORE)
+def test_the_papers_rule_row_by_row(family: str, common_depth: bool, normalised: bool) -> None:
+    plain = build(family)
+    engine = Engine(copy.deepcopy(plain), Letters())
+    branches, given = problems(engine)
+    lens = lenses(plain, branches, given)
+    h = [[x / math.log(VOCAB) if normalised else x for x in entropies(layers)] for layers in lens]
+    theta = middle([x for row in h for x in row[1:]], 0.75)
+    eps = middle([abs(b - a) for row in h for a, b in pairwise(row)], 0.5)
+    exit = EarlyExit(theta=theta, eps=eps, normalised=normalised, common_depth=common_depth)
+    depths = [paper_depth(row, exit) for row in h]
+    assert len(set(depths)) > 1  # the case is worth testing
+    if common_depth:
+        depths = [max(depths[:3])] * 3 + [max(depths[3:])] * 2
+    found, report = ask(engine, branches, given, exit)
+    assert report.depths == depths
+    assert report.rows == [
+        sum(len(g) + 1 for g, d in zip(given, depths, strict=True) if d >= layer) for layer in range(1, LAYERS + 1)
+    ]
+    for row, layers, depth in zip(found, lens, depths, strict=True):
+        assert row == pytest.approx(layers[depth - 1][CANDIDATES].tolist(), abs=1e-4)
+    for i, branch in enumerate(branches if not common_depth else ()):  # whoever stays gets what it gets alone
+        alone, one = ask(engine, [branch], [given[i]], exit)
+        assert one.depths == [depths[i]]
+        assert alone[0] == pytest.approx(found[i], abs=1e-9 if family in ("llama", "opt", "gpt2") else 1e-4)
+
+
+@pytest.mark.parametrize("positive", [1, 2])
+@pytest.mark.parametrize("patience", [1, 2, 3])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "opt"])
+def test_a_problem_leaves_when_its_order_has_held(family: str, patience: int, positive: int) -> None:
+    plain = build(family)
+    engine = Engine(copy.deepcopy(plain), Letters())
+    branches, given = problems(engine)
+    lens = lenses(plain, branches, given)
+    p = [[float(x[CANDIDATES].softmax(-1)[:positive].sum()) for x in layers] for layers in lens]
+    depths = []
+    for rows in ([0, 1, 2], [3, 4]):
+        orders = [sorted(rows, key=lambda i, at=at: -p[i][at]) for at in range(LAYERS)]
+        stable = (
+            end
+            for end in range(2 + patience - 1, LAYERS)
+            if orders[end - patience : end] == [orders[end - 1]] * patience
+        )
+        depths += [next(stable, LAYERS)] * len(rows)
+    found, report = ask(engine, branches, given, EarlyExit("ranking", patience=patience, positive=positive))
+    assert report.depths == depths
+    for row, layers, depth in zip(found, lens, depths, strict=True):
+        assert row == pytest.approx(layers[depth - 1][CANDIDATES].tolist(), abs=1e-5)
+
+
+def test_a_problems_only_branch_has_no_order() -> None:
+    engine = Engine(build("llama"), Letters())
+    branches, given = problems(engine)
+    _, report = ask(engine, branches[2:], given[2:], EarlyExit("ranking", l_min=1, patience=1))
+    assert report.depths == [LAYERS, 1, 1]
+
+
+@pytest.mark.parametrize("prefill_tokens", [1, 16, 30, 512])
+def test_scores_do_not_depend_on_how_branches_are_batched(prefill_tokens: int) -> None:
+    whole, engine = Engine(build("llama"), Letters()), Engine(build("llama"), Letters(), prefill_tokens=prefill_tokens)
+    for exit in (EarlyExit(theta=4.0, eps=0.3), EarlyExit(theta=4.0, eps=0.3, common_depth=True), EarlyExit("ranking")):
+        branches, given = problems(whole)
+        expected, one = ask(whole, branches, given, exit)
+        branches, given = problems(engine)
+        before = [b.usage.forward_passes for b in branches]
+        order = [3, 0, 4, 2, 1]
+        found, report = ask(engine, [branches[i] for i in order], [given[i] for i in order], exit)
+        assert [report.depths[order.index(i)] for i in range(5)] == one.depths
+        assert (report.rows, report.lens_rows) == (one.rows, one.lens_rows)
+        for i, row in zip(order, found, strict=True):
+            assert row == pytest.approx(expected[i], abs=1e-9)
+        passes = branches[0].usage.forward_passes - before[0]  # rows of the first problem: 13, 11, 9
+        assert passes == (1 if exit.together else {1: 3, 16: 3, 30: 2, 512: 1}[prefill_tokens])
+
+
+KIB = 1 / 2**20
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [Layerwise(64 * KIB), BeamGroups(64 * KIB, block_tokens=8), Paged(64 * KIB, block_tokens=8), Headwise(64 * KIB)],
+)
+def test_exits_over_every_residency_policy(policy: Any) -> None:
+    resident, engine = Engine(build("llama"), Letters()), Engine(build("llama"), Letters(), memory=policy)
+    exit = EarlyExit(theta=4.0, eps=0.3)
+    expected, one = ask(resident, *problems(resident), exit)
+    branches, given = problems(engine)
+    before = list(engine.memory.live)
+    found, report = ask(engine, branches, given, exit)
+    assert len(set(one.depths)) > 1 and report == one
+    assert engine.memory.link.to_device_bytes.total() > 0
+    for row, full in zip(found, expected, strict=True):
+        assert row == pytest.approx(full, abs=1e-9)
+    assert list(engine.memory.live) == before
+    engine.release(branches)
+    assert engine.kv_bytes() == 0
+
+
+# -------------------------------------------------------------------- what is left behind
+
+
+@pytest.mark.parametrize("exit", [NEVER, ALWAYS, EarlyExit(theta=4.0, eps=0.3), EarlyExit("ranking", patience=1)])
+def test_nothing_is_left_behind(exit: EarlyExit) -> None:
+    engine = Engine(build("llama"), Letters())
+    branches, given = problems(engine)
+    tokens = [b.tokens[:] for b in branches]
+    before = engine.kv_bytes(), len(engine.tree.segments())
+    ask(engine, branches, given, exit)
+    assert untouched(engine)
+    assert (engine.kv_bytes(), len(engine.tree.segments())) == before
+    assert [b.tokens for b in branches] == tokens
+    # a run that was cut off is not found by one that needs all of its layers
+    engine.extend(branches, given)
+    expected = Engine(build("llama"), Letters())
+    others, _ = problems(expected)
+    expected.extend(others, given)
+    assert ask(engine, branches, [[]] * 5, None) == ask(expected, others, [[]] * 5, None)
+    engine.release(branches)
+    assert engine.kv_bytes() == 0 and engine.tree.segments() == []
+
+
+@pytest.mark.parametrize("layer", [0, 3])
+def test_a_failing_layer_leaves_nothing_behind(layer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(build("llama"), Letters())
+    branches, given = problems(engine)
+    expected, _ = ask(engine, branches, given, ALWAYS)
+    before = engine.kv_bytes(), len(engine.tree.segments())
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.model.model.layers[layer].mlp, "forward", fail)
+        with pytest.raises(RuntimeError, match="broken"):
+            ask(engine, branches, given, NEVER)
+    assert untouched(engine)
+    assert (engine.kv_bytes(), len(engine.tree.segments())) == before
+    assert ask(engine, branches, given, ALWAYS)[0] == expected
+
+
+def test_a_layers_own_wrapper_is_used_and_put_back() -> None:
+    engine = Engine(build("llama"), Letters())
+    branches, given = problems(engine)
+    layer, calls = engine.model.model.layers[3], []
+    original = layer.forward
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args[0].shape[1])
+        return original(*args, **kwargs)
+
+    layer.forward = wrapper
+    engine.lens  # noqa: B018
+    calls.clear()
+    _, report = ask(engine, branches, given, EarlyExit(theta=4.0, eps=0.3))
+    assert layer.forward is wrapper
+    assert calls == [report.rows[3]]
+
+
+# -------------------------------------------------------------------- counters and input
+
+
+def test_what_is_counted() -> None:
+    engine = Engine(build("llama"), Letters())
+    branches, given = problems(engine)
+    exit = EarlyExit(theta=4.0, eps=0.3)
+    before = [branches[i].usage.verifier_tokens for i in (0, 3)]
+    _, report = ask(engine, branches, given, exit)
+    rows = [len(g) + 1 for g in given]
+    for start, stop, tokens in ((0, 3, before[0]), (3, 5, before[1])):
+        usage, here = branches[start].usage, slice(start, stop)
+        depths = report.depths[here]
+        assert usage.verifier_tokens - tokens == sum(rows[here])
+        assert usage.exit_layer_rows == sum(r * d for r, d in zip(rows[here], depths, strict=True))
+        assert usage.exit_layer_rows + usage.exit_layer_rows_saved == LAYERS * sum(rows[here])
+        assert usage.lens_rows == sum(depths)  # looked at from layer l_min - 1 = 1 on
+    usages = [branches[i].usage for i in (0, 3)]
+    assert report.layer_rows == sum(u.exit_layer_rows for u in usages) > 0
+    assert report.saved_layer_rows == sum(u.exit_layer_rows_saved for u in usages) > 0
+    assert report.lens_rows == sum(u.lens_rows for u in usages)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rule": "best"}, "rule='best'"),
+        ({"l_min": 0}, "l_min=0"),
+        ({"patience": 0}, "patience=0"),
+        ({"positive": 0}, "positive=0"),
+        ({"theta": -1.0}, "theta=-1.0"),
+        ({"eps": math.nan}, "eps=nan"),
+    ],
+)
+def test_bad_settings_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        EarlyExit(**settings)
+
+
+def test_bad_calls_are_named() -> None:
+    engine = Engine(build("llama"), Letters())
+    branch = engine.root(prompt(1, 9))
+    with pytest.raises(InvalidInput, match="has 2 tokens"):
+        engine.score([branch], [[[1], [2, 3]]], exit=ALWAYS)
+    with pytest.raises(InvalidInput, match=r"l_min=6 is more than the model's 5 layers"):
+        engine.score([branch], [[[1]]], exit=EarlyExit(l_min=6))
+    with pytest.raises(InvalidInput, match=r"positive=2 leaves none of a branch's 2"):
+        engine.score([branch], [[[1], [2]]], exit=EarlyExit("ranking", positive=2))
+    with pytest.raises(InvalidInput, match="1 branches came with 2 lists of given"):
+        engine.score([branch], [[[1]]], given=[[1], [2]])
+    with pytest.raises(InvalidInput, match="context of 256"):
+        engine.score([branch], [[[1]]], given=[[1] * 247], exit=ALWAYS)
+    with pytest.raises(InvalidInput, match="holds token 999"):
+        engine.score([branch], [[[1]]], given=[[999]], exit=ALWAYS)
+    assert engine.score([], [], exit=ALWAYS) == []
+    assert untouched(engine)
+
+
+@torch.no_grad()
+def test_given_tokens_are_computed_and_not_scored() -> None:
+    plain = build("llama")
+    engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=3)
+    branch = engine.root(prompt(1, 9))
+    given, tails = prompt(2, 7), [[5, 6, 7], [5, 6, 8, 9], [5]]
+    (found,) = engine.score([branch], [tails], given=[given])
+    for tail, row in zip(tails, found, strict=True):
+        tokens = branch.tokens + given + tail
+        logprobs = plain(torch.tensor([tokens]), use_cache=False).logits[0].log_softmax(-1)
+        places = range(len(tokens) - len(tail), len(tokens))
+        assert row == pytest.approx([float(logprobs[n - 1, tokens[n]]) for n in places], abs=1e-9)
+
+
+def test_a_model_whose_lens_is_not_its_end_is_refused() -> None:
+    engine = Engine(build("llama"), Letters())
+    branches, given = problems(engine)
+    hook = engine.model.lm_head.register_forward_hook(lambda module, args, out: out * out.shape[1])
+    with pytest.raises(UnsupportedModel, match="LlamaForCausalLM gives other logits"):
+        ask(engine, branches, given, ALWAYS)
+    hook.remove()
+    engine.model.model.layers[1].self_attn.layer_idx = 7
+    with pytest.raises(UnsupportedModel, match="LlamaForCausalLM has no list of its 5 decoder layers"):
+        ask(engine, branches, given, ALWAYS)
+    engine.model.model.layers[1].self_attn.layer_idx = 1
+    mlp = engine.model.model.layers[1].mlp
+    mlp.forward = lambda x: x.view(1, 12, -1)  # the rows of the check before any leaves
+    with pytest.raises(UnsupportedModel, match="LlamaForCausalLM cannot leave"):
+        ask(engine, branches, given, ALWAYS)
+    del mlp.forward
+    ask(engine, branches, given, ALWAYS)
+    assert untouched(engine)
+
+
+# -------------------------------------------------------------------- the self-verifier
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_self_verifier_asks_within_the_pass(chat: bool) -> None:
+    engine = words_engine()
+    engine.tokenizer.chat_template = "yes" if chat else None
+    branches = engine.roots([[9, 10, 11, 5, 6], [9, 10, 7, 7, 8, 0]])
+    expected = SelfVerifier("is it right ?").rate(branches, ["", ""], engine)
+    spent = [b.usage.verifier_tokens for b in branches]
+    found = SelfVerifier("is it right ?", EarlyExit(theta=0)).rate(branches, ["", ""], engine)
+    assert [score for (score,) in found] == pytest.approx([score for (score,) in expected], abs=1e-5)
+    assert [b.usage.verifier_tokens for b in branches] == [2 * n for n in spent]
+    early = SelfVerifier("is it right ?", EarlyExit(l_min=1, rule="ranking", patience=1))
+    twins = engine.fork(branches[0], 2)
+    engine.extend(twins, [[7], [8]])
+    early.rate(twins, ["", ""], engine)
+    asked = branches[0].usage.exit_layer_rows_saved
+    assert asked == 2 * (spent[0])  # one of two layers, for each row of each twin
+
+
+def test_an_exit_needs_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = FakeBackend()
+    monkeypatch.setattr(backend, "encode", lambda text: [1])
+    with pytest.raises(InvalidInput, match="FakeBackend is none"):
+        SelfVerifier(exit=ALWAYS).rate([], [], backend)  # type: ignore[arg-type]

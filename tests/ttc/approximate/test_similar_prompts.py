@@ -1,0 +1,357 @@
+"""What branches share: nothing, exact prefixes, or the KV of a similar prompt (approximate, and it says so)."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.ttc.test_architectures import assert_like_plain
+from tests.ttc.tree.test_branches import GREEDY, Letters
+from ttc import BlockCache, Branch, Engine, InvalidInput, Paged, Sharing
+from ttc.approximate.similar_prompts import CONTEXT, differing, layer_weights
+
+LAYERS = 4
+ROOT = "A farm has 12 hens and 3 cows. How many legs are there?"
+REWORDED = "A farm has 12 hens and 3 cows. What number of legs is there?"
+OTHER_NUMBER = "A farm has 14 hens and 3 cows. How many legs are there?"
+
+
+def text(words: str) -> list[int]:
+    return [ord(c) for c in words]
+
+
+def make_model() -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=128,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        initializer_range=0.4,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def make_engine(**options: Any) -> Engine:
+    return Engine(make_model(), Letters(), **options)
+
+
+def goes_on_like_plain(engine: Engine, branches: list[Branch]) -> None:
+    """Whatever prompt a branch says it stands on, it goes on as plain transformers would from there."""
+    plain = make_model()
+    engine.generate(branches, 5, sampling=GREEDY)
+    with torch.inference_mode():
+        for branch in branches:
+            assert_like_plain(plain, branch)
+
+
+def similar(**settings: Any) -> Sharing:
+    return Sharing("similar", **({"probe_layers": 2} | settings))
+
+
+# ---------------------------------------------------------------- variants
+
+
+@pytest.mark.parametrize("rule", ["exact", "none"])
+def test_variants_stand_on_their_own_prompts(rule: str) -> None:
+    engine = make_engine(sharing=Sharing(rule))
+    root = engine.root(text(ROOT), seed=3)
+    own = [text(ROOT), text(REWORDED), text("Legs?")]
+    branches = engine.variants(root, own, [text(" So"), [], text(" It is")])
+    assert [b.tokens for b in branches] == [text(ROOT + " So"), text(REWORDED), text("Legs? It is")]
+    assert [b.prompt_length for b in branches] == [len(b.tokens) for b in branches]
+    assert [b.path for b in branches] == [(0,), (1,), (2,)] and len({b.key for b in branches}) == 3
+    assert all(b.usage is root.usage and b.substituted is None for b in branches)
+    goes_on_like_plain(engine, branches)
+    engine.release([root, *branches])
+    assert engine.kv_bytes() == 0
+
+
+def test_variants_share_what_they_have_in_common() -> None:
+    engine = make_engine()
+    root = engine.root(text(ROOT))
+    engine.variants(root, [text(ROOT), text(REWORDED)], [text(" So"), text(" So")])
+    same = len("A farm has 12 hens and 3 cows. ")
+    assert root.usage.prompt_tokens == (len(ROOT) - 1) + len(" So") + (len(REWORDED + " So") - 1 - same)
+    assert root.usage.shared_tokens == len(ROOT) - 1 + same
+
+
+def test_variants_refuse_what_cannot_be_varied() -> None:
+    engine = make_engine()
+    root = engine.root(text(ROOT))
+    with pytest.raises(InvalidInput, match="2 prompts came with 1 suffixes"):
+        engine.variants(root, [text(ROOT)] * 2, [[]])
+    with pytest.raises(InvalidInput, match="the prompt is empty"):
+        engine.variants(root, [[]])
+    with pytest.raises(InvalidInput, match="context of 256"):
+        engine.variants(root, [text("a" * 250)], [text("b" * 10)])
+    engine.generate([root], 2)
+    with pytest.raises(InvalidInput, match="cannot be varied"):
+        engine.variants(root, [text(ROOT)])
+    engine.release([root])
+    assert engine.kv_bytes() == 0
+
+
+def test_aside_is_charged_to_the_branches_it_is_for() -> None:
+    engine = make_engine()
+    first, second = engine.roots([text(ROOT), text("Legs?")])
+    before = first.usage.prompt_tokens, second.usage.prompt_tokens
+    asked = engine.aside([first, second], [text("Is it right?"), text("Is it right at all?")])
+    assert (first.usage.prompt_tokens, second.usage.prompt_tokens) == before
+    assert first.usage.verifier_tokens == len("Is it right?") - 1
+    assert second.usage.verifier_tokens == len("Is it right at all?") - 1 - len("Is it right")
+    goes_on_like_plain(engine, asked)
+    with pytest.raises(InvalidInput, match="2 branches came with 1 prompts"):
+        engine.aside([first, second], [text("a")])
+    engine.release([first, second, *asked])
+    assert engine.kv_bytes() == 0
+
+
+# ---------------------------------------------------------------- sharing nothing
+
+
+def test_without_sharing_every_fork_computes_its_prompt() -> None:
+    engine = make_engine(sharing=Sharing("none"))
+    root = engine.root(text(ROOT))
+    assert engine.kv_bytes() == 0 and root.usage.prompt_tokens == 0
+    branches = engine.fork(root, 3)
+    goes_on_like_plain(engine, branches)
+    assert root.usage.prompt_tokens == 3 * (len(ROOT) - 1) and root.usage.shared_tokens == 0
+    children = engine.fork(branches[0], 2)
+    engine.extend(children, [text(" Yes?")] * 2, purpose="verifier")
+    assert root.usage.verifier_tokens == 2 * (len(children[0].tokens) - 1)
+    assert root.usage.prompt_tokens == 3 * (len(ROOT) - 1)
+    first, second = engine.score(children, [[[5]], [[5]]])
+    assert first[0] == pytest.approx(second[0], abs=1e-5)
+    engine.release([root, *branches, *children])
+    assert engine.kv_bytes() == 0
+
+
+def test_sharing_changes_no_sample() -> None:
+    tokens = []
+    for rule in ("exact", "none"):
+        engine = make_engine(sharing=Sharing(rule))
+        branches = engine.fork(engine.root(text(ROOT), seed=7), 4)
+        engine.generate(branches, 12)
+        again = engine.fork(branches[1], 2)
+        engine.generate(again, 6)
+        tokens.append([b.tokens for b in branches + again])
+    assert tokens[0] == tokens[1]
+
+
+# ---------------------------------------------------------------- similar prompts
+
+
+def test_a_similar_variant_stands_on_the_roots_prompt_and_says_so() -> None:
+    engine = make_engine(sharing=similar(tau=-1))
+    root = engine.root(text(ROOT))
+    before = root.usage.prompt_tokens
+    (branch,) = engine.variants(root, [text(REWORDED)], [text(" So")])
+    assert branch.tokens == text(ROOT + " So")
+    assert branch.substituted is not None and branch.substituted.prompt == text(REWORDED)
+    assert -1 <= branch.substituted.similarity <= 1
+    same, rows = len("A farm has 12 hens and 3 cows. "), len(REWORDED) - 1
+    assert root.usage.substituted_tokens == rows - same
+    assert root.usage.prompt_tokens == before + len(" So")
+    window = (len(ROOT) - 1) - (same - CONTEXT)
+    assert root.usage.probe_layer_rows == 2 * (rows - same) + 2 * window
+    assert engine.fork(branch, 1)[0].substituted == branch.substituted
+    goes_on_like_plain(engine, [branch])
+
+
+def test_a_refused_variant_is_exact_and_its_probe_is_its_prefill() -> None:
+    engine = make_engine(sharing=similar(tau=2))
+    plain = make_engine()
+    for e in (engine, plain):
+        root = e.root(text(ROOT))
+        (branch,) = e.variants(root, [text(REWORDED)], [text(" So")])
+        assert branch.substituted is None and branch.tokens == text(REWORDED + " So")
+        goes_on_like_plain(e, [branch])
+        assert root.usage.substituted_tokens == 0
+        e.release([root, branch])
+        assert e.kv_bytes() == 0
+        prompt_tokens = root.usage.prompt_tokens
+        if e is engine:
+            assert root.usage.probe_layer_rows == 2 * (root.usage.probe_layer_rows // 2) > 0
+            probed = prompt_tokens
+    assert probed == prompt_tokens
+
+
+@pytest.mark.parametrize("pooling", ["matched", "mean", "last"])
+@pytest.mark.parametrize("words", [REWORDED, ROOT[:-1] + " in all, and on the whole?", ROOT[10:], "Count the legs."])
+def test_sigma_is_equation_2_over_the_probed_layers(pooling: str, words: str) -> None:
+    """Against the hidden states of plain transformers, of each prompt alone."""
+    engine = make_engine(sharing=similar(tau=-1, pooling=pooling, alpha=1.5, same_numbers=False))
+    (branch,) = engine.variants(engine.root(text(ROOT)), [text(words)])
+    plain = make_model()
+    regions = differing(text(ROOT)[:-1], text(words)[:-1])
+    picked = []
+    for prompt, region in zip((ROOT, words), regions, strict=True):
+        last = len(prompt) - 1
+        region = slice(max(0, region.start - CONTEXT), min(last, region.stop + CONTEXT))
+        region = slice(last - 1, last) if pooling == "last" else region
+        with torch.inference_mode():
+            states = plain(torch.tensor([text(prompt)]), output_hidden_states=True).hidden_states[1:3]
+        picked.append([layer[0, region] for layer in states])
+    alike = []
+    for root, own in zip(*picked, strict=True):
+        if pooling == "matched":
+            cosines = [[_cosine(a - root.mean(0), b - root.mean(0)) for b in root] for a in own]
+            alike.append((fmean(map(max, cosines)) + fmean(map(max, zip(*cosines, strict=True)))) / 2)
+        else:
+            alike.append(_cosine(own.mean(0), root.mean(0)))
+    expected = sum(w * s for w, s in zip(layer_weights(2, LAYERS, 1.5), alike, strict=True))
+    assert branch.substituted is not None
+    assert branch.substituted.similarity == pytest.approx(expected, abs=1e-5)
+
+
+def _cosine(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float(torch.cosine_similarity(a, b, dim=0))
+
+
+def test_variants_with_other_numbers_are_never_substituted() -> None:
+    for same_numbers in (True, False):
+        engine = make_engine(sharing=similar(tau=-1, same_numbers=same_numbers))
+        (branch,) = engine.variants(engine.root(text(ROOT)), [text(OTHER_NUMBER)])
+        assert (branch.substituted is None) == same_numbers
+
+
+def test_the_same_prompt_is_no_substitution() -> None:
+    engine = make_engine(sharing=similar(tau=-1))
+    root = engine.root(text(ROOT))
+    branches = engine.variants(root, [text(ROOT), text(ROOT[:-1] + "!")], [text(" So"), []])
+    assert [b.substituted for b in branches] == [None, None]
+    assert branches[1].tokens == text(ROOT[:-1] + "!")
+    assert root.usage.probe_layer_rows == 0
+    goes_on_like_plain(engine, branches)
+
+
+def test_the_gate_decides_each_variant_alone() -> None:
+    others = [text(REWORDED), text("Count all the legs of 12 hens, 3 cows."), text("3 cows, 12 hens: legs?")]
+    found = []
+    for batch in ([others], [[o] for o in others]):
+        engine = make_engine(sharing=similar(tau=-1))
+        root = engine.root(text(ROOT))
+        branches = [b for prompts in batch for b in engine.variants(root, prompts)]
+        found.append([b.substituted.similarity for b in branches if b.substituted])
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
+    middle = sorted(found[0])[1]
+    engine = make_engine(sharing=similar(tau=middle - 1e-4))
+    branches = engine.variants(engine.root(text(ROOT)), [*others, others[0]])
+    taken = [b.substituted is not None for b in branches]
+    assert taken == [s >= middle for s in found[0]] + [found[0][0] >= middle]
+    goes_on_like_plain(engine, branches)
+
+
+@pytest.mark.parametrize("options", [{"memory": Paged(budget_gib=1e-5, block_tokens=8)}, {"prefill_tokens": 16}])
+def test_the_gate_works_under_any_memory(options: dict[str, Any]) -> None:
+    expected = None
+    for chosen in ({}, options):
+        engine = make_engine(sharing=similar(tau=-1), **chosen)
+        root = engine.root(text(ROOT))
+        branches = engine.variants(root, [text(REWORDED), text("Count all the legs of 12 hens, 3 cows.")])
+        found = [b.substituted.similarity for b in branches if b.substituted]
+        expected = expected or found
+        assert found == pytest.approx(expected, abs=1e-5)
+        engine.release([root, *branches])
+        assert engine.kv_bytes() == 0
+
+
+def test_an_evicted_root_is_there_again_for_its_variants() -> None:
+    engine = make_engine(sharing=similar(tau=-1), cache=BlockCache(capacity_blocks=1, block_tokens=8))
+    root = engine.root(text(ROOT))
+    (branch,) = engine.variants(root, [text(REWORDED)], [text(" So")])
+    assert branch.substituted is not None
+    goes_on_like_plain(engine, [branch])
+
+
+@given(st.lists(st.integers(0, 3), max_size=12), st.lists(st.integers(0, 3), max_size=12))
+@settings(max_examples=200, deadline=None)
+def test_what_differs_lies_between_what_is_equal(a: list[int], b: list[int]) -> None:
+    one, two = differing(a, b)
+    assert a[: one.start] == b[: two.start] and a[one.stop :] == b[two.stop :]
+    assert one.stop >= one.start and two.stop >= two.start
+    if a[one] and b[two]:
+        assert a[one.start] != b[two.start] and a[one.stop - 1] != b[two.stop - 1]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"rule": "most"}, {"pooling": "max"}, {"tau": 3}, {"tau": float("nan")}, {"probe_layers": 0}, {"alpha": 1e9}],
+)
+def test_settings_are_checked(bad: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=next(iter(bad))):
+        Sharing(**bad)
+
+
+def test_a_probe_of_all_layers_is_refused() -> None:
+    engine = make_engine(sharing=similar(probe_layers=LAYERS))
+    root = engine.root(text(ROOT))
+    with pytest.raises(InvalidInput, match="leaves nothing to save of 4 layers"):
+        engine.variants(root, [text(REWORDED)])
+    engine.release([root])
+    assert engine.kv_bytes() == 0
+
+
+def test_company_in_the_tree_decides_nothing() -> None:
+    """A variant that shares more with another problem's refused variant than with its root is judged as if alone."""
+    head = "Now think of this and count with care: "
+    first, second = "A farm has 12 hens and 3 cows. How many legs?", "A barn has 5 pigs and 8 owls. How many tails?"
+    for tau in (-1.0, 2.0):
+        together = make_engine(sharing=similar(tau=tau, same_numbers=False))
+        roots = together.roots([text(first), text(second)])
+        held = make_engine(sharing=similar(tau=2.0))  # nothing is substituted here
+        assert held.variants(held.root(text(first)), [text(head + first)])[0].substituted is None
+        company = together.root(text(head + first + " Say it."))  # stands in the tree meanwhile
+        found = [together.variants(r, [text(head + q)])[0] for r, q in zip(roots, (first, second), strict=True)]
+        alone = []
+        for words in (first, second):
+            engine = make_engine(sharing=similar(tau=tau, same_numbers=False))
+            alone.append(engine.variants(engine.root(text(words)), [text(head + words)])[0])
+        assert [b.substituted is None for b in found] == [b.substituted is None for b in alone]
+        for one, other in zip(found, alone, strict=True):
+            assert one.tokens == other.tokens
+            if one.substituted is not None and other.substituted is not None:
+                assert one.substituted.similarity == pytest.approx(other.substituted.similarity, abs=1e-5)
+        goes_on_like_plain(together, [*found, company])
+
+
+@pytest.mark.parametrize("words", [ROOT[:30], ROOT[:1]])
+def test_a_variant_that_the_root_begins_with_is_no_substitution(words: str) -> None:
+    engine = make_engine(sharing=similar(tau=-1))
+    root = engine.root(text(ROOT))
+    short, reworded = engine.variants(root, [text(words), text(REWORDED)])
+    assert (short.substituted, short.tokens) == (None, text(words)) and reworded.substituted is not None
+    goes_on_like_plain(engine, [short, reworded])
+    single = make_engine(sharing=similar(tau=-1, same_numbers=False))
+    (branch,) = single.variants(single.root(text("A")), [text("B farm")])
+    assert branch.substituted is None
+
+
+def test_a_prompt_that_would_not_fit_is_not_put_in_place() -> None:
+    engine = make_engine(sharing=similar(tau=-1, same_numbers=False))
+    root = engine.root(text("x" * 100 + ROOT * 2 + "y" * 35))
+    short = text("x" * 100 + REWORDED)
+    assert len(root.tokens) == 245
+    fits, kept = engine.variants(root, [short, short], [text("so"), text("therefore..")])
+    assert fits.substituted is not None and kept.substituted is None
+    assert len(fits.tokens) == 247 and len(kept.tokens) == len(short) + 11
+    goes_on_like_plain(engine, [fits, kept])
+
+
+def test_same_numbers_reads_whole_numbers() -> None:
+    engine = make_engine(sharing=similar(tau=-1))
+    for one, other in (("1.5 l", "5.1 l"), ("-3 is it", "3 is it"), ("1,200 m", "1,002 m")):
+        (branch,) = engine.variants(engine.root(text(f"He has {one}. ok?")), [text(f"He has {other}. ok?")])
+        assert branch.substituted is None

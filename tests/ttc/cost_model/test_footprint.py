@@ -1,0 +1,111 @@
+"""The memory estimate: a small model by hand, the paper's Llama3-8B, ordering of the methods, bad input."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ttc.cost_model.footprint import METHODS, Footprint, ModelDims, activation_bytes, estimate, kv_cache_bytes
+from ttc.errors import InvalidInput
+
+GIB = 2**30
+SMALL = ModelDims(layers=3, kv_heads=2, head_dim=4, hidden=8, intermediate=16, weights_bytes=1000)
+LLAMA3 = ModelDims(32, 8, 128, hidden=4096, intermediate=14336, weights_bytes=2 * 8_030_261_248)
+
+dims = st.builds(
+    ModelDims,
+    layers=st.integers(2, 6),
+    kv_heads=st.integers(1, 6),
+    head_dim=st.integers(1, 8),
+    hidden=st.integers(1, 32),
+    intermediate=st.integers(1, 64),
+    weights_bytes=st.integers(1, 10_000),
+    bytes_per_element=st.sampled_from((2, 4)),
+)
+lengths = st.integers(1, 300)
+
+# A head's KV of 10 tokens in one layer: 10 × 4 × 2 (K and V) × 2 bytes = 160; a layer has 2 heads, the model 3 layers.
+# Activations take (8 + 2 × 16) × 2 = 80 bytes a token; a chunk is 4 tokens.
+BY_HAND = [
+    Footprint("standard", 1000, kv_bytes=960, activation_bytes=800, total_kv_bytes=960),
+    Footprint("chunked_prefill", 1000, kv_bytes=960, activation_bytes=320, total_kv_bytes=960),
+    Footprint("kv_quant_4bit", 1000, kv_bytes=240, activation_bytes=800, total_kv_bytes=240),
+    Footprint("layerwise_offload", 1000, kv_bytes=640, activation_bytes=800, total_kv_bytes=960),
+    Footprint("headwise", 1000, kv_bytes=320, activation_bytes=320, total_kv_bytes=960),
+]
+
+
+@pytest.mark.parametrize("expected", BY_HAND, ids=lambda footprint: footprint.method)
+def test_a_small_model_by_hand(expected: Footprint) -> None:
+    assert estimate(expected.method, SMALL, context=10, chunk=4) == expected
+
+
+def test_total_is_what_the_device_holds() -> None:
+    assert estimate("headwise", SMALL, context=10, chunk=4).total_bytes == 1000 + 320 + 320
+
+
+def test_every_method_is_checked_by_hand() -> None:
+    assert [footprint.method for footprint in BY_HAND] == list(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("method", "kv", "activation", "total_kv"),
+    [
+        ("standard", 128, 64, 128),
+        ("chunked_prefill", 128, 0.625, 128),
+        ("kv_quant_4bit", 32, 64, 32),
+        ("layerwise_offload", 8, 64, 128),
+        ("headwise", 1, 0.625, 128),
+    ],
+)
+def test_table_9_of_the_paper(method: str, kv: float, activation: float, total_kv: float) -> None:
+    footprint = estimate(method, LLAMA3, context=2**20)
+    assert (footprint.kv_bytes, footprint.activation_bytes) == (kv * GIB, activation * GIB)
+    assert footprint.total_kv_bytes == total_kv * GIB
+    assert footprint.weights_bytes / GIB == pytest.approx(15.08, rel=0.01)
+
+
+def test_kv_of_a_model_with_a_head_for_each_query() -> None:
+    llama2_13b = ModelDims(40, 40, 128, hidden=5120, intermediate=13824, weights_bytes=2 * 13_015_864_320)
+    assert kv_cache_bytes(llama2_13b, 2**20) == 800 * GIB
+    assert estimate("layerwise_offload", llama2_13b, 2**20).kv_bytes == 40 * GIB
+
+
+@given(dims, lengths, lengths)
+def test_order_of_the_methods(model: ModelDims, context: int, chunk: int) -> None:
+    of = {method: estimate(method, model, context, chunk) for method in METHODS}
+    assert of["headwise"].kv_bytes <= of["layerwise_offload"].kv_bytes <= of["standard"].kv_bytes
+    assert of["headwise"].kv_bytes * model.kv_heads == of["layerwise_offload"].kv_bytes
+    assert of["kv_quant_4bit"].kv_bytes * model.bytes_per_element * 2 == of["standard"].kv_bytes
+    assert of["chunked_prefill"].activation_bytes <= of["standard"].activation_bytes
+    assert all(footprint.total_bytes <= of["standard"].total_bytes for footprint in of.values())
+    assert all(footprint.kv_bytes <= footprint.total_kv_bytes for footprint in of.values())
+
+
+@given(dims, lengths, lengths, st.sampled_from(sorted(METHODS)))
+def test_a_longer_context_needs_more(model: ModelDims, context: int, chunk: int, method: str) -> None:
+    shorter, longer = (estimate(method, model, tokens, chunk) for tokens in (context, context + 1))
+    assert shorter.kv_bytes < longer.kv_bytes
+    assert shorter.activation_bytes <= longer.activation_bytes
+    assert longer.activation_bytes <= activation_bytes(model, context + 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["layers", "kv_heads", "head_dim", "hidden", "intermediate", "weights_bytes", "bytes_per_element"]
+)
+@pytest.mark.parametrize("value", [0, -1])
+def test_dimensions_are_positive(name: str, value: int) -> None:
+    with pytest.raises(InvalidInput, match=f"{name}={value} must be at least 1; pass"):
+        replace(SMALL, **{name: value})
+
+
+def test_bad_requests_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="method='magic' is unknown; choose one of standard, chunked_prefill"):
+        estimate("magic", SMALL, context=10)
+    with pytest.raises(InvalidInput, match="context=0 must be at least 1"):
+        estimate("standard", SMALL, context=0)
+    with pytest.raises(InvalidInput, match="chunk=-4 must be at least 1"):
+        estimate("headwise", SMALL, context=10, chunk=-4)

@@ -1,0 +1,225 @@
+"""The model of KV transfers: hand-computed cases, a brute-force reference, the paper's figures, monotonicity."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.ttc.memory.test_tiers import deep
+from tests.ttc.test_architectures import Letters, prompt
+from ttc import BeamGroups, Engine
+from ttc.cost_model.transfer import (
+    KVShape,
+    Workload,
+    beam_scheduling_bytes,
+    layers_in_device,
+    step_transfer_bytes,
+    token_by_token_bytes,
+    token_transfer_bytes,
+)
+from ttc.errors import InvalidInput
+
+GIB = 2**30
+OPT = KVShape(layers=32, kv_heads=32, head_dim=128)
+PAPER = Workload(beams=64, prompt_tokens=128, generated_tokens=1920, step_tokens=32, budget_bytes=7 * GIB)
+# 2 × 1 × 2 × 2 = 8 bytes per layer, beam and token; 2 beams: 16 bytes per layer and token.
+SMALL = KVShape(layers=3, kv_heads=1, head_dim=2)
+LOAD = Workload(beams=2, prompt_tokens=2, generated_tokens=4, step_tokens=2, budget_bytes=100)
+
+shapes = st.builds(
+    KVShape,
+    layers=st.integers(1, 5),
+    kv_heads=st.integers(1, 3),
+    head_dim=st.integers(1, 4),
+    bytes_per_element=st.just(2),
+)
+loads = st.builds(
+    Workload,
+    beams=st.integers(1, 5),
+    prompt_tokens=st.integers(1, 12),
+    generated_tokens=st.integers(1, 24),
+    step_tokens=st.integers(1, 8),
+    budget_bytes=st.integers(1, 20_000),
+)
+
+
+def test_offloaded_by_hand() -> None:
+    # As in the small case: steps start at 96 and 192 bytes and end at 192 and 288.
+    assert beam_scheduling_bytes(SMALL, LOAD, "offloaded") == 96 + 192
+    assert beam_scheduling_bytes(SMALL, replace(LOAD, budget_bytes=192), "offloaded") == 192
+    assert beam_scheduling_bytes(SMALL, replace(LOAD, budget_bytes=288), "offloaded") == 0
+
+
+@given(shapes, loads)
+def test_offloaded_charges_starts_of_steps_whose_ends_do_not_fit(shape: KVShape, load: Workload) -> None:
+    expected = 0
+    for first in range(load.prompt_tokens, load.prompt_tokens + load.generated_tokens, load.step_tokens):
+        last = first + load.step_tokens
+        token = load.beams * shape.layers * shape.token_layer_bytes
+        if last <= load.prompt_tokens + load.generated_tokens and last * token > load.budget_bytes:
+            expected += first * token
+    assert beam_scheduling_bytes(shape, load, "offloaded") == expected
+
+
+def test_a_run_with_private_copies_moves_what_the_model_says() -> None:
+    """Each beam's copy of its blocks comes to the device once a step, from the step on whose end does not fit."""
+    shape, beams, prompt_tokens, step, steps = KVShape(2, 1, 8, 4), 8, 33, 16, 4
+    load = Workload(beams, prompt_tokens - 1, steps * step, step, 4 * shape.beam_bytes(prompt_tokens + steps * step))
+    memory = BeamGroups(load.budget_bytes / GIB, block_tokens=8, shared=False)
+    engine = Engine(deep(layers=2, heads=1, context=256), Letters(), memory=memory)
+    root = engine.root(prompt(1, prompt_tokens))
+    branches = engine.fork(root, beams)
+    engine.release([root])
+    for _ in range(steps):
+        engine.generate(branches, step)
+    moved = engine.memory.link.to_device_bytes.total()
+    assert moved == pytest.approx(beam_scheduling_bytes(shape, load, "offloaded"), rel=0.03)
+
+
+def reference(shape: KVShape, load: Workload) -> tuple[int, int, int]:
+    """Token by token, and in steps charged at the start and at the end, layer by layer and beam by beam."""
+    token_layer = 2 * shape.kv_heads * shape.head_dim * shape.bytes_per_element
+    tokenwise = start = end = 0
+    for tokens in range(load.prompt_tokens, load.prompt_tokens + load.generated_tokens):
+        room = load.budget_bytes
+        for _layer in range(shape.layers):
+            room -= load.beams * tokens * token_layer
+            tokenwise += load.beams * tokens * token_layer if room < 0 else 0
+    for step in range(1, load.generated_tokens // load.step_tokens + 1):
+        last = load.prompt_tokens + step * load.step_tokens
+        whole = load.beams * shape.layers * token_layer
+        start += whole * (last - load.step_tokens)
+        end += whole * last if whole * last > load.budget_bytes else 0
+    return tokenwise, start, end
+
+
+def test_sizes_of_table_1() -> None:
+    assert SMALL.token_layer_bytes == 8
+    assert SMALL.layer_bytes(beams=2, tokens=5) == 80
+    assert SMALL.beam_bytes(tokens=5) == 120
+    assert OPT.token_layer_bytes == 16 * 1024
+
+
+def test_a_small_case_by_hand() -> None:
+    # A layer takes 32, 48, 64, 80 bytes at 2, 3, 4, 5 tokens, so a budget of 100 holds 3, 2, 1 and 1 layers.
+    assert [layers_in_device(SMALL, LOAD, tokens) for tokens in (2, 3, 4, 5)] == [3, 2, 1, 1]
+    assert [token_transfer_bytes(SMALL, LOAD, tokens) for tokens in (2, 3, 4, 5)] == [0, 48, 128, 160]
+    assert token_by_token_bytes(SMALL, LOAD) == 48 + 128 + 160
+    # All beams take 48 bytes a token: steps start at 2 and 4 tokens (96, 192) and end at 4 and 6 (192, 288).
+    assert step_transfer_bytes(SMALL, LOAD, 4) == 192
+    assert beam_scheduling_bytes(SMALL, LOAD) == 96 + 192
+    assert beam_scheduling_bytes(SMALL, LOAD, "end") == 192 + 288
+    # A budget of exactly 192 holds the first step at its end, so only the second is charged.
+    assert beam_scheduling_bytes(SMALL, replace(LOAD, budget_bytes=192), "end") == 288
+
+
+def test_tokens_after_the_last_whole_step_are_not_charged() -> None:
+    longer = replace(LOAD, generated_tokens=5)
+    assert beam_scheduling_bytes(SMALL, longer) == beam_scheduling_bytes(SMALL, LOAD)
+    assert beam_scheduling_bytes(SMALL, longer, "end") == beam_scheduling_bytes(SMALL, LOAD, "end")
+    assert beam_scheduling_bytes(SMALL, replace(LOAD, generated_tokens=1)) == 0
+
+
+def test_reserved_layers_by_hand() -> None:
+    # At 2 tokens every layer fits and none is reserved; then one layer of the 2, 1 and 1 that fit is for staging.
+    assert [layers_in_device(SMALL, LOAD, tokens, reserved_layers=1) for tokens in (2, 3, 4, 5)] == [3, 1, 0, 0]
+    assert token_transfer_bytes(SMALL, LOAD, 3, reserved_layers=1) == 2 * 48
+    assert token_by_token_bytes(SMALL, LOAD, reserved_layers=1) == 2 * 48 + 3 * 64 + 3 * 80
+
+
+@given(shapes, loads)
+def test_equals_a_count_layer_by_layer(shape: KVShape, load: Workload) -> None:
+    counted = (
+        token_by_token_bytes(shape, load),
+        beam_scheduling_bytes(shape, load, "start"),
+        beam_scheduling_bytes(shape, load, "end"),
+    )
+    assert counted == reference(shape, load)
+
+
+def test_token_by_token_of_the_paper() -> None:
+    assert round(token_by_token_bytes(OPT, PAPER) / GIB) == 53_012
+
+
+@pytest.mark.parametrize(("step_tokens", "start", "end"), [(32, 2010, 2052), (64, 990, 1044), (128, 480, 540)])
+def test_steps_of_the_paper(step_tokens: int, start: int, end: int) -> None:
+    load = replace(PAPER, step_tokens=step_tokens)
+    assert beam_scheduling_bytes(OPT, load, "end") == end * GIB  # what the paper states
+    assert beam_scheduling_bytes(OPT, load) == start * GIB  # what its Eq. 5 gives
+
+
+@given(shapes, loads, st.integers(0, 20_000))
+def test_a_larger_budget_moves_no_more(shape: KVShape, load: Workload, extra: int) -> None:
+    larger = replace(load, budget_bytes=load.budget_bytes + extra)
+    assert token_by_token_bytes(shape, larger) <= token_by_token_bytes(shape, load)
+    assert beam_scheduling_bytes(shape, larger, "end") <= beam_scheduling_bytes(shape, load, "end")
+    assert beam_scheduling_bytes(shape, larger) == beam_scheduling_bytes(shape, load)
+
+
+@given(shapes, loads)
+def test_one_more_token_or_beam_moves_no_less(shape: KVShape, load: Workload) -> None:
+    for more in (
+        replace(load, generated_tokens=load.generated_tokens + 1),
+        replace(load, prompt_tokens=load.prompt_tokens + 1),
+        replace(load, beams=load.beams + 1),
+    ):
+        assert token_by_token_bytes(shape, more) >= token_by_token_bytes(shape, load)
+        assert beam_scheduling_bytes(shape, more) >= beam_scheduling_bytes(shape, load)
+        assert beam_scheduling_bytes(shape, more, "end") >= beam_scheduling_bytes(shape, load, "end")
+
+
+@given(shapes, loads, st.integers(1, 40))
+def test_layers_fall_with_length_and_with_reserved_layers(shape: KVShape, load: Workload, tokens: int) -> None:
+    resident = layers_in_device(shape, load, tokens)
+    assert layers_in_device(shape, load, tokens + 1) <= resident <= shape.layers
+    for reserved in range(resident + 1):
+        kept = layers_in_device(shape, load, tokens, reserved)
+        assert kept == (shape.layers if resident == shape.layers else resident - reserved)
+
+
+@given(shapes, loads)
+def test_nothing_moves_when_everything_fits(shape: KVShape, load: Workload) -> None:
+    longest = load.prompt_tokens + load.generated_tokens
+    roomy = replace(load, budget_bytes=load.beams * shape.beam_bytes(longest))
+    assert token_by_token_bytes(shape, roomy, reserved_layers=2) == 0
+    assert beam_scheduling_bytes(shape, roomy, "end") == 0
+
+
+@pytest.mark.parametrize("name", ["layers", "kv_heads", "head_dim", "bytes_per_element"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_sizes_of_a_shape_are_positive(name: str, value: int) -> None:
+    with pytest.raises(InvalidInput, match=f"{name}={value} must be at least 1; pass"):
+        replace(SMALL, **{name: value})
+
+
+@pytest.mark.parametrize("name", ["beams", "prompt_tokens", "generated_tokens", "step_tokens", "budget_bytes"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_sizes_of_a_workload_are_positive(name: str, value: int) -> None:
+    with pytest.raises(InvalidInput, match=f"{name}={value} must be at least 1; pass"):
+        replace(LOAD, **{name: value})
+
+
+@pytest.mark.parametrize("transfer", [layers_in_device, token_transfer_bytes, step_transfer_bytes])
+def test_a_length_is_positive(transfer: Any) -> None:
+    with pytest.raises(InvalidInput, match="tokens=0 must be at least 1"):
+        transfer(SMALL, LOAD, 0)
+
+
+def test_an_unknown_charge_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="charge='middle' is unknown; choose 'start'"):
+        beam_scheduling_bytes(SMALL, LOAD, "middle")  # type: ignore[arg-type]
+
+
+def test_reserved_layers_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="reserved_layers=-1 must be 0"):
+        layers_in_device(SMALL, LOAD, 3, reserved_layers=-1)
+    with pytest.raises(InvalidInput, match=r"reserved_layers=3 is too many.*holds 2 layers.*budget_bytes to 144"):
+        layers_in_device(SMALL, LOAD, 3, reserved_layers=3)
+    enough = replace(LOAD, budget_bytes=144)  # the way out that the message names
+    assert layers_in_device(SMALL, enough, 3, reserved_layers=3) == 3
+    with pytest.raises(InvalidInput, match="reserved_layers=2 is too many"):
+        token_by_token_bytes(SMALL, LOAD, reserved_layers=2)

@@ -1,0 +1,158 @@
+"""Every residency policy gives what plain transformers gives, within its budget, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, rule
+
+from tests.ttc.test_architectures import FAMILIES, Letters, assert_like_plain, build, grow, prompt
+from tests.ttc.tree.test_branches import GREEDY, Ownership, make_engine
+from ttc import Engine
+from ttc.residency.base import Offloading
+from ttc.residency.beam_groups import BeamGroups
+from ttc.residency.headwise import Headwise
+from ttc.residency.layerwise import Layerwise
+from ttc.residency.paged import Paged
+
+POLICIES: dict[str, tuple[type[Offloading], dict[str, Any], float]] = {
+    # options, and the budget as a share of what the tree takes resident
+    "layerwise": (Layerwise, {}, 0.75),
+    "layerwise, one buffer": (Layerwise, {"prefetch": False}, 0.55),
+    "layerwise, private": (Layerwise, {"shared": False}, 1.2),
+    "beam_groups": (BeamGroups, {"block_tokens": 8}, 0.5),
+    "beam_groups, private": (BeamGroups, {"block_tokens": 8, "shared": False}, 0.8),
+    "beam_groups, no prefetch": (BeamGroups, {"block_tokens": 8, "prefetch": False}, 0.5),
+    "paged": (Paged, {"block_tokens": 8}, 0.4),
+    "headwise": (Headwise, {"block_tokens": 8}, 0.5),
+    "headwise, one head": (Headwise, {"head_group": 1}, 0.5),
+}
+
+
+def peak_gib(plain: Any) -> float:
+    engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5)
+    grow(engine)
+    return engine.memory.device.peak_bytes / 2**30
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_offloaded_equals_plain_transformers(family: str, policy: str) -> None:
+    plain = build(family)
+    kind, options, share = POLICIES[policy]
+    memory = kind(budget_gib=share * peak_gib(plain), **options)
+    engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5, memory=memory)
+    branches = grow(engine)
+    for branch in branches:
+        assert_like_plain(plain, branch)
+    link, device = engine.memory.link, engine.memory.device
+    assert sum(link.to_device_bytes.values()) > 0 and sum(link.to_host_bytes.values()) > 0
+    assert device.budget_bytes is not None and device.peak_bytes <= device.budget_bytes
+    engine.release(branches)
+    assert engine.kv_bytes() == 0
+    assert not engine.memory.live
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_slow_link_changes_nothing_but_time(policy: str) -> None:
+    plain = build("llama")
+    kind, options, share = POLICIES[policy]
+    memory = kind(budget_gib=share * peak_gib(plain), link_gbps=0.05, **options)
+    engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5, memory=memory)
+    for branch in grow(engine):
+        assert_like_plain(plain, branch)
+    assert engine.memory.link.simulated
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_gpu_reads_nothing_before_it_arrives(policy: str) -> None:
+    plain = build("llama")
+    kind, options, share = POLICIES[policy]
+    memory = kind(budget_gib=share * peak_gib(plain), **options)
+    engine = Engine(copy.deepcopy(plain).cuda(), Letters(), prefill_tokens=5, memory=memory)
+    for branch in grow(engine):
+        assert_like_plain(plain, branch)
+    assert engine.memory.link.to_device_bytes.total() > 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_scores_do_not_depend_on_where_kv_lies(policy: str) -> None:
+    kind, options, share = POLICIES[policy]
+    plain = build("gemma3")
+    results = []
+    for memory in (None, kind(budget_gib=share * peak_gib(plain), **options)):
+        engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5, memory=memory)
+        branches = engine.roots([prompt(1, 40), prompt(2, 37)])
+        results.append(engine.score(branches, [[[5, 6, 7], [5, 6, 8, 9], [5]], [[3], [4]]]))
+    for one, other in zip(*results, strict=True):
+        for first, second in zip(one, other, strict=True):
+            assert first == pytest.approx(second, abs=1e-4)
+
+
+def test_groups_fetch_no_layer_that_its_window_hides() -> None:
+    """Once a branch is far longer than the window, only the other layers of its old blocks come to the device."""
+    plain = build("gemma3")
+    engine = Engine(copy.deepcopy(plain), Letters(), memory=BeamGroups(block_tokens=8))
+    branch = engine.root(prompt(1, 49))
+    memory = engine.memory
+    for kv in memory.live:
+        memory.evict(kv, "test")
+    engine.generate([branch], 2, sampling=GREEDY)
+    windows = [shape.window for shape in memory.shapes]
+    assert any(windows)
+    expected = 0
+    for segment in engine.leaf(branch).path():
+        for layer, window in enumerate(windows):
+            hidden = window is not None and segment.end - 1 <= 48 - window
+            assert segment.start >= 48 or hidden == (segment.storage.device[layer] is None)
+            expected += 0 if hidden or segment.start >= 48 else memory.layer_bytes(segment.storage, layer)
+    assert memory.link.to_device_bytes == {"group": expected}
+    assert expected < 48 * memory.bytes_per_token
+    assert_like_plain(plain, branch)
+
+
+class Offloaded(Ownership):
+    """The same invariants under a budget that forces everything to move."""
+
+    policy: Offloading
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = make_engine(memory=self.policy)
+
+    @rule(data=st.data())
+    def evict(self, data: Any) -> None:
+        """Some segment leaves the device, as when others need its room."""
+        if segments := self.engine.tree.segments():
+            index = data.draw(st.integers(0, len(segments) - 1))
+            self.engine.memory.evict(segments[index].storage, "test")
+            assert not any(segments[index].storage.device)
+
+    @invariant()
+    def stays_within_the_budget(self) -> None:
+        device = self.engine.memory.device
+        assert device.budget_bytes is not None and device.peak_bytes <= device.budget_bytes
+
+
+KIB = 1 / 2**20
+"""A token of the tiny model takes 128 bytes."""
+
+
+def machine(policy: Offloading) -> Any:
+    case = type("Case", (Offloaded,), {"policy": policy}).TestCase
+    case.settings = settings(max_examples=12, stateful_step_count=20, deadline=None, derandomize=True)
+    return case
+
+
+TestLayerwise = machine(Layerwise(24 * KIB))
+TestBeamGroups = machine(BeamGroups(10 * KIB, block_tokens=8))
+TestPrivateBeamGroups = machine(BeamGroups(10 * KIB, block_tokens=8, shared=False))
+TestPaged = machine(Paged(8 * KIB, block_tokens=8))
+TestHeadwise = machine(Headwise(48 * KIB))

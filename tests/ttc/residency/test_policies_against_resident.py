@@ -1,0 +1,201 @@
+"""Whatever program runs under whatever policy, budget and cache: it gives what it gives with all KV on the device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from math import isnan
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaForCausalLM
+
+import ttc.engine
+from tests.ttc.memory.test_tiers import deep, late
+from tests.ttc.tree.test_branches import Letters
+from ttc import BeamGroups, BlockCache, Engine, Headwise, Layerwise, OutOfMemory, Paged
+from ttc.residency.base import Offloading
+from ttc.tree.branch import Branch
+
+CONTEXT = 64
+KINDS: dict[str, tuple[type[Offloading], dict[str, Any]]] = {
+    "layerwise": (Layerwise, {}),
+    "layerwise, private": (Layerwise, {"shared": False}),
+    "beam_groups": (BeamGroups, {}),
+    "beam_groups, private": (BeamGroups, {"shared": False}),
+    "paged": (Paged, {}),
+    "paged, low watermark": (Paged, {"watermark": 0.3}),
+    "headwise": (Headwise, {}),
+    "headwise, one head": (Headwise, {"head_group": 1}),
+}
+
+
+class Case(NamedTuple):
+    """A program, and what it runs under. budget, host: bytes as shares of what the program takes resident. late: copies
+    are made at the last moment that a link may take."""
+
+    program: tuple[tuple[Any, ...], ...]
+    budget: float
+    host: float | None
+    block_tokens: int
+    prefetch: bool
+    late: bool
+    cache: BlockCache | None
+
+
+@cache
+def model() -> LlamaForCausalLM:
+    return deep(layers=3, heads=2, context=CONTEXT)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_check_of_the_model() -> Iterator[None]:
+    """Most of an engine's making; all engines have one model here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ttc.engine, "check_model", cache(ttc.engine.check_model))
+        yield
+
+
+# ---------------------------------------------------------------- programs
+
+
+def prompt(salt: int, length: int) -> tuple[int, ...]:
+    """Prompts share a prefix up to a place that their salts decide; those of one salt share all."""
+    return tuple(100 + salt if salt and i and i % (5 * salt) == 0 else 3 + 7 * i % 90 for i in range(length))
+
+
+picks = st.lists(st.integers(0, 7), min_size=1, max_size=4)
+prompts = st.lists(st.builds(prompt, st.integers(0, 3), st.integers(1, 30)), min_size=1, max_size=3)
+extensions = st.builds(prompt, st.integers(0, 3), st.integers(1, 12))
+roots = st.tuples(st.just("roots"), prompts)
+limits = st.lists(st.integers(1, 9), min_size=1, max_size=4)
+generate = st.tuples(st.just("generate"), st.just(range(8)) | picks, limits)
+fork = st.tuples(st.just("fork"), picks, st.integers(1, 4))
+ops = st.one_of(
+    roots,
+    fork,
+    generate,
+    generate,
+    st.tuples(st.just("extend"), picks, st.lists(extensions, min_size=1, max_size=3)),
+    st.tuples(st.just("score"), picks, extensions),
+    st.tuples(st.just("release"), picks),
+)
+programs = st.builds(lambda *ops: (*ops[:-1], *ops[-1]), roots, fork, generate, st.lists(ops, max_size=8))
+
+
+def step(engine: Engine, live: list[Branch], op: tuple[Any, ...]) -> Any:
+    """Run one operation; returns what it gives. Which branches it takes depends on `live` alone."""
+    name, *arguments = op
+    if name == "roots":
+        live += engine.roots(arguments[0], seeds=range(len(live), len(live) + len(arguments[0])))
+        return None
+    usable = [branch for branch in live if len(branch.tokens) + 14 < CONTEXT]
+    chosen = list(dict.fromkeys(usable[pick % len(usable)] for pick in arguments[0])) if usable else []
+    if name == "fork" and len(live) < 10:
+        for branch in chosen[:1]:
+            live += engine.fork(branch, arguments[1])
+    elif name == "extend":
+        engine.extend(chosen, [arguments[1][i % len(arguments[1])] for i in range(len(chosen))])
+    elif name == "generate":
+        engine.generate(chosen, [arguments[1][i % len(arguments[1])] for i in range(len(chosen))])
+        return [(branch.tokens[:], branch.logprobs[:], branch.top1[:]) for branch in chosen]
+    elif name == "score":
+        run = arguments[1]
+        return engine.score(chosen, [[run, [*run[:-1], 1, 2], [5]] for _ in chosen])
+    elif name == "release":
+        engine.release(chosen)
+        live[:] = [branch for branch in live if branch not in chosen]
+    return None
+
+
+# ---------------------------------------------------------------- the check
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, float):
+        return abs(one - other) <= 1e-4 or (isnan(one) and isnan(other))
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def make(kind: str, case: Case, budget_bytes: int, host_bytes: int | None) -> Engine:
+    policy, options = KINDS[kind]
+    memory = policy(
+        budget_bytes / 2**30,
+        host_budget_gib=host_bytes and host_bytes / 2**30,
+        block_tokens=case.block_tokens,
+        prefetch=case.prefetch,
+        **options,
+    )
+    engine = Engine(model(), Letters(), prefill_tokens=5, memory=memory, cache=case.cache)
+    return late(engine) if case.late else engine
+
+
+def assert_whole(engine: Engine, live: list[Branch]) -> None:
+    """Exactly the referenced segments hold KV, in tiers that add up within their budgets."""
+    memory, segments = engine.memory, engine.tree.segments()
+    assert set(memory.live) == {s.storage for s in segments}
+    sizes = [memory.tier_bytes(s.storage) for s in segments]
+    assert (memory.device.used_bytes, memory.host.used_bytes) == (sum(d for d, _ in sizes), sum(h for _, h in sizes))
+    for tier in (memory.device, memory.host):
+        assert tier.budget_bytes is None or tier.peak_bytes <= tier.budget_bytes
+    for segment in segments:
+        assert segment.refs == sum(b.leaf is segment for b in live) + len(segment.children) > 0
+        assert all(segment.storage.device[i] or segment.storage.host[i] for i in range(len(memory.shapes)))
+    for branch in live:
+        leaf = engine.leaf(branch)
+        assert [t for s in leaf.path() for t in s.tokens] == branch.tokens[: leaf.end]
+        assert leaf.end == len(branch.tokens) - 1 or engine.cache is not None
+
+
+def check(kind: str, case: Case) -> None:
+    """Run a case; where it is refused, see that nothing is lost, and run it again with the budget that would do. A step
+    is refused before its first token or not at all."""
+    engine, live = Engine(model(), Letters()), list[Branch]()
+    expected = [step(engine, live, op) for op in case.program]
+    peak = engine.memory.device.peak_bytes
+    budgets = {"device": int(case.budget * peak) + 1, "host": case.host and int(case.host * peak) + 1}
+    for _ in range(25):
+        engine, live = make(kind, case, budgets["device"], budgets["host"]), []
+        refused, lengths = None, list[int]()
+        try:
+            for op, result in zip(case.program, expected, strict=True):
+                lengths = [len(branch.tokens) for branch in live]
+                assert same(step(engine, live, op), result), op
+                assert_whole(engine, live)
+        except OutOfMemory as error:
+            refused = re.match(r"the (\w+) KV budget of .*; a budget of ([\d,]+) bytes", str(error))
+            assert refused is not None, str(error)
+            assert [len(branch.tokens) for branch in live] == lengths, "refused in the middle"
+            assert_whole(engine, live)
+        engine.release(live)
+        assert engine.kv_bytes() == 0 and not engine.memory.live and not engine.tree.segments()
+        if refused is None:
+            return
+        tier, enough = refused[1], int(refused[2].replace(",", ""))
+        assert enough > budgets[tier]
+        budgets[tier] = max(enough, int(1.5 * budgets[tier]))
+    raise AssertionError("refused again and again")
+
+
+cases = st.builds(
+    Case,
+    programs,
+    st.floats(0.1, 1.2),
+    st.none() | st.floats(0.5, 2.5),
+    st.sampled_from([2, 3, 5, 8, 16]),
+    st.booleans(),
+    st.booleans(),
+    st.none() | st.builds(BlockCache, st.integers(1, 12), st.just(4), st.sampled_from(["rsbcm", "lru"])),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(case=cases)
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_every_policy_gives_what_resident_gives(kind: str, case: Case) -> None:
+    check(kind, case)

@@ -1,0 +1,122 @@
+"""Head-wise sparsity: what streaming heads see, what they save, and how they are found."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ttc.test_architectures import Letters, build, prompt
+from ttc import Engine, Headwise, InvalidInput, Sampling
+from ttc.residency.streaming_heads import load_streaming_heads, near_attention, save_streaming_heads, streaming_heads
+
+LAYERS, HEADS = 2, 2
+EVERY = [(layer, head) for layer in range(LAYERS) for head in range(HEADS)]
+
+
+def engine_with(
+    plain: Any, path: Path, heads: list[tuple[int, int]], sink: int, window: int, budget: int | None = None
+) -> Engine:
+    save_streaming_heads(path, "llama", heads)
+    gib = None if budget is None else budget / 2**30
+    memory = Headwise(gib, block_tokens=4, streaming_heads=str(path), sink_tokens=sink, window_tokens=window)
+    return Engine(copy.deepcopy(plain), Letters(), memory=memory)
+
+
+def next_logprob(engine: Engine, tokens: list[int], token: int) -> float:
+    branch = engine.root(tokens)
+    return engine.score([branch], [[[token]]])[0][0][0]
+
+
+@torch.no_grad()
+def test_streaming_heads_see_sink_and_window(tmp_path: Path) -> None:
+    plain = build("llama").eval()
+    assert (plain.config.num_hidden_layers, plain.config.num_key_value_heads) == (LAYERS, HEADS)
+    tokens, sink, window = prompt(3, 40), 3, 7
+    seen = torch.ones(40, 40).tril().bool()
+    keys = torch.arange(40)
+    seen[-1] &= (keys < sink) | (keys > 39 - window)  # the prompt before it was one chunk, which sees itself whole
+    mask = torch.zeros(40, 40).masked_fill(~seen, float("-inf"))[None, None]
+    eager = copy.deepcopy(plain)
+    eager.set_attn_implementation("eager")
+    expected = eager(torch.tensor([tokens]), attention_mask=mask, use_cache=False).logits[0, -1].log_softmax(-1)
+    found = next_logprob(engine_with(plain, tmp_path / "heads.json", EVERY, sink, window), tokens, 9)
+    assert found == pytest.approx(float(expected[9]), abs=1e-4)
+    exact = eager(torch.tensor([tokens]), use_cache=False).logits[0, -1].log_softmax(-1)
+    assert abs(found - float(exact[9])) > 1e-3  # it is an approximation
+
+
+def test_a_window_over_everything_is_exact_and_a_small_one_moves_less(tmp_path: Path) -> None:
+    plain, tokens = build("llama"), prompt(4, 60)
+    whole = next_logprob(Engine(copy.deepcopy(plain), Letters()), tokens, 5)
+    wide = engine_with(plain, tmp_path / "wide.json", EVERY, 1, 60)
+    assert next_logprob(wide, tokens, 5) == pytest.approx(whole, abs=1e-4)
+    half = engine_with(plain, tmp_path / "half.json", EVERY[::2], 4, 8)
+    next_logprob(half, tokens, 5)
+    moved = [e.memory.link.to_device_bytes["stream"] for e in (wide, half)]
+    token_head = half.memory.bytes_per_token // (LAYERS * HEADS)
+    near = 4 + 4 + 3  # of 59 tokens in blocks of four: the first one, and those from 52 on
+    assert moved == [59 * 4 * token_head, (59 + near) * 2 * token_head]
+
+
+@pytest.mark.parametrize("heads", [EVERY, EVERY[::2]])
+def test_sink_and_window_stay_on_the_device_for_a_step(tmp_path: Path, heads: list[tuple[int, int]]) -> None:
+    """What streaming heads see is fetched once, whatever the number of tokens; without room for it, at each pass."""
+    plain, tokens, steps = build("llama"), prompt(6, 60), 8
+
+    def decoded(budget_bytes: int | None) -> tuple[list[int], Engine]:
+        engine = engine_with(plain, tmp_path / "heads.json", heads, 4, 8, budget_bytes)
+        branch = engine.root(tokens)
+        engine.memory.link.to_device_bytes.clear()
+        engine.memory.device.peak_bytes = 0
+        engine.generate([branch], steps, sampling=Sampling(temperature=0))
+        return branch.generated, engine
+
+    kept, engine = decoded(None)
+    token_head = engine.memory.bytes_per_token // (LAYERS * HEADS)
+    near, others = (4 + 4 + 3) * len(heads) * token_head, 59 * (len(EVERY) - len(heads)) * token_head
+    moved = engine.memory.link.to_device_bytes
+    assert moved["near"] == near and moved["stream"] - steps * others in (0, others // LAYERS)  # reading ahead
+    tails = steps * engine.memory.bytes_per_token
+    tight, small = decoded(tails + near + 59 * token_head)  # one buffer, not the two that reading ahead takes
+    assert tight == kept
+    if len(heads) < len(EVERY):
+        assert small.memory.link.to_device_bytes["near"] == 0 < small.memory.link.to_device_bytes["stream"]
+
+
+@torch.no_grad()
+def test_near_attention_is_the_models_own() -> None:
+    plain = build("llama")
+    tokens, sink, window = prompt(5, 30), 2, 5
+    plain.set_attn_implementation("eager")
+    weights = plain(torch.tensor([tokens]), use_cache=False, output_attentions=True).attentions
+    place = torch.arange(30)
+    near = (place[None] < sink) | (place[:, None] - place[None] < window)
+    rows = place >= sink + window
+    expected = [(layer[0] * near).sum(-1)[:, rows].mean(-1).unflatten(0, (HEADS, -1)).mean(-1) for layer in weights]
+    found = near_attention(Engine(plain, Letters()), tokens, sink, window)
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other.tolist(), abs=1e-5)
+
+
+def test_the_heads_that_look_least_far_stream() -> None:
+    shares = [[0.9, 0.2], [0.5, 0.95]]
+    assert streaming_heads(shares, 0.5) == [(0, 0), (1, 1)]
+    assert streaming_heads(shares, 0) == [] and len(streaming_heads(shares, 1)) == 4
+    with pytest.raises(InvalidInput, match=r"1\.5"):
+        streaming_heads(shares, 1.5)
+
+
+def test_a_file_for_another_model_is_refused(tmp_path: Path) -> None:
+    save_streaming_heads(tmp_path / "a.json", "x", [(1, 3)])
+    assert load_streaming_heads(tmp_path / "a.json", [4, 4]) == {(1, 3)}
+    with pytest.raises(InvalidInput, match="head 3 of layer 1"):
+        load_streaming_heads(tmp_path / "a.json", [4, 2])
+    (tmp_path / "b.json").write_text("[]")
+    with pytest.raises(InvalidInput, match="not a file"):
+        load_streaming_heads(tmp_path / "b.json", [4])
+    with pytest.raises(InvalidInput, match="too few"):
+        near_attention(Engine(build("llama"), Letters()), prompt(1, 20), 8, 8)

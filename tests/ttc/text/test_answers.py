@@ -1,0 +1,149 @@
+"""The ways that models write answers, and what must not be taken for one."""
+
+from __future__ import annotations
+
+import pytest
+
+from ttc import InvalidInput
+from ttc.text.answers import as_number, boxed, canonical, extract_answer, same_answer
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "answer"),
+    [
+        ("", "number", None),
+        ("2 + 3 = 5\n#### 5", "number", "5"),
+        ("The answer is $1,200.50.", "number", "1,200.50"),
+        ("The answer is 3. Let me check: 4 + 5", "number", "3"),
+        (r"So \boxed{42} in total 7", "number", "42"),
+        ("first 3 then 4 apples.", "number", "4"),
+        ("Answer: -7", "number", "-7"),
+        ("it is 3/4 of it", "number", "3/4"),
+        ("no number", "number", None),
+        ("first 3 then 4", "strict", None),
+        ("#### 12", "strict", "12"),
+        ("The answer is (B).", "choice", "B"),
+        ("A thing. The answer is C", "choice", "C"),
+        ("I think (A) is wrong, so (D)", "choice", "D"),
+        (r"\boxed{B}", "choice", "B"),
+        ("A bird in the hand", "choice", None),
+        ("The answer is B, because (A) and (C) ignore friction.", "choice", "B"),
+        ("The answer is A. The (E)-alkene has no such centre.", "choice", "A"),
+        ("The answer is A because it is warm", "choice", "A"),
+        ("Answer: I think it is\n(C)", "choice", "C"),
+        ("The answer is A good one: (B)", "choice", "B"),
+        ("The answer is 12 - 2 = 10.", "number", "10"),
+        ("The answer is 3 * $1.50 = $4.50 in all", "strict", "4.50"),
+        ("The answer is 10.\n\n5 + 7 = 12", "number", "10"),
+        (r"\boxed{\frac{1}{2}}", "math", r"\frac{1}{2}"),
+        ("The answer is x + 1.", "math", "x + 1"),
+        ("thinking\nThe answer is red, green", "text", "red, green"),
+        ("one\ntwo\n", "text", "two"),
+        ("#### 1,234", "number", "1,234"),
+        ("The answer is **42**.", "number", "42"),
+        ("the ANSWER IS: −8", "number", "-8"),
+        ("The answer is .5", "number", ".5"),
+        ("Answer: 3. No, the answer is 4.", "number", "4"),
+        ("The answer is unclear, maybe 6", "number", "6"),
+        (r"The answer is $\boxed{12}$.", "number", "12"),
+        (r"\boxed{7} and also 9", "number", "7"),
+        (r"\boxed{x} after 9", "number", "9"),
+        ("range 3-5", "number", "5"),
+        ("v1.5 beats v2", "number", None),
+        ("in 1,23 ways", "number", "23"),
+        ("Answer: 3. No, the answer is unclear.", "strict", "3"),
+        ("nothing stated, 5", "strict", None),
+        ("The answer is (4)", "strict", "4"),
+        ("", "choice", None),
+        ("Answer: C", "choice", "C"),
+        ("Options: (A) 1 (B) 2. Answer: **A**", "choice", "A"),
+        (r"\boxed{\text{C}}", "choice", "C"),
+        ("So it is\nD.\n", "choice", "D"),
+        ("the answer is b", "choice", None),
+        (r"\boxed{a} then \boxed{\sqrt{\frac{1}{2}}}", "math", r"\sqrt{\frac{1}{2}}"),
+        (r"\boxed{3} then \boxed{4", "math", "3"),
+        (r"\boxed{ }", "math", None),
+        ("Answer: $x^2$\nbecause", "math", "x^2"),
+        ("we get 8 of 9", "math", "9"),
+        ("", "text", None),
+        ("The answer is **red**.\nBye", "text", "red"),
+        ("First line\n\nlast one.\n", "text", "last one"),
+    ],
+)
+def test_answers_are_found(text: str, kind: str, answer: str | None) -> None:
+    assert extract_answer(text, kind) == answer
+
+
+def test_an_unknown_kind_is_named_with_the_known_ones() -> None:
+    with pytest.raises(InvalidInput, match="'letter' is unknown; use one of number, strict, choice, math, text"):
+        extract_answer("A", "letter")
+
+
+def test_boxes_nest() -> None:
+    assert boxed(r"\boxed{a{b}{c{d}}}") == "a{b}{c{d}}"
+    assert boxed(r"\boxed {1} \boxed{2}") == "2"
+    assert boxed(r"\boxed{1") is None and boxed("none") is None and boxed(r"\boxed{}") == ""
+
+
+@pytest.mark.parametrize(
+    ("written", "spelling"),
+    [
+        ("$1,200.50", "2401/2"),
+        ("0012", "12"),
+        ("-3.0", "-3"),
+        ("−3", "-3"),
+        ("6/8", "3/4"),
+        ("12%", "12"),
+        (r"\$5", "5"),
+        ("5.", "5"),
+        ("1/0", "1/0"),
+        ("  two   words. ", "two words"),
+        ("\t", None),
+        ("1e5000", "1e5000"),
+    ],
+)
+def test_one_spelling(written: str, spelling: str | None) -> None:
+    assert canonical(written) == spelling
+
+
+def test_the_same_answers() -> None:
+    assert canonical("$12.0") == canonical("12") == canonical(" 12 ") == "12"
+    assert canonical("1,200") == "1200" and canonical("0.5") == canonical("1/2")
+    assert canonical("") is None and canonical(None) is None
+    assert same_answer("12", "12.00") and not same_answer("12", "13") and not same_answer("12", None)
+    assert same_answer(r"\frac{1}{2}", "0.5", "math") and not same_answer(r"\frac{1}{2}", "2", "math")
+    assert same_answer("x+1", "1 + x", "math")
+
+
+def test_numbers_are_exact() -> None:
+    assert as_number("0.1") == as_number("1/10") and as_number("1/3") != as_number("0.3333333333")
+    assert as_number("x") is None and as_number("") is None
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "kind", "same"),
+    [
+        ("0.75", "3/4", "number", True),
+        ("1000", "$1,000.00", "number", True),
+        ("1/3", "0.33", "number", False),
+        ("B", "B", "choice", True),
+        ("B", "b", "choice", False),
+        (r"\frac{3}{4}", "0.75", "math", True),
+        (r"\frac{3}{4}", r"\dfrac{6}{8}", "math", True),
+        (r"2\sqrt{2}", r"\sqrt{8}", "math", True),
+        (r"\frac{3}{4}", r"\frac{4}{3}", "math", False),
+        ("(x+1)^2", "x^2+2x+1", "math", True),
+        ("x", None, "math", False),
+        (r"2\sqrt{2}", r"\sqrt{8}", "text", False),
+        (r"\frac{3}{4}", r"\dfrac{3}{4}", "text", True),
+        (r"\left(1,\ 2\right)", "(1, 2)", "text", True),
+        ("1,2", "12", "number", False),
+        ("1 1/2", "1.5", "number", True),
+        ("-1 1/2", "-1.5", "number", True),
+        ("1 1/2", "5.5", "number", False),
+        ("12 000", "12,000", "number", True),
+        ("- 3", "-3", "number", True),
+    ],
+)
+def test_same_answer(gold: str, predicted: str | None, kind: str, same: bool) -> None:
+    assert same_answer(gold, predicted, kind) is same

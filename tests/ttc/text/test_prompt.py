@@ -1,0 +1,90 @@
+"""The beginning-of-sequence token, and questions that look like templates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from jinja2 import TemplateError
+
+from ttc import InvalidInput
+from ttc.text.prompt import PromptTemplate
+
+
+class Letters:
+    """Code points from 10 on are letters; 1 is "<s>", put in front when special tokens are asked for."""
+
+    def __init__(self, adds_bos: bool = True, bos: int | None = 1, chat: str | None = None):
+        self.adds_bos, self.bos_token_id, self.chat_template = adds_bos, bos, chat
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        tokens = []
+        while text:
+            special = text.startswith("<s>")
+            tokens.append(1 if special else ord(text[0]))
+            text = text[3 if special else 1 :]
+        return [1, *tokens] if add_special_tokens and self.adds_bos else tokens
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> str:
+        if options.pop("refuse", False):
+            raise TemplateError("System role not supported")
+        assert options == {"tokenize": False, "add_generation_prompt": True}
+        return f"{self.chat_template}" + "".join(f"[{m['role']}]{m['content']}" for m in messages) + "[assistant]"
+
+
+PLAIN = PromptTemplate("{question}")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "beginnings"),
+    [
+        (Letters(), 1),
+        (Letters(adds_bos=False), 0),
+        (Letters(adds_bos=False, bos=None), 0),
+        (Letters(chat="<s>"), 1),  # the chat template writes its own
+        (Letters(chat=""), 1),
+        (Letters(adds_bos=False, chat="<s>"), 1),
+    ],
+)
+def test_a_sequence_begins_once(tokenizer: Letters, beginnings: int) -> None:
+    tokens = PLAIN.tokens("Hi", tokenizer)
+    assert tokens[:2].count(1) == tokens.count(1) == beginnings
+    body = "[user]Hi[assistant]" if tokenizer.chat_template is not None else "Question: Hi\nAnswer:"
+    assert tokens[beginnings:] == [ord(c) for c in body]
+
+
+@pytest.mark.parametrize("question", ["{question}", "{}", "{0} % {x!r}", r"$\frac{1}{2}$", "{{a}}"])
+@pytest.mark.parametrize("chat", [None, ""])
+def test_braces_in_a_question_stay(question: str, chat: str | None) -> None:
+    text = PromptTemplate("Solve {x}: {question}").text(question, Letters(chat=chat))
+    body = f"Solve {{x}}: {question}"
+    assert text == (f"[user]{body}[assistant]" if chat is not None else f"Question: {body}\nAnswer:")
+
+
+def test_chat_can_be_turned_off() -> None:
+    with_system = PromptTemplate("{question}", system="S", examples=(("a", "b"),), chat=False)
+    assert with_system.text("c", Letters(chat="")) == "S\n\nQuestion: a\nAnswer: b\n\nQuestion: c\nAnswer:"
+
+
+@pytest.mark.parametrize("question", ["", " ", "\n\t"])
+def test_an_empty_question_is_refused(question: str) -> None:
+    with pytest.raises(InvalidInput, match="question is empty"):
+        PLAIN.tokens(question, Letters())
+
+
+@pytest.mark.parametrize("instruction", ["", "{Question}", "question"])
+def test_an_instruction_without_a_place_for_the_question_is_refused(instruction: str) -> None:
+    with pytest.raises(InvalidInput, match=r"must hold \{question\}"):
+        PromptTemplate(instruction)
+
+
+def test_a_chat_template_takes_options_and_may_refuse() -> None:
+    class Thinking(Letters):
+        def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> str:
+            thinking = options.pop("enable_thinking")
+            return f"{thinking}" + super().apply_chat_template(messages, **options)
+
+    text = PromptTemplate("{question}", options={"enable_thinking": False}).text("q", Thinking(chat="T"))
+    assert text == "FalseT[user]q[assistant]"
+    with pytest.raises(InvalidInput, match="System role not supported"):
+        PromptTemplate("{question}", system="Be brief.", options={"refuse": True}).text("q", Letters(chat="T"))

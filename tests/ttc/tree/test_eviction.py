@@ -1,0 +1,178 @@
+"""Eviction of idle branches: the order, the capacity, and that coming back changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, rule
+
+from tests.ttc.test_architectures import assert_like_plain
+from tests.ttc.tree.test_branches import GREEDY, Ownership, make_engine
+from ttc import BlockCache, Engine, InvalidInput, Paged
+from ttc.tree.branch import Branch
+from ttc.tree.eviction import importance
+
+
+def blocks(engine: Engine) -> int:
+    assert engine.cache is not None
+    return sum(engine.cache.blocks(segment) for segment in engine.tree.segments())
+
+
+def kept(engine: Engine, branch: Branch) -> int:
+    """Tokens of a branch whose KV is there."""
+    return engine.leaf(branch).end
+
+
+def four(**settings: Any) -> tuple[Engine, list[Branch]]:
+    """A prompt of one block and four branches of one block each, all idle."""
+    engine = make_engine(cache=BlockCache(block_tokens=8, **settings))
+    root = engine.root(list(range(1, 10)))
+    branches = engine.fork(root, 4)
+    engine.release([root])
+    engine.generate(branches, 8)
+    return engine, branches
+
+
+def test_the_stress_test_of_the_paper_evicts_what_is_over() -> None:
+    """RKSC appendix H: eight branches of a block each and room for four give four evictions, and memory falls."""
+    engine = make_engine(cache=BlockCache(capacity_blocks=1 + 4, block_tokens=8))
+    root = engine.root(list(range(1, 10)))
+    branches = engine.fork(root, 8)
+    engine.release([root])
+    engine.generate(branches, 8)
+    assert engine.cache is not None
+    assert (engine.cache.evictions, engine.cache.evicted_tokens, engine.cache.peak_blocks) == (4, 32, 9)
+    assert engine.kv_bytes() == (8 + 4 * 8) * engine.memory.bytes_per_token
+    assert sorted(kept(engine, b) for b in branches) == [8] * 4 + [16] * 4
+
+
+def test_omega_is_score_over_depth() -> None:
+    assert [importance(0.9, 0), importance(0.9, 2), importance(0.0, 5)] == [0.9, pytest.approx(0.3), 0.0]
+    engine, branches = four()
+    for branch, score in zip(branches, [0.5, 0.2, 0.9, 0.4], strict=True):
+        branch.score = score
+    assert engine.cache is not None
+    engine.cache.capacity_blocks = 3
+    engine.cache.trim(engine)
+    assert [kept(engine, b) for b in branches] == [16, 8, 16, 8]
+
+
+def test_a_deeper_block_leaves_before_a_shallow_one_of_like_score() -> None:
+    engine, branches = four()
+    children = engine.fork(branches[0], 2)  # so that their segments stay apart from their parent's
+    engine.generate(children, 8)
+    for branch in (*branches, *children):
+        branch.score = 0.6
+    assert engine.cache is not None
+    assert blocks(engine) == 7
+    engine.cache.capacity_blocks = 5
+    engine.cache.trim(engine)
+    assert [kept(engine, b) for b in children] == [16] * 2 and [kept(engine, b) for b in branches] == [16] * 4
+
+
+def test_negative_scores_keep_the_order() -> None:
+    engine, branches = four()
+    for branch, score in zip(branches, [-0.5, -2.0, -0.1, -1.0], strict=True):
+        branch.score = score
+    assert engine.cache is not None
+    engine.cache.capacity_blocks = 3
+    engine.cache.trim(engine)
+    assert [kept(engine, b) for b in branches] == [16, 8, 16, 8]
+
+
+def test_what_was_just_generated_outlasts_what_was_rated_lower() -> None:
+    for sign in (1, -1):
+        engine, branches = four()
+        for branch, score in zip(branches[:3], [0.5, 0.2, 0.9], strict=True):
+            branch.score = sign * score
+        assert engine.cache is not None
+        engine.cache.capacity_blocks = 3
+        engine.cache.trim(engine)
+        assert kept(engine, branches[3]) == 16 and [kept(engine, b) for b in branches[:3]].count(16) == 1
+
+
+def test_lru_evicts_what_was_used_longest_ago() -> None:
+    engine, branches = four(order="lru")
+    for branch in (branches[2], branches[0], branches[3]):
+        engine.score([branch], [[[1]]])
+    assert engine.cache is not None
+    engine.cache.capacity_blocks = 3
+    engine.cache.trim(engine)
+    assert [kept(engine, b) for b in branches] == [16, 8, 8, 16]
+
+
+def test_ancestors_stay_while_something_stands_on_them_and_work_is_never_evicted() -> None:
+    engine, branches = four(capacity_blocks=1)
+    assert blocks(engine) == 1  # the prompt, on which all four stand
+    assert [kept(engine, b) for b in branches] == [8] * 4
+    engine.generate(branches, 4, sampling=GREEDY)  # all of it is needed meanwhile
+    assert engine.cache is not None and engine.cache.peak_blocks > 4
+
+
+def test_coming_back_gives_the_same_tokens_and_counts_what_it_took() -> None:
+    plain = make_engine()
+    engine, branches = four(capacity_blocks=1)
+    assert branches[0].usage.recomputed_tokens == 0
+    engine.generate(branches, 6, sampling=GREEDY)
+    assert branches[0].usage.recomputed_tokens == 4 * 8
+    for branch in branches:
+        twin = plain.root(branch.tokens[:17])
+        plain.generate([twin], 6, sampling=GREEDY)
+        assert twin.tokens == branch.tokens
+        assert twin.logprobs == pytest.approx(branch.logprobs[-6:], abs=1e-4)
+    scores = engine.score(branches, [[[3, 4]]] * 4)
+    for branch, found in zip(branches, scores, strict=True):
+        twin = plain.root(branch.tokens)
+        assert plain.score([twin], [[[3, 4]]])[0][0] == pytest.approx(found[0], abs=1e-4)
+
+
+class Evicting(Ownership):
+    """Random programs under a cache far too small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = make_engine(cache=BlockCache(3, block_tokens=4), memory=Paged(16 / 2**20, block_tokens=8))
+
+    @rule(data=st.data(), score=st.floats(-2, 2))
+    def rate(self, data: Any, score: float) -> None:
+        if branch := self.pick(data):
+            branch.score = score
+
+    @invariant()
+    def owns_exactly_what_is_referenced(self) -> None:
+        segments = self.engine.tree.segments()
+        assert set(self.engine.memory.live) == {s.storage for s in segments}
+        for segment in segments:
+            assert segment.refs == sum(b.leaf is segment for b in self.live) + len(segment.children) > 0
+        for branch in self.live:
+            tokens = [t for s in self.engine.leaf(branch).path() for t in s.tokens]
+            assert tokens == branch.tokens[: len(tokens)] and len(tokens) < len(branch.tokens)
+        assert set(self.engine.live) == set(self.live)
+
+
+TestEvicting = Evicting.TestCase
+TestEvicting.settings = settings(max_examples=25, stateful_step_count=20, deadline=None, derandomize=True)
+
+
+@pytest.mark.parametrize("options", [{"capacity_blocks": 0}, {"block_tokens": 0}, {"order": "fifo"}])
+def test_bad_settings_are_named(options: Any) -> None:
+    with pytest.raises(InvalidInput, match=str(next(iter(options.values())))):
+        BlockCache(**options)
+
+
+def test_everything_is_like_plain_under_a_cache_of_one_block() -> None:
+    engine = make_engine(cache=BlockCache(1))
+    root = engine.root(list(range(1, 21)))
+    first, second = engine.fork(root, 2)
+    engine.generate([first], 5, sampling=GREEDY)
+    engine.generate([second], 7, sampling=GREEDY)
+    engine.extend([first], [[7, 8, 9]])
+    engine.generate([first, second], 3, sampling=GREEDY)
+    engine.model.set_attn_implementation("eager")
+    with torch.no_grad():
+        for branch in (first, second):
+            assert_like_plain(engine.model, branch)

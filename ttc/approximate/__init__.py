@@ -1,0 +1,1 @@
+"""Everything here changes results. All of it is off by default."""

@@ -1,0 +1,31 @@
+"""How sure the model was of a branch, and by how much the best branch leads (RKSC, Eqs. 3 and 4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ttc.tree.branch import Branch
+
+
+def confidence(branch: Branch) -> float:
+    """p of RKSC's Eq. 3, in [0, 1]: the mean top-1 probability over the branch's own tokens.
+
+    Given tokens (NaN in `top1`) don't count, and a finished branch has no more tokens to count. 0 if it has none.
+    """
+    return mean_of_own(branch.top1)
+
+
+def mean_of_own(values: Sequence[float]) -> float:
+    """The mean over generated tokens; given ones are NaN. 0 if there are none."""
+    own = [value for value in values if not math.isnan(value)]
+    return sum(own) / len(own) if own else 0.0
+
+
+def gap_ratio(p: Sequence[float]) -> float:
+    """(max - second) / max of RKSC's Eq. 4, in [0, 1].
+
+    One branch has no rival, its gap is 1. Two that share the maximum give 0, and so does a maximum of 0.
+    """
+    first, second = sorted([*p, 0.0], reverse=True)[:2]
+    return (first - second) / first if first > 0 else 0.0

@@ -1,0 +1,235 @@
+"""ASKS (RKSC, section 2.2): variants of a prompt that are close enough to it stand on its KV. Approximate."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from ttc.approximate.early_exit import ExitPass, Lens, batches
+from ttc.attention.plan import ExtendPlan
+from ttc.errors import InvalidInput
+from ttc.passes.prefill import prefill_passes
+from ttc.tree.branch import Branch, Substitution
+from ttc.tree.sharing import Pooling, Sharing
+from ttc.tree.tree import Segment, common_prefix
+
+if TYPE_CHECKING:
+    from ttc.engine import Engine
+
+CONTEXT = 8
+"""Tokens on each side of what differs that are compared with it: one changed word is little, among them."""
+
+
+@torch.inference_mode()
+def share_similar(engine: Engine, root: Branch, children: Sequence[Branch]) -> None:
+    """Put the root's tokens in place of those of `children`, which stand on the trunk, where the two are similar.
+
+    The probe is the beginning of the prefill that it may save: all variants run through the first layers, and those
+    that are refused run on. A similar one is moved to the root's leaf and says so in `substituted`.
+    """
+    first: dict[tuple[int, ...], Branch] = {}
+    for child in children:
+        first.setdefault(tuple(child.tokens), child)
+    others = [child for child in first.values() if not _is_prefix(child.tokens[:-1], root.tokens[:-1])]
+    if engine.sharing.same_numbers:
+        others = [child for child in others if _numbers(engine, child) == _numbers(engine, root)]
+    for child, similarity in _probe(engine, root, others):
+        same = [c for c in children if c.tokens == child.tokens]
+        child.usage.substituted_tokens += len(same) * (len(child.tokens) - 1 - engine.leaf(child).end)
+        for c in same:
+            c.substituted = Substitution(c.tokens, similarity)
+            c.tokens = root.tokens[:]
+            engine.move(c, engine.leaf(root))
+
+
+def differing(a: Sequence[int], b: Sequence[int]) -> tuple[slice, slice]:
+    """The tokens of each from the first difference to the last; none where the other one only has more."""
+    start = common_prefix(a, b)
+    end = common_prefix(a[start:][::-1], b[start:][::-1])
+    return slice(start, len(a) - end), slice(start, len(b) - end)
+
+
+def layer_weights(layers: int, total: int, alpha: float) -> list[float]:
+    """w_1 to w_layers of RKSC's Eq. 2, proportional to exp(alpha l / total), with a sum of 1."""
+    raw = [math.exp(alpha * depth / total) for depth in range(1, layers + 1)]
+    return [w / sum(raw) for w in raw]
+
+
+def similarity(a: Tensor, b: Tensor, pooling: Pooling) -> float:
+    """How alike two prompts' states in one layer are, (tokens, width) each, at most 1. See `Sharing`."""
+    a, b = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (a, b))
+    if pooling == "matched":
+        centre = b.mean(0)  # what all states have in common would make any two alike
+        cosines = normalize(a - centre, dim=-1) @ normalize(b - centre, dim=-1).T
+        return float(cosines.amax(1).mean() + cosines.amax(0).mean()) / 2
+    one, other = (x.mean(0) if pooling == "mean" else x[-1] for x in (a, b))
+    return float(torch.cosine_similarity(one, other, dim=0))
+
+
+def _is_prefix(tokens: Sequence[int], of: Sequence[int]) -> bool:
+    """Whether all of it stands under the root already, exactly: nothing is left to save."""
+    return common_prefix(tokens, of) == len(tokens)
+
+
+def _numbers(engine: Engine, branch: Branch) -> Counter[str]:
+    return Counter(re.findall(r"-?\d+(?:[.,]\d+)*", engine.decode(branch.tokens)))
+
+
+@dataclass(frozen=True)
+class _Window:
+    """What is compared of a variant: tokens `root` of the root's prompt, and of the variant's own prompt `own`, which
+    has the same KV as the root up to `run`, where its own rows begin."""
+
+    root: slice
+    own: slice
+    run: int
+
+    @classmethod
+    def of(cls, root: Sequence[int], own: Sequence[int], run: int, pooling: Pooling) -> _Window:
+        ends = len(root), len(own)
+        if pooling == "last":
+            return cls(slice(ends[0] - 1, ends[0]), slice(ends[1] - 1, ends[1]), run)
+        changed = differing(root, own)
+        return cls(_widened(changed[0], ends[0]), _widened(changed[1], ends[1]), run)
+
+    def similarity(self, rows: Tensor, root: Tensor, offset: int, pooling: Pooling) -> float:
+        """rows: the variant's own states. root: the root's, from its token `offset` on."""
+        shared = root[self.own.start - offset : max(0, self.run - offset)] if self.own.start < self.run else root[:0]
+        own = torch.cat([shared, rows[max(0, self.own.start - self.run) : self.own.stop - self.run]])
+        return similarity(own, root[self.root.start - offset : self.root.stop - offset], pooling)
+
+
+def _widened(region: slice, end: int) -> slice:
+    return slice(max(0, region.start - CONTEXT), min(end, region.stop + CONTEXT))
+
+
+def _probe(engine: Engine, root: Branch, others: Sequence[Branch]) -> list[tuple[Branch, float]]:
+    """Those of `others` that are similar to the root, and how much. What stands in the tree for other prompts decides
+    nothing: a refused one has its prompt's KV afterwards, or finds more of it there."""
+    sharing, layers = engine.sharing, len(engine.lens.layers)
+    if sharing.probe_layers >= layers:
+        raise InvalidInput(
+            f"sharing.probe_layers={sharing.probe_layers} leaves nothing to save of {layers} layers; use less"
+        )
+    if not others or len(root.tokens) < 2:
+        return []
+    probed = list(others)
+    windows: list[_Window] = []
+    known: set[int] = set()  # places of those that more of stands in the tree of: they leave after the probe as well
+    for place, child in enumerate(probed):
+        common = common_prefix(root.tokens, child.tokens[:-1])
+        leaf = engine.tree.descend(engine.tree.trunk, child.tokens[:common])
+        engine.move(child, leaf)
+        child.usage.shared_tokens += leaf.end
+        if engine.tree.descend(leaf, child.tokens[leaf.end : -1]) is not leaf:
+            known.add(place)
+        # the last token is not computed in a prefill, so it is not compared either
+        windows.append(_Window.of(root.tokens[:-1], child.tokens[:-1], leaf.end, sharing.pooling))
+    offset, reference = _reference(engine, root, windows)
+    runs = [child.tokens[engine.leaf(child).end : -1] for child in probed]
+    similar: list[tuple[Branch, float]] = []
+    for chosen in batches(engine, probed, runs, together=False):
+        held: list[Segment] = []
+        try:
+            also = {n for n, i in enumerate(chosen) if i in known}
+            branches, seen = [probed[i] for i in chosen], [windows[i] for i in chosen]
+            found = _compare(engine, branches, held, seen, reference, offset, also)
+            for i, sigma, segment in zip(chosen, found, held, strict=True):
+                if sigma >= sharing.tau:
+                    similar.append((probed[i], sigma))
+                if sigma >= sharing.tau or i in known:
+                    probed[i].usage.probe_layer_rows += len(runs[i]) * sharing.probe_layers
+                else:
+                    engine.move(probed[i], segment)
+                    probed[i].usage.prompt_tokens += len(runs[i])
+        finally:
+            for segment in reversed(held):
+                engine.tree.drop(segment)
+    return similar
+
+
+def _reference(engine: Engine, root: Branch, windows: Sequence[_Window]) -> tuple[int, list[Tensor]]:
+    """The root's states (tokens, width) after each layer of the probe, and the token that they start with."""
+    start = min(min(window.root.start, window.own.start) for window in windows)
+    leaf = engine.tree.descend(engine.tree.trunk, root.tokens[:start])
+    run = root.tokens[leaf.end : max(max(window.root.stop, window.run) for window in windows)]
+    states: list[Tensor] = []
+
+    held: list[Segment] = []
+    try:
+        _pass(engine, [leaf], [run], [root], held, lambda _, pieces: states.append(pieces[0]), lambda: {0})
+    finally:
+        for segment in reversed(held):
+            engine.tree.drop(segment)
+    root.usage.probe_layer_rows += len(run) * engine.sharing.probe_layers
+    return leaf.end, states
+
+
+def _compare(
+    engine: Engine,
+    branches: Sequence[Branch],
+    held: list[Segment],
+    windows: Sequence[_Window],
+    reference: Sequence[Tensor],
+    offset: int,
+    also: set[int],
+) -> list[float]:
+    """sigma of each branch; those below tau and not in `also` have run through all layers, to segments in `held`."""
+    sharing = engine.sharing
+    shares = layer_weights(sharing.probe_layers, len(engine.lens.layers), sharing.alpha)
+    sigma = [0.0] * len(branches)
+
+    def look(depth: int, pieces: Sequence[Tensor]) -> None:
+        for i, (rows, window) in enumerate(zip(pieces, windows, strict=True)):
+            sigma[i] += shares[depth - 1] * window.similarity(rows, reference[depth - 1], offset, sharing.pooling)
+
+    runs = [branch.tokens[engine.leaf(branch).end : -1] for branch in branches]
+    leaves = [engine.leaf(branch) for branch in branches]
+    _pass(
+        engine, leaves, runs, branches, held, look, lambda: also | {i for i, s in enumerate(sigma) if s >= sharing.tau}
+    )
+    return sigma
+
+
+Look = Callable[[int, Sequence[Tensor]], Any]
+"""(layers computed, the states (rows, width) of each run)"""
+
+
+def _pass(
+    engine: Engine,
+    leaves: Sequence[Segment],
+    runs: Sequence[list[int]],
+    branches: Sequence[Branch],
+    held: list[Segment],
+    look: Look,
+    leaving: Callable[[], set[int]],
+) -> None:
+    """All of `runs` in one pass, which the probe's layers are looked at in, and `leaving` leave after them."""
+
+    def forward(rows: Sequence[int], plan: ExtendPlan) -> None:
+        _ProbePass(engine.lens, plan, engine.sharing, look, leaving).run(engine, rows)
+
+    usages = [branch.usage for branch in branches]
+    for _ in prefill_passes(engine, leaves, runs, usages, held, limit=sum(map(len, runs)), forward=forward):
+        pass
+
+
+class _ProbePass(ExitPass):
+    def __init__(self, lens: Lens, plan: ExtendPlan, sharing: Sharing, look: Look, leaving: Callable[[], set[int]]):
+        super().__init__(lens, plan, lambda *_: set(), first_look=1)
+        self.probe_layers, self.look, self.leaving = sharing.probe_layers, look, leaving
+
+    def _look(self, depth: int, output: Any) -> Any:
+        if depth > self.probe_layers:
+            return output
+        states: Tensor = output[0] if isinstance(output, tuple) else output
+        self.look(depth, [states[0, piece.rows] for piece in self.plan.pieces])
+        return output if depth < self.probe_layers else self.without(self.leaving(), output)

@@ -1,0 +1,1 @@
+"""One pass over the tree: which rows attend which runs of KV, and how."""

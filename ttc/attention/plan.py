@@ -1,0 +1,251 @@
+"""An attention plan: which rows of one forward pass attend which runs of KV, and where new KV is written."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ttc.attention.kernels import Layer, Partial, merge_, partial_attention, segment_attention
+from ttc.attention.stream import TAILS, Stream
+from ttc.memory.manager import KV, KVMemory, LayerKV
+from ttc.tree.tree import Segment
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run of `length` tokens at positions from `start` on, attended in full by a contiguous range of rows."""
+
+    kv: KV
+    start: int
+    length: int
+    rows: slice
+
+
+class Plan(ABC):
+    """The part that every plan shares: entries, and positions for the sliding window.
+
+    positions: the position of each row's token, rows packed in depth-first order so that entries are contiguous.
+    """
+
+    def __init__(self, entries: Sequence[Entry], positions: Sequence[int], stream: Stream | None = None):
+        self.entries = list(entries)
+        self.positions = list(positions)
+        self.stream = stream
+        self._spans: dict[tuple[int, int, int], tuple[int, Tensor | None] | None] = {}
+
+    def attend(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
+        """Store the new keys and values, then attend tails and entries: what is on the device, then what streams in.
+
+        q: (kv_heads, groups, rows, dim); key, value: (kv_heads, rows, dim). Returns out (kv_heads, groups, rows,
+        value_dim) and its log-sum-exp, both at least float32.
+        """
+        out, lse = self.attend_tails(layer, q, key, value)
+        absent = set[int]()
+        for index, entry in enumerate(self.entries):
+            if (copy := entry.kv.device[layer.index]) is not None:
+                self._attend(layer, index, q, copy, out, lse)
+            else:
+                absent.add(index)
+        if self.stream is not None:
+            for unit, parts in self.stream.read(layer.index):
+                seen = layer if unit.view is None else unit.view.of(layer)
+                for index, copy in parts.items():
+                    if index != TAILS:
+                        self._attend(seen, index, q[unit.heads], copy, out[unit.heads], lse[unit.heads])
+                absent.difference_update(parts)
+        if absent and (self.stream is None or not self.stream.sparse):
+            self._expect_hidden(layer, absent, q.device)
+        return out, lse
+
+    def _expect_hidden(self, layer: Layer, absent: Iterable[int], device: torch.device) -> None:
+        """What was not read must lie outside the layer's window: a wrong answer is worse than none."""
+        needed = (index for index in absent if self.entries[index].rows.start < self.entries[index].rows.stop)
+        for index in needed:
+            if layer.window is None or self._span(index, layer.window, layer.sink, device) is not None:
+                raise RuntimeError(f"entry {index} of layer {layer.index} is neither on the device nor in the stream")
+
+    def _attend(self, layer: Layer, index: int, q: Tensor, copy: LayerKV, out: Tensor, lse: Tensor) -> None:
+        """Fold one entry into (out, lse), which have the heads that q and the copy have."""
+        entry = self.entries[index]
+        span = (0, None) if layer.window is None else self._span(index, layer.window, layer.sink, q.device)
+        if span is None:
+            return
+        (lo, visible), rows = span, entry.rows
+        keys, values = copy.keys[:, lo : entry.length], copy.values[:, lo : entry.length]
+        part = segment_attention(q[:, :, rows], keys, values, layer, visible)
+        merge_(out[:, :, rows], lse[:, :, rows], *part)
+
+    def close(self) -> None:
+        """Give back what the stream holds."""
+        if self.stream is not None:
+            self.stream.close()
+
+    @abstractmethod
+    def attend_tails(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
+        """Store the new keys and values, and attend what each branch alone has seen of its tail."""
+
+    def _span(self, index: int, window: int, sink: int, device: torch.device) -> tuple[int, Tensor | None] | None:
+        """What a window leaves of an entry: (first key, (rows, keys) visibility or None for all), or None."""
+        key = index, window, sink
+        if key not in self._spans:
+            entry = self.entries[index]
+            positions = self.positions[entry.rows]
+            lo = 0 if entry.start < sink else max(0, min(positions) - window + 1 - entry.start)
+            span: tuple[int, Tensor | None] | None = None
+            if lo < entry.length:
+                visible = None
+                if max(positions) - window + 1 > max(entry.start + lo, sink):
+                    keys = torch.arange(entry.start + lo, entry.start + entry.length, device=device)
+                    visible = keys[None] > torch.tensor(positions, device=device)[:, None] - window
+                    visible |= keys < sink
+                span = lo, visible
+            self._spans[key] = span
+        return self._spans[key]
+
+
+class DecodePlan(Plan):
+    """One new token for each branch; the branches' tails grow in step, side by side in one buffer.
+
+    tails: KV with one row per branch. filled: tokens that each tail holds before this pass.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        positions: Sequence[int],
+        tails: KV,
+        filled: int,
+        stream: Stream | None = None,
+    ):
+        super().__init__(entries, positions, stream)
+        self.tails = tails
+        self.filled = filled
+
+    def advance(self) -> None:
+        """The pass is done: every tail has one token more."""
+        self.filled += 1
+        self.positions = [p + 1 for p in self.positions]
+        self._spans.clear()
+
+    def attend_tails(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
+        branches, end = q.shape[2], self.filled + 1
+        new_key, new_value = key.transpose(0, 1), value.transpose(0, 1)
+        copy = self.tails.device[layer.index]
+        if copy is None:
+            assert self.stream is not None
+            copy = self.stream.staged_tails(layer.index)
+            where = slice(0, branches), slice(None), self.filled
+            self.stream.memory.store(self.tails, layer.index, where, new_key, new_value)
+        keys, values = copy.keys[:branches], copy.values[:branches]
+        keys[:, :, self.filled], values[:, :, self.filled] = new_key, new_value
+        lo = 0 if layer.window is None else max(0, end - layer.window)
+        out, lse = partial_attention(q.permute(2, 0, 1, 3), keys[:, :, lo:end], values[:, :, lo:end], layer)
+        return _accumulator(out).permute(1, 2, 0, 3), lse.permute(1, 2, 0)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive new tokens of one branch, `rows` of the pass. blocks: where they are stored: (KV, its first token to
+    fill, how many), in order."""
+
+    rows: slice
+    blocks: Sequence[tuple[KV, int, int]]
+
+
+class ExtendPlan(Plan):
+    """Many new tokens for each branch (prefill, scoring), causal among themselves."""
+
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        positions: Sequence[int],
+        pieces: Sequence[Piece],
+        memory: KVMemory | None = None,
+        stream: Stream | None = None,
+    ):
+        super().__init__(entries, positions, stream)
+        self.pieces, self.memory = list(pieces), memory
+        self._bands: dict[tuple[int, int], Tensor] = {}
+
+    def attend_tails(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
+        kv_heads, groups, rows, _ = q.shape
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        out = torch.empty(kv_heads, groups, rows, value.shape[-1], dtype=dtype, device=q.device)
+        lse = torch.empty(kv_heads, groups, rows, dtype=dtype, device=q.device)
+        for piece in self.pieces:
+            k, v = key[:, piece.rows], value[:, piece.rows]
+            self._store(piece, layer.index, k, v)
+            # heads that share keys become the heads of one batch entry: a view, nothing is repeated
+            out[:, :, piece.rows], lse[:, :, piece.rows] = partial_attention(
+                q[:, :, piece.rows],
+                k[:, None].expand(-1, groups, -1, -1),
+                v[:, None].expand(-1, groups, -1, -1),
+                layer,
+                causal=True,
+                visible=self._band(k.shape[1], layer.window, q.device),
+            )
+        return out, lse
+
+    def _store(self, piece: Piece, layer: int, key: Tensor, value: Tensor) -> None:
+        row = 0
+        for kv, first, count in piece.blocks:
+            k, v = key[:, row : row + count], value[:, row : row + count]
+            where = slice(None), slice(first, first + count)
+            if (copy := kv.device[layer]) is not None:
+                copy.keys[where], copy.values[where] = k, v
+            if self.memory is not None and kv.host[layer] is not None:
+                self.memory.store(kv, layer, where, k, v)
+            row += count
+
+    def _band(self, rows: int, window: int | None, device: torch.device) -> Tensor | None:
+        if window is None or rows <= window:
+            return None
+        if (rows, window) not in self._bands:
+            ones = torch.ones(rows, rows, dtype=torch.bool, device=device)
+            self._bands[rows, window] = ones.triu(1 - window)
+        return self._bands[rows, window]
+
+
+def _accumulator(out: Tensor) -> Tensor:
+    return out.to(torch.promote_types(out.dtype, torch.float32))
+
+
+def shared_entries(paths: Sequence[Sequence[Segment]], counts: Sequence[int]) -> list[Entry]:
+    """The entries for branches whose root-to-leaf segments are `paths`, with `counts` packed rows each.
+
+    The paths must be in depth-first order (see `depth_first`).
+    """
+    spans: dict[Segment, list[int]] = {}
+    row = 0
+    for path, rows in zip(paths, counts, strict=True):
+        for segment in path:
+            spans.setdefault(segment, [row, row])[1] = row + rows
+        row += rows
+    return [Entry(s.storage, s.start, len(s.tokens), slice(first, last)) for s, (first, last) in spans.items()]
+
+
+def private_entries(
+    paths: Sequence[Sequence[Segment]], counts: Sequence[int], copies: Mapping[KV, Sequence[KV]] | None = None
+) -> list[Entry]:
+    """Like `shared_entries`, but nothing is shared: an entry for each path and segment, of the next of its `copies`."""
+    entries = []
+    taken: Counter[KV] = Counter()
+    row = 0
+    for path, rows in zip(paths, counts, strict=True):
+        for segment in path:
+            kv = segment.storage
+            mine = copies[kv][taken[kv]] if copies else kv
+            taken[kv] += 1
+            entries.append(Entry(mine, segment.start, len(segment.tokens), slice(row, row + rows)))
+        row += rows
+    return entries
+
+
+def depth_first(paths: Sequence[Sequence[Segment]]) -> list[int]:
+    """An order of the paths in which all paths through any one segment are neighbours."""
+    return sorted(range(len(paths)), key=lambda i: [segment.serial for segment in paths[i]])

@@ -1,0 +1,1 @@
+"""Settings for what is approximate, found on held-out data."""

@@ -1,0 +1,1 @@
+"""Formulas of the papers: bytes moved, memory needed."""

@@ -1,0 +1,1 @@
+"""Where KV lies: buffers in two tiers, and the link between them."""

@@ -1,0 +1,1 @@
+"""The model itself: loading it, checking that it is served exactly, running it."""

@@ -1,0 +1,1 @@
+"""What runs: prefill, decoding, scoring."""

@@ -1,0 +1,1 @@
+"""From questions to prompts, and from texts to answers."""

@@ -1,0 +1,99 @@
+"""Which idle branches keep their KV when there are too many blocks (RKSC section 2.4, Algorithm 4)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
+
+from ttc.errors import InvalidInput
+from ttc.tree.branch import Branch
+from ttc.tree.tree import Segment
+
+if TYPE_CHECKING:
+    from ttc.engine import Engine
+
+
+@dataclass
+class BlockCache:
+    """Evicts KV of branches that are alive but not at work, down to `capacity_blocks` blocks of `block_tokens` tokens.
+
+    order: "rsbcm" evicts ascending omega = score / (depth + 1), "lru" what was used longest ago. A segment leaves only
+    when nothing stands on it, so leaves go before their ancestors, and never while a call works on a branch that needs
+    it: then the tree may exceed the capacity. An evicted branch keeps its tokens; when it goes on, its KV is computed
+    again, to the same logits (exact), and counted as recomputed tokens.
+    """
+
+    capacity_blocks: int = 2000
+    block_tokens: int = 16
+    order: str = "rsbcm"
+
+    evictions: int = field(init=False, repr=False, default=0)
+    evicted_tokens: int = field(init=False, repr=False, default=0)
+    peak_blocks: int = field(init=False, repr=False, default=0)
+
+    def __post_init__(self) -> None:
+        for name in ("capacity_blocks", "block_tokens"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"cache.{name}={getattr(self, name)} must be at least 1")
+        if self.order not in ("rsbcm", "lru"):
+            raise InvalidInput(f"cache.order={self.order!r} is unknown; use 'rsbcm' or 'lru'")
+
+    def fresh(self) -> BlockCache:
+        """A cache with these settings that has evicted nothing yet."""
+        return BlockCache(**{f.name: getattr(self, f.name) for f in fields(self) if f.init})
+
+    def blocks(self, segment: Segment) -> int:
+        """Blocks that a segment takes."""
+        return -(-len(segment.tokens) // self.block_tokens)
+
+    def trim(self, engine: Engine, at_work: Iterable[Branch] = ()) -> None:
+        """Evict until the tree is within capacity, or nothing may leave any more."""
+        used = sum(self.blocks(segment) for segment in engine.tree.segments())
+        self.peak_blocks = max(self.peak_blocks, used)
+        if used <= self.capacity_blocks:
+            return
+        busy = {id(branch) for branch in at_work}
+        ends: dict[Segment, list[Branch]] = defaultdict(list)
+        for branch in engine.live:
+            ends[engine.leaf(branch)].append(branch)
+        scores = [branch.score for branch in engine.live if branch.score is not None]
+        lowest, highest = min([0.0, *scores]), max(scores, default=0.0)
+        while used > self.capacity_blocks:
+            free = [
+                segment
+                for segment, branches in ends.items()
+                if segment.parent is not None
+                and segment.refs == len(branches)  # no child, and no call, holds it
+                and not any(id(branch) in busy for branch in branches)
+            ]
+            if not free:
+                return
+            segment = min(free, key=lambda s: (self._worth(s, ends[s], lowest, highest), -s.serial))
+            parent, branches = segment.parent, ends.pop(segment)
+            assert parent is not None
+            used -= self.blocks(segment)
+            self.evictions += 1
+            self.evicted_tokens += len(segment.tokens)
+            for branch in branches:
+                engine.move(branch, parent)
+            ends[parent] += branches
+
+    def _worth(self, segment: Segment, branches: list[Branch], lowest: float, highest: float) -> float:
+        """What leaves first has least: omega, with scores from zero on, or the time of the last use. What was not rated
+        yet counts as much as the best: it is about to be."""
+        if self.order == "lru":
+            return max(branch.used_at for branch in branches)
+        return max(importance((highest if b.score is None else b.score) - lowest, _depth(b, segment)) for b in branches)
+
+
+def importance(score: float, depth: int) -> float:
+    """RSBCM's omega = score / (depth + 1), for scores from zero on: a negative one would turn the order of depths
+    round."""
+    return score / (depth + 1)
+
+
+def _depth(branch: Branch, segment: Segment) -> int:
+    """Steps of the branch that end by the end of the segment."""
+    return sum(end <= segment.end + 1 for end in branch.step_ends)

@@ -1,0 +1,156 @@
+"""The KV tree: immutable segments with reference counts, shared by every branch below them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count, takewhile
+from typing import TYPE_CHECKING
+
+from ttc.memory.manager import KV
+
+if TYPE_CHECKING:
+    from ttc.residency.base import Residency
+
+MIN_SHARED_TOKENS = 8
+"""A common prefix shorter than this is recomputed: one more segment in every later plan would cost more."""
+
+MERGE_RATIO = 4
+"""A segment with one child joins it when it is at most this many times as long: chains stay logarithmic."""
+
+_serial = count()
+
+
+class Segment:
+    """A run of tokens on one tree edge, with its KV, at positions `start` to `end`.
+
+    refs: the branches that end here plus the children. The trunk is the empty segment above all roots.
+    """
+
+    def __init__(self, tokens: list[int], kv: KV | None, parent: Segment | None):
+        self.tokens, self.kv, self.parent = tokens, kv, parent
+        self.children: list[Segment] = []
+        self.refs = 0
+        self.start = parent.end if parent else 0
+        self.serial = next(_serial)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def storage(self) -> KV:
+        """The segment's KV, which the trunk and freed segments don't have."""
+        if self.kv is None:
+            raise RuntimeError(f"segment {self.serial} at {self.start} holds no KV: it is the trunk, or was freed")
+        return self.kv
+
+    def path(self) -> list[Segment]:
+        """The segments from the root to this one, the empty trunk left out."""
+        chain: list[Segment] = []
+        node: Segment | None = self
+        while node is not None and node.parent is not None:
+            chain.append(node)
+            node = node.parent
+        return chain[::-1]
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """The number of leading tokens that `a` and `b` share."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def worth_sharing(run: Sequence[int], tokens: Sequence[int]) -> bool:
+    """Whether a new segment of `run` would serve a branch that needs `tokens` at the same place."""
+    shared = common_prefix(run, tokens)
+    return shared >= MIN_SHARED_TOKENS or 0 < shared == len(run)
+
+
+class Tree:
+    """All segments. Whoever holds a segment takes a reference with `hold` and gives it back with `drop`."""
+
+    def __init__(self, residency: Residency):
+        self.residency, self.memory = residency, residency.memory
+        self.trunk = Segment([], None, None)
+
+    def hold(self, segment: Segment) -> Segment:
+        segment.refs += 1
+        return segment
+
+    def drop(self, segment: Segment) -> None:
+        """Give a reference back; segments that nobody needs any more are freed at once, leaf to root."""
+        segment.refs -= 1
+        node: Segment | None = segment
+        while node is not None and node.refs == 0 and node.parent is not None:
+            parent = node.parent
+            parent.children.remove(node)
+            parent.refs -= 1
+            if node.kv is not None:
+                self.memory.free(node.kv)
+            node.kv = None
+            node = parent
+
+    def attach(self, parent: Segment, tokens: list[int], kv: KV) -> Segment:
+        """A new child segment. The caller holds it, or it stays unreferenced until somebody does."""
+        child = Segment(tokens, kv, self.hold(parent))
+        parent.children.append(child)
+        return child
+
+    def descend(self, segment: Segment, tokens: Sequence[int]) -> Segment:
+        """The deepest segment below `segment` that holds a prefix of `tokens`; it is split where they part."""
+        while tokens:
+            shared, child = max(
+                ((common_prefix(c.tokens, tokens), c) for c in segment.children),
+                key=lambda x: x[0],
+                default=(0, segment),
+            )
+            if shared == len(child.tokens) and shared > 0:
+                segment, tokens = child, tokens[shared:]
+            elif shared >= MIN_SHARED_TOKENS:
+                return self.split(child, shared)
+            else:
+                break
+        return segment
+
+    def split(self, segment: Segment, at: int) -> Segment:
+        """Cut `segment` after `at` tokens. It keeps its identity as the lower part; the new upper part is returned."""
+        upper_kv, lower_kv = self.memory.recut([segment.storage], [at, len(segment.tokens) - at])
+        parent = segment.parent
+        assert parent is not None
+        upper = Segment(segment.tokens[:at], upper_kv, parent)
+        parent.children[parent.children.index(segment)] = upper
+        upper.children, upper.refs = [segment], 1
+        segment.tokens, segment.kv, segment.parent, segment.start = segment.tokens[at:], lower_kv, upper, upper.end
+        return upper
+
+    def compact(self, segment: Segment) -> None:
+        """Join `segment` with ancestors that only it needs, so that a long private chain is read as one run."""
+        parent = segment.parent
+        while parent is not None and parent.parent is not None and parent.refs == 1:
+            joined, most = len(parent.tokens) + len(segment.tokens), self.residency.block_tokens
+            if (
+                (most is None or joined <= most)
+                and len(parent.tokens) <= MERGE_RATIO * len(segment.tokens)
+                and self.memory.can_recut([parent.storage, segment.storage])
+            ):
+                self._absorb(parent, segment)
+            else:
+                segment = parent
+            parent = segment.parent
+
+    def _absorb(self, parent: Segment, child: Segment) -> None:
+        assert parent.parent is not None
+        (kv,) = self.memory.recut([parent.storage, child.storage], [len(parent.tokens) + len(child.tokens)])
+        above = parent.parent
+        above.children[above.children.index(parent)] = child
+        child.tokens, child.kv = parent.tokens + child.tokens, kv
+        child.parent, child.start = above, parent.start
+        parent.kv, parent.parent, parent.children, parent.refs = None, None, [], 0
+
+    def segments(self) -> list[Segment]:
+        """Every segment in the tree, parents first."""
+        found, stack = [], list(self.trunk.children)
+        while stack:
+            node = stack.pop()
+            found.append(node)
+            stack.extend(node.children)
+        return found

@@ -1,0 +1,49 @@
+"""The packages' public names: loaded when they are used, and listed once for the reader, mypy and `import *` alike."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGES = ("ttc", "search", "verifiers")
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_importing_a_package_loads_no_torch(name: str) -> None:
+    code = f"import sys, {name}; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_an_error_can_be_imported_without_torch() -> None:
+    code = "import sys; from ttc import InvalidInput, Usage; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_every_public_name_is_the_one_that_type_checkers_see(name: str) -> None:
+    package = importlib.import_module(name)
+    tree = ast.parse(Path(str(package.__file__)).read_text())
+    seen = {
+        alias.name: node.module
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert sorted(seen) == sorted(package.__all__)
+    for public, module in seen.items():
+        assert getattr(package, public) is getattr(importlib.import_module(str(module)), public)
+        assert public in dir(package)
+
+
+def test_a_name_that_does_not_exist_is_an_ordinary_attribute_error() -> None:
+    import ttc
+
+    with pytest.raises(AttributeError, match="module 'ttc' has no attribute 'Enginee'"):
+        _ = ttc.Enginee  # type: ignore[attr-defined]
+    with pytest.raises(ImportError, match="Enginee"):
+        from ttc import Enginee  # type: ignore[attr-defined]  # noqa: F401

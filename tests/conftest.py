@@ -2,7 +2,10 @@
 
 import os
 
+import pytest
 import torch
+
+pytest.register_assert_rewrite("tests.helpers")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)

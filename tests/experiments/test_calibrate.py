@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_module
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -21,6 +20,7 @@ import experiments.run
 from experiments.calibrate import observe, report
 from experiments.run import make_verifier, resolved
 from search import BeamSearch, BestOfN, solve
+from tests.helpers.configurations import configuration
 from ttc import Engine, InvalidInput, Problem, TTCError
 from ttc.calibration.confidence_gate import Observation, calibrate
 from verifiers import ConfidenceGatedVerifier, ConfidenceVerifier, SelfVerifier
@@ -179,11 +179,6 @@ def test_a_calibration_and_the_run_that_uses_it(tmp_path: Path) -> None:
     assert done.returncode != 0 and "error: " in done.stderr and "data set 'sums', not for 'gsm8k'" in done.stderr
     done = job("run", *SEARCH, *gated, *place, "dataset.offset=5", "dataset.limit=3")  # problem 7 is seed 7's first
     assert done.returncode != 0 and "error: " in done.stderr and "were used to calibrate" in done.stderr
-
-
-def configuration(job: str, *overrides: str) -> Any:
-    with initialize_config_module("conf", version_base="1.3"):
-        return compose("config" if job == "run" else job, overrides=list(overrides))
 
 
 def test_an_inner_verifier_by_name_or_with_settings() -> None:

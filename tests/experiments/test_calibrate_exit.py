@@ -15,9 +15,9 @@ import experiments.run
 from experiments.calibrate import observe_exits, report_exit
 from experiments.run import make_verifier, resolved
 from search import BeamSearch, BestOfN, solve
-from tests.experiments.test_calibrate import configuration
-from tests.verifiers.test_fresh_prompts import KnownWords
-from tests.verifiers.test_verifiers import make_engine
+from tests.helpers.configurations import configuration
+from tests.helpers.engines import words_engine
+from tests.helpers.tokenizers import KnownWords
 from ttc import EarlyExit, Engine, InvalidInput, Problem, TTCError
 from ttc.calibration.early_exit import ExitCalibration, agrees, calibrate_exit, chosen, replay
 from ttc.calibration.layer_profile import Profile
@@ -29,9 +29,7 @@ SEARCH = BestOfN(n=4, max_tokens=4)
 
 @pytest.fixture
 def engine() -> Engine:
-    made = make_engine()
-    made.tokenizer = KnownWords()
-    return made
+    return words_engine(KnownWords)
 
 
 @pytest.mark.parametrize("fresh", [False, True])

@@ -11,6 +11,8 @@ import pytest
 from search import BeamSearch, BestOfN, DiversePrompts, Greedy, Problem, Result, SelfConsistency, solve
 from search.base import vote
 from search.driver import aggregate
+from tests.helpers.backends import FakeBackend
+from tests.helpers.tokenizers import Letters
 from ttc import InvalidInput, Sampling
 from ttc.sampling import stream_key
 from ttc.text.prompt import PromptTemplate
@@ -20,73 +22,9 @@ from ttc.usage import Usage
 PLAIN = PromptTemplate("{question}")
 
 
-class Letters:
-    chat_template = None
-    bos_token_id = eos_token_id = None
-
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return [ord(c) for c in text]
-
-
-class FakeBackend:
-    """Writes digits drawn from each branch's key; a branch ends at its first 0."""
-
-    def __init__(self) -> None:
-        self.tokenizer = Letters()
-        self.live: set[int] = set()
-        self.batches: list[int] = []
-        self.fail_at: int | None = None
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return "".join(map(chr, tokens))
-
-    def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text)
-
-    def root(self, tokens: Sequence[int], *, seed: int = 0) -> Branch:
-        return self.roots([tokens], seeds=[seed])[0]
-
-    def roots(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int]) -> list[Branch]:
-        if any(len(p) > 2000 for p in prompts):
-            raise InvalidInput("the prompt is too long")
-        made = [Branch(p, None, stream_key(s), Usage(), self.decode) for p, s in zip(prompts, seeds, strict=True)]
-        self.live |= set(map(id, made))
-        return made
-
-    def variants(self, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Any = None) -> list[Branch]:
-        if any(len(p) > 2000 for p in prompts):
-            raise InvalidInput("the prompt is too long")
-        children = self.fork(root, len(prompts))
-        for child, prompt, suffix in zip(children, prompts, suffixes, strict=True):
-            child.tokens = [*prompt, *suffix]
-            child.prompt_length = len(child.tokens)
-        return children
-
-    def fork(self, branch: Branch, n: int) -> list[Branch]:
-        assert id(branch) in self.live
-        children = [branch.child() for _ in range(n)]
-        self.live |= set(map(id, children))
-        return children
-
-    def generate(
-        self, branches: Sequence[Branch], max_tokens: int, *, stop: Any = (), end: Any = (), sampling: Any = None
-    ) -> None:
-        self.batches.append(len(branches))
-        if self.fail_at == len(self.batches):
-            raise RuntimeError("device lost")
-        for branch in branches:
-            assert not branch.finished and id(branch) in self.live
-            for _ in range(max_tokens):
-                digit = stream_key(branch.key, len(branch.tokens)) % 10
-                branch.tokens.append(ord(str(digit)))
-                branch.usage.generated_tokens += 1
-                if digit == 0:
-                    branch.finish_reason = "eos"
-                    break
-            branch.step_ends.append(len(branch.tokens))
-
-    def release(self, branches: Sequence[Branch]) -> None:
-        self.live -= set(map(id, branches))
+def digits() -> FakeBackend:
+    """Its texts are digits."""
+    return FakeBackend("0123456789", longest=2000)
 
 
 class DigitSum:
@@ -97,7 +35,7 @@ class DigitSum:
 
 
 def run(search: Any, problem: Any, **options: Any) -> Any:
-    backend = options.pop("engine", None) or FakeBackend()
+    backend = options.pop("engine", None) or digits()
     result = solve(search, engine=backend, verifier=options.pop("verifier", DigitSum()), problem=problem, **options)
     assert not backend.live
     return result
@@ -153,10 +91,10 @@ def test_beam_search_against_a_reference() -> None:
 
 
 def test_beam_search_rates_equally_many_each_step_and_prunes() -> None:
-    backend = FakeBackend()
+    backend = digits()
     result = run(BeamSearch(beam_size=2, beam_width=3, step_tokens=1, max_steps=3), "q", engine=backend)
-    assert backend.batches[0] == 6
-    assert all(n <= 6 for n in backend.batches)
+    assert backend.calls[0] == 6
+    assert all(n <= 6 for n in backend.calls)
     nodes = {n["id"]: n for n in result.tree}
     assert nodes[0]["status"] == "root" and nodes[0]["parent"] is None
     assert sum(n["status"] in ("kept", "finished") for n in result.tree) == len(result.branches) == 2
@@ -173,7 +111,7 @@ def branch(text: str, score: float) -> Branch:
 
 
 def test_diverse_prompts_go_round() -> None:
-    backend = FakeBackend()
+    backend = digits()
     search = DiversePrompts(n=5, max_tokens=9, phrasings=("Q: {question}", "Find {question}"), hints=(" a", " b", " c"))
     result = solve(search, engine=backend, verifier=DigitSum(), problem="one", template=PLAIN)
     starts = {tuple(b.path): backend.decode(b.tokens[: b.prompt_length]) for b in result.branches}
@@ -185,17 +123,15 @@ def test_diverse_prompts_go_round() -> None:
 
 
 def test_without_phrasings_or_hints_the_prompt_is_the_templates() -> None:
-    result = solve(
-        DiversePrompts(n=2, hints=()), engine=FakeBackend(), verifier=DigitSum(), problem="one", template=PLAIN
-    )
+    result = solve(DiversePrompts(n=2, hints=()), engine=digits(), verifier=DigitSum(), problem="one", template=PLAIN)
     assert [bytes(b.tokens[: b.prompt_length]).decode() for b in result.branches] == ["Question: one\nAnswer:"] * 2
 
 
 def test_a_phrasing_too_long_for_the_model_stops_its_problem_alone() -> None:
-    backend = FakeBackend()
+    backend = digits()
     search = DiversePrompts(n=2, phrasings=("{question}" * 300,))
     results = solve(search, engine=backend, verifier=DigitSum(), problem=["x", "a long one"], template=PLAIN)
-    assert [r.error for r in results] == [None, "InvalidInput: the prompt is too long"]
+    assert [r.error for r in results] == [None, "InvalidInput: the prompt is longer than 2000 tokens"]
     with pytest.raises(InvalidInput, match=r"must hold \{question\}"):
         DiversePrompts(phrasings=("Solve it.",))
     assert not backend.live
@@ -239,9 +175,9 @@ def test_company_changes_nothing(search: Any) -> None:
     for concurrency in (1, 2, 5):
         assert alone == [seen(r) for r in run(search, questions, seed=3, concurrency=concurrency)]
     assert alone != [seen(r) for r in run(search, questions, seed=4)]
-    backend = FakeBackend()
+    backend = digits()
     run(search, questions, engine=backend, concurrency=5)
-    assert max(backend.batches) > 5  # the problems' requests were merged
+    assert max(backend.calls) > 5  # the problems' requests were merged
 
 
 class Sick(DigitSum):
@@ -276,7 +212,7 @@ def test_a_sick_verifier_stops_its_problem_alone(how: str, words: str) -> None:
 def test_unusable_problems_fail_alone() -> None:
     fine, empty, long = run(Greedy(max_tokens=3), ["fine", " ", "x" * 3000], verifier=None)
     assert fine.error is None and fine.best is not None
-    assert "question is empty" in empty.error and "too long" in long.error
+    assert "question is empty" in empty.error and "longer than 2000 tokens" in long.error
     assert empty.branches == [] and empty.answer is None
     with pytest.raises(InvalidInput, match="empty"):
         run(Greedy(), " ", verifier=None)
@@ -293,7 +229,7 @@ def test_budgets_stop_a_search_with_what_it_has() -> None:
 
 
 def test_nothing_stays_live_after_a_failure() -> None:
-    backend = FakeBackend()
+    backend = digits()
     backend.fail_at = 2
     with pytest.raises(RuntimeError, match="device lost"):
         solve(
@@ -338,7 +274,7 @@ def test_a_search_that_raises_at_once_leaks_nothing() -> None:
             raise ValueError("broken")
             yield
 
-    backend = FakeBackend()
+    backend = digits()
     with pytest.raises(ValueError, match="broken"):
         solve(Broken(), engine=backend, problem=["a", "b"])
     assert not backend.live
@@ -360,10 +296,10 @@ def test_usage_is_the_problems_own() -> None:
         (lambda: BestOfN(temperature=-1), "temperature=-1"),
         (lambda: BeamSearch(aggregation="median"), "median"),  # type: ignore[arg-type]
         (lambda: Sampling(top_p=0), "top_p=0"),
-        (lambda: solve(BestOfN(), engine=FakeBackend(), problem="q"), "verifier"),
-        (lambda: solve(Greedy(), engine=FakeBackend(), problem=[], concurrency=0), "concurrency=0"),
-        (lambda: solve(Greedy(), engine=FakeBackend(), problem=[], end="END"), "end='END'"),
-        (lambda: solve(Greedy(), engine=FakeBackend(), problem=[], answer_kind="poem"), "poem"),
+        (lambda: solve(BestOfN(), engine=digits(), problem="q"), "verifier"),
+        (lambda: solve(Greedy(), engine=digits(), problem=[], concurrency=0), "concurrency=0"),
+        (lambda: solve(Greedy(), engine=digits(), problem=[], end="END"), "end='END'"),
+        (lambda: solve(Greedy(), engine=digits(), problem=[], answer_kind="poem"), "poem"),
     ],
 )
 def test_bad_parameters_are_named(make: Any, message: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,126 +11,10 @@ import transformers as hf
 
 import ttc.attention.plan
 import ttc.residency.base
+from tests.helpers.exactness import assert_like_plain, grow
+from tests.helpers.models import FAMILIES, VOCAB, build, prompt
+from tests.helpers.tokenizers import Letters
 from ttc import Engine, Sampling, UnsupportedModel
-from ttc.tree.branch import Branch
-
-VOCAB = 128
-GREEDY = Sampling(temperature=0)
-COMMON: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-MOE = {"num_experts_per_tok": 2, "num_local_experts": 4}
-MLA = {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4,
-    "head_dim": 4,
-    "v_head_dim": 6,
-    "num_key_value_heads": 4,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "moe_intermediate_size": 16,
-    "first_k_dense_replace": 1,
-}
-FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
-    "llama": (hf.LlamaConfig, {}),
-    "qwen2": (hf.Qwen2Config, {}),
-    "qwen3": (hf.Qwen3Config, {}),
-    "mistral": (hf.MistralConfig, {"sliding_window": 8}),
-    "opt": (
-        hf.OPTConfig,
-        {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.3, "activation_function": "gelu"},
-    ),
-    "gpt2": (hf.GPT2Config, {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}),
-    "gpt_neox": (hf.GPTNeoXConfig, {}),
-    "phi3": (hf.Phi3Config, {}),
-    "gemma2": (
-        hf.Gemma2Config,
-        {"sliding_window": 8, "query_pre_attn_scalar": 8, "layer_types": ["sliding_attention", "full_attention"]},
-    ),
-    "gemma3": (
-        hf.Gemma3TextConfig,
-        {"sliding_window": 8, "query_pre_attn_scalar": 8, "layer_types": ["sliding_attention", "full_attention"]},
-    ),
-    "olmo2": (hf.Olmo2Config, {}),
-    "mixtral": (hf.MixtralConfig, MOE),
-    "gpt_oss": (hf.GptOssConfig, {**MOE, "sliding_window": 8}),
-    "deepseek_v3": (hf.DeepseekV3Config, MLA),
-}
-
-
-class Letters:
-    """A tokenizer of one token per character."""
-
-    eos_token_id = None
-
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return [ord(c) % VOCAB for c in text]
-
-    def decode(self, tokens: Sequence[int], **_: Any) -> str:
-        return "".join(map(chr, tokens))
-
-
-def build(family: str, dtype: torch.dtype = torch.float32) -> Any:
-    config_class, extra = FAMILIES[family]
-    torch.manual_seed(0)
-    model = hf.AutoModelForCausalLM.from_config(config_class(**(COMMON | extra)), dtype=dtype).eval()
-    model.generation_config.eos_token_id = None
-    return model
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    return torch.randint(1, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-@torch.no_grad()
-def assert_like_plain(plain: Any, branch: Branch, bound: float | None = None) -> None:
-    """Every generated token is plain greedy's, every log-probability plain's within the bound."""
-    logits = plain(torch.tensor([branch.tokens]), use_cache=False).logits[0].double()
-    limit = (1e-4 + 1e-5 * float(logits.abs().max())) if bound is None else bound
-    expected = logits.log_softmax(-1)
-    for place, (token, logprob, top1) in enumerate(zip(branch.generated, branch.logprobs, branch.top1, strict=True)):
-        row = expected[branch.prompt_length + place - 1]
-        if logprob != logprob:  # a given token, not a generated one
-            continue
-        assert token == int(row.argmax())
-        assert abs(float(row[token]) - logprob) <= limit
-        assert abs(float(row.max().exp()) - top1) <= limit
-
-
-def grow(engine: Engine) -> list[Branch]:
-    """A three-level tree over two roots: ragged lengths, pruning, a longer prefix than any window."""
-    shared = prompt(1, 20)
-    first, second = engine.roots([shared + prompt(2, 7), shared + prompt(3, 12)], seeds=[1, 2])
-    level = engine.fork(first, 3) + engine.fork(second, 2)
-    engine.release([first, second])
-    engine.extend(level[:3], [prompt(4, 1), prompt(5, 6), prompt(6, 3)])
-    engine.generate(level, [3, 9, 5, 2, 4], sampling=GREEDY)
-    engine.release([level[0], level[4]])
-    next_level = engine.fork(level[1], 2) + engine.fork(level[2], 1) + engine.fork(level[3], 2)
-    engine.release(level[1:4])
-    engine.generate(next_level, 4, sampling=GREEDY)
-    engine.release(next_level[1:3])
-    kept = [next_level[0], *next_level[3:]]
-    engine.extend(kept[:1], [prompt(7, 2)])
-    last = engine.fork(kept[0], 2) + kept[1:]
-    engine.release(kept[:1])
-    engine.generate(last, 3, sampling=GREEDY)
-    return last
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -9,40 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from ttc import Engine, InvalidInput, OutOfMemory, Sampling
+from tests.helpers.engines import GREEDY, make_engine
+from ttc import Engine, InvalidInput, OutOfMemory
 from ttc.residency.resident import Resident
 from ttc.tree.branch import Branch
-
-GREEDY = Sampling(temperature=0)
-
-
-class Letters:
-    eos_token_id = None
-
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return [ord(c) for c in text]
-
-    def decode(self, tokens: Sequence[int], **_: Any) -> str:
-        return "".join(map(chr, tokens))
-
-
-def make_engine(**options: Any) -> Engine:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=128,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        initializer_range=0.4,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
-    return Engine(LlamaForCausalLM(config), Letters(), **options)
 
 
 def check(engine: Engine, branches: Sequence[Branch]) -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import verifiers.self_verifier
-from tests.search.conftest import FakeBackend
-from tests.verifiers.test_verifiers import WORDS, Words, make_engine
+from tests.helpers.backends import FakeBackend
+from tests.helpers.engines import words_engine
+from tests.helpers.tokenizers import KnownWords, words
 from ttc import EarlyExit, Engine, InvalidInput
 from ttc.tree.branch import Branch
 from verifiers import SelfVerifier
@@ -20,20 +21,9 @@ FRESH = SelfVerifier("is it right ?", fresh=True)
 PROBLEMS = ["a b c is a b", "a b c is a b", "is it a"]
 
 
-def words(text: str) -> list[int]:
-    return [WORDS.index(word) for word in text.split() if word in WORDS]
-
-
-class KnownWords(Words):
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return words(text)
-
-
 @pytest.fixture
 def engine() -> Engine:
-    made = make_engine()
-    made.tokenizer = KnownWords()
-    return made
+    return words_engine(KnownWords)
 
 
 def answered(engine: Engine) -> list[Branch]:

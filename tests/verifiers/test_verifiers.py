@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from ttc import Engine, InvalidInput, UnsupportedModel
+from tests.helpers.engines import words_engine
+from ttc import InvalidInput, UnsupportedModel
 from ttc.tree.branch import Branch
 from ttc.usage import Usage
 from verifiers import ArithmeticVerifier, ConfidenceVerifier, SelfVerifier
@@ -173,40 +171,10 @@ def test_confidence_is_a_mean_per_step() -> None:
     assert ConfidenceVerifier("logprob").rate([branch], [""], None) == [[-2.0, -4.0]]  # type: ignore[arg-type]
 
 
-WORDS = ["<eos>", "yes", "no", "Yes", "No", "is", "it", "right", "?", "a", "b", "c", "\n\n", "\nAnswer:"]
-
-
-class Words:
-    """A tokenizer of whole words."""
-
-    eos_token_id = 0
-    chat_template: str | None = None
-
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        if text in WORDS:
-            return [WORDS.index(text)]
-        return [WORDS.index(w) for w in text.replace("\n\n", "").replace("\nAnswer:", " right").split() if w in WORDS]
-
-    def decode(self, tokens: Sequence[int], **_: Any) -> str:
-        return " ".join(WORDS[t % len(WORDS)] for t in tokens)
-
-    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
-        return " ".join(f"{m['content']} <eos>" for m in messages) + " a b"
-
-
-def make_engine() -> Engine:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(WORDS), hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.5, eos_token_id=0, bos_token_id=None,
-    )  # fmt: skip
-    return Engine(LlamaForCausalLM(config), Words())
-
-
 @pytest.mark.parametrize("chat", [False, True])
 @torch.no_grad()
 def test_self_verifier_equals_a_fresh_prompt(chat: bool) -> None:
-    engine = make_engine()
+    engine = words_engine()
     engine.tokenizer.chat_template = "yes" if chat else None
     branches = engine.roots([[9, 10, 11, 5, 6], [9, 10, 7, 7, 8, 11]])
     before = engine.kv_bytes()
@@ -223,7 +191,7 @@ def test_self_verifier_equals_a_fresh_prompt(chat: bool) -> None:
 
 
 def test_a_tokenizer_without_yes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make_engine()
+    engine = words_engine()
     monkeypatch.setattr(engine.tokenizer, "encode", lambda text, **_: [1, 2])
     with pytest.raises(UnsupportedModel, match="'yes'"):
         SelfVerifier("is it right ?").rate([engine.root([9, 10])], [""], engine)

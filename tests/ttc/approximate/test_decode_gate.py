@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.ttc.approximate.test_similar_prompts import make_engine, text
+from tests.helpers.engines import make_engine
+from tests.helpers.tokenizers import text
 from ttc import BeamGroups, Branch, DecodeGate, Engine, InvalidInput, OutOfMemory, Paged
 from ttc.approximate.confidence import confidence, gap_ratio
 
@@ -15,7 +16,7 @@ STEPS = 12
 
 
 def grown(gate: DecodeGate | None, seeds: tuple[int, ...] = (1,), **options: Any) -> tuple[Engine, list[list[Branch]]]:
-    engine = make_engine(gate=gate, **options)
+    engine = make_engine(4, 256, gate=gate, **options)
     roots = engine.roots([text(f"What is {s} + {s}?") for s in seeds], seeds=list(seeds))
     problems = [engine.fork(root, 4) for root in roots]
     engine.generate([b for branches in problems for b in branches], STEPS)
@@ -55,7 +56,7 @@ def test_problems_are_gated_apart() -> None:
 
 
 def test_one_branch_has_no_rival() -> None:
-    engine = make_engine(gate=SURE)
+    engine = make_engine(4, 256, gate=SURE)
     branch = engine.root(text("What is 1 + 1?"))
     engine.generate([branch], STEPS)
     assert (len(branch.generated), branch.finish_reason) == (STEPS, None)

@@ -9,10 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.ttc.test_architectures import assert_like_plain
-from tests.ttc.tree.test_branches import GREEDY, Letters
+from tests.helpers.engines import GREEDY, make_engine
+from tests.helpers.exactness import assert_like_plain
+from tests.helpers.models import small
+from tests.helpers.tokenizers import text
 from ttc import BlockCache, Branch, Engine, InvalidInput, Paged, Sharing
 from ttc.approximate.similar_prompts import CONTEXT, differing, layer_weights
 
@@ -22,34 +23,9 @@ REWORDED = "A farm has 12 hens and 3 cows. What number of legs is there?"
 OTHER_NUMBER = "A farm has 14 hens and 3 cows. How many legs are there?"
 
 
-def text(words: str) -> list[int]:
-    return [ord(c) for c in words]
-
-
-def make_model() -> Any:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=128,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=256,
-        initializer_range=0.4,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
-    return LlamaForCausalLM(config).eval()
-
-
-def make_engine(**options: Any) -> Engine:
-    return Engine(make_model(), Letters(), **options)
-
-
 def goes_on_like_plain(engine: Engine, branches: list[Branch]) -> None:
     """Whatever prompt a branch says it stands on, it goes on as plain transformers would from there."""
-    plain = make_model()
+    plain = small(LAYERS, 256)
     engine.generate(branches, 5, sampling=GREEDY)
     with torch.inference_mode():
         for branch in branches:
@@ -65,7 +41,7 @@ def similar(**settings: Any) -> Sharing:
 
 @pytest.mark.parametrize("rule", ["exact", "none"])
 def test_variants_stand_on_their_own_prompts(rule: str) -> None:
-    engine = make_engine(sharing=Sharing(rule))
+    engine = make_engine(LAYERS, 256, sharing=Sharing(rule))
     root = engine.root(text(ROOT), seed=3)
     own = [text(ROOT), text(REWORDED), text("Legs?")]
     branches = engine.variants(root, own, [text(" So"), [], text(" It is")])
@@ -79,7 +55,7 @@ def test_variants_stand_on_their_own_prompts(rule: str) -> None:
 
 
 def test_variants_share_what_they_have_in_common() -> None:
-    engine = make_engine()
+    engine = make_engine(LAYERS, 256)
     root = engine.root(text(ROOT))
     engine.variants(root, [text(ROOT), text(REWORDED)], [text(" So"), text(" So")])
     same = len("A farm has 12 hens and 3 cows. ")
@@ -88,7 +64,7 @@ def test_variants_share_what_they_have_in_common() -> None:
 
 
 def test_variants_refuse_what_cannot_be_varied() -> None:
-    engine = make_engine()
+    engine = make_engine(LAYERS, 256)
     root = engine.root(text(ROOT))
     with pytest.raises(InvalidInput, match="2 prompts came with 1 suffixes"):
         engine.variants(root, [text(ROOT)] * 2, [[]])
@@ -104,7 +80,7 @@ def test_variants_refuse_what_cannot_be_varied() -> None:
 
 
 def test_aside_is_charged_to_the_branches_it_is_for() -> None:
-    engine = make_engine()
+    engine = make_engine(LAYERS, 256)
     first, second = engine.roots([text(ROOT), text("Legs?")])
     before = first.usage.prompt_tokens, second.usage.prompt_tokens
     asked = engine.aside([first, second], [text("Is it right?"), text("Is it right at all?")])
@@ -122,7 +98,7 @@ def test_aside_is_charged_to_the_branches_it_is_for() -> None:
 
 
 def test_without_sharing_every_fork_computes_its_prompt() -> None:
-    engine = make_engine(sharing=Sharing("none"))
+    engine = make_engine(LAYERS, 256, sharing=Sharing("none"))
     root = engine.root(text(ROOT))
     assert engine.kv_bytes() == 0 and root.usage.prompt_tokens == 0
     branches = engine.fork(root, 3)
@@ -141,7 +117,7 @@ def test_without_sharing_every_fork_computes_its_prompt() -> None:
 def test_sharing_changes_no_sample() -> None:
     tokens = []
     for rule in ("exact", "none"):
-        engine = make_engine(sharing=Sharing(rule))
+        engine = make_engine(LAYERS, 256, sharing=Sharing(rule))
         branches = engine.fork(engine.root(text(ROOT), seed=7), 4)
         engine.generate(branches, 12)
         again = engine.fork(branches[1], 2)
@@ -154,7 +130,7 @@ def test_sharing_changes_no_sample() -> None:
 
 
 def test_a_similar_variant_stands_on_the_roots_prompt_and_says_so() -> None:
-    engine = make_engine(sharing=similar(tau=-1))
+    engine = make_engine(LAYERS, 256, sharing=similar(tau=-1))
     root = engine.root(text(ROOT))
     before = root.usage.prompt_tokens
     (branch,) = engine.variants(root, [text(REWORDED)], [text(" So")])
@@ -171,8 +147,8 @@ def test_a_similar_variant_stands_on_the_roots_prompt_and_says_so() -> None:
 
 
 def test_a_refused_variant_is_exact_and_its_probe_is_its_prefill() -> None:
-    engine = make_engine(sharing=similar(tau=2))
-    plain = make_engine()
+    engine = make_engine(LAYERS, 256, sharing=similar(tau=2))
+    plain = make_engine(LAYERS, 256)
     for e in (engine, plain):
         root = e.root(text(ROOT))
         (branch,) = e.variants(root, [text(REWORDED)], [text(" So")])
@@ -192,9 +168,9 @@ def test_a_refused_variant_is_exact_and_its_probe_is_its_prefill() -> None:
 @pytest.mark.parametrize("words", [REWORDED, ROOT[:-1] + " in all, and on the whole?", ROOT[10:], "Count the legs."])
 def test_sigma_is_equation_2_over_the_probed_layers(pooling: str, words: str) -> None:
     """Against the hidden states of plain transformers, of each prompt alone."""
-    engine = make_engine(sharing=similar(tau=-1, pooling=pooling, alpha=1.5, same_numbers=False))
+    engine = make_engine(LAYERS, 256, sharing=similar(tau=-1, pooling=pooling, alpha=1.5, same_numbers=False))
     (branch,) = engine.variants(engine.root(text(ROOT)), [text(words)])
-    plain = make_model()
+    plain = small(LAYERS, 256)
     regions = differing(text(ROOT)[:-1], text(words)[:-1])
     picked = []
     for prompt, region in zip((ROOT, words), regions, strict=True):
@@ -222,13 +198,13 @@ def _cosine(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def test_variants_with_other_numbers_are_never_substituted() -> None:
     for same_numbers in (True, False):
-        engine = make_engine(sharing=similar(tau=-1, same_numbers=same_numbers))
+        engine = make_engine(LAYERS, 256, sharing=similar(tau=-1, same_numbers=same_numbers))
         (branch,) = engine.variants(engine.root(text(ROOT)), [text(OTHER_NUMBER)])
         assert (branch.substituted is None) == same_numbers
 
 
 def test_the_same_prompt_is_no_substitution() -> None:
-    engine = make_engine(sharing=similar(tau=-1))
+    engine = make_engine(LAYERS, 256, sharing=similar(tau=-1))
     root = engine.root(text(ROOT))
     branches = engine.variants(root, [text(ROOT), text(ROOT[:-1] + "!")], [text(" So"), []])
     assert [b.substituted for b in branches] == [None, None]
@@ -241,13 +217,13 @@ def test_the_gate_decides_each_variant_alone() -> None:
     others = [text(REWORDED), text("Count all the legs of 12 hens, 3 cows."), text("3 cows, 12 hens: legs?")]
     found = []
     for batch in ([others], [[o] for o in others]):
-        engine = make_engine(sharing=similar(tau=-1))
+        engine = make_engine(LAYERS, 256, sharing=similar(tau=-1))
         root = engine.root(text(ROOT))
         branches = [b for prompts in batch for b in engine.variants(root, prompts)]
         found.append([b.substituted.similarity for b in branches if b.substituted])
     assert found[0] == pytest.approx(found[1], abs=1e-5)
     middle = sorted(found[0])[1]
-    engine = make_engine(sharing=similar(tau=middle - 1e-4))
+    engine = make_engine(LAYERS, 256, sharing=similar(tau=middle - 1e-4))
     branches = engine.variants(engine.root(text(ROOT)), [*others, others[0]])
     taken = [b.substituted is not None for b in branches]
     assert taken == [s >= middle for s in found[0]] + [found[0][0] >= middle]
@@ -258,7 +234,7 @@ def test_the_gate_decides_each_variant_alone() -> None:
 def test_the_gate_works_under_any_memory(options: dict[str, Any]) -> None:
     expected = None
     for chosen in ({}, options):
-        engine = make_engine(sharing=similar(tau=-1), **chosen)
+        engine = make_engine(LAYERS, 256, sharing=similar(tau=-1), **chosen)
         root = engine.root(text(ROOT))
         branches = engine.variants(root, [text(REWORDED), text("Count all the legs of 12 hens, 3 cows.")])
         found = [b.substituted.similarity for b in branches if b.substituted]
@@ -269,7 +245,7 @@ def test_the_gate_works_under_any_memory(options: dict[str, Any]) -> None:
 
 
 def test_an_evicted_root_is_there_again_for_its_variants() -> None:
-    engine = make_engine(sharing=similar(tau=-1), cache=BlockCache(capacity_blocks=1, block_tokens=8))
+    engine = make_engine(LAYERS, 256, sharing=similar(tau=-1), cache=BlockCache(capacity_blocks=1, block_tokens=8))
     root = engine.root(text(ROOT))
     (branch,) = engine.variants(root, [text(REWORDED)], [text(" So")])
     assert branch.substituted is not None
@@ -296,7 +272,7 @@ def test_settings_are_checked(bad: dict[str, Any]) -> None:
 
 
 def test_a_probe_of_all_layers_is_refused() -> None:
-    engine = make_engine(sharing=similar(probe_layers=LAYERS))
+    engine = make_engine(LAYERS, 256, sharing=similar(probe_layers=LAYERS))
     root = engine.root(text(ROOT))
     with pytest.raises(InvalidInput, match="leaves nothing to save of 4 layers"):
         engine.variants(root, [text(REWORDED)])
@@ -309,15 +285,15 @@ def test_company_in_the_tree_decides_nothing() -> None:
     head = "Now think of this and count with care: "
     first, second = "A farm has 12 hens and 3 cows. How many legs?", "A barn has 5 pigs and 8 owls. How many tails?"
     for tau in (-1.0, 2.0):
-        together = make_engine(sharing=similar(tau=tau, same_numbers=False))
+        together = make_engine(LAYERS, 256, sharing=similar(tau=tau, same_numbers=False))
         roots = together.roots([text(first), text(second)])
-        held = make_engine(sharing=similar(tau=2.0))  # nothing is substituted here
+        held = make_engine(LAYERS, 256, sharing=similar(tau=2.0))  # nothing is substituted here
         assert held.variants(held.root(text(first)), [text(head + first)])[0].substituted is None
         company = together.root(text(head + first + " Say it."))  # stands in the tree meanwhile
         found = [together.variants(r, [text(head + q)])[0] for r, q in zip(roots, (first, second), strict=True)]
         alone = []
         for words in (first, second):
-            engine = make_engine(sharing=similar(tau=tau, same_numbers=False))
+            engine = make_engine(LAYERS, 256, sharing=similar(tau=tau, same_numbers=False))
             alone.append(engine.variants(engine.root(text(words)), [text(head + words)])[0])
         assert [b.substituted is None for b in found] == [b.substituted is None for b in alone]
         for one, other in zip(found, alone, strict=True):
@@ -329,18 +305,18 @@ def test_company_in_the_tree_decides_nothing() -> None:
 
 @pytest.mark.parametrize("words", [ROOT[:30], ROOT[:1]])
 def test_a_variant_that_the_root_begins_with_is_no_substitution(words: str) -> None:
-    engine = make_engine(sharing=similar(tau=-1))
+    engine = make_engine(LAYERS, 256, sharing=similar(tau=-1))
     root = engine.root(text(ROOT))
     short, reworded = engine.variants(root, [text(words), text(REWORDED)])
     assert (short.substituted, short.tokens) == (None, text(words)) and reworded.substituted is not None
     goes_on_like_plain(engine, [short, reworded])
-    single = make_engine(sharing=similar(tau=-1, same_numbers=False))
+    single = make_engine(LAYERS, 256, sharing=similar(tau=-1, same_numbers=False))
     (branch,) = single.variants(single.root(text("A")), [text("B farm")])
     assert branch.substituted is None
 
 
 def test_a_prompt_that_would_not_fit_is_not_put_in_place() -> None:
-    engine = make_engine(sharing=similar(tau=-1, same_numbers=False))
+    engine = make_engine(LAYERS, 256, sharing=similar(tau=-1, same_numbers=False))
     root = engine.root(text("x" * 100 + ROOT * 2 + "y" * 35))
     short = text("x" * 100 + REWORDED)
     assert len(root.tokens) == 245
@@ -351,7 +327,7 @@ def test_a_prompt_that_would_not_fit_is_not_put_in_place() -> None:
 
 
 def test_same_numbers_reads_whole_numbers() -> None:
-    engine = make_engine(sharing=similar(tau=-1))
+    engine = make_engine(LAYERS, 256, sharing=similar(tau=-1))
     for one, other in (("1.5 l", "5.1 l"), ("-3 is it", "3 is it"), ("1,200 m", "1,002 m")):
         (branch,) = engine.variants(engine.root(text(f"He has {one}. ok?")), [text(f"He has {other}. ok?")])
         assert branch.substituted is None

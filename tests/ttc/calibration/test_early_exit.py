@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ttc.approximate.test_early_exit import CANDIDATES, LAYERS, ask, build, problems
-from tests.ttc.test_architectures import Letters
+from tests.helpers.exits import CANDIDATES, LAYERS, ask, build, problems
+from tests.helpers.tokenizers import Letters
 from ttc import EarlyExit, Engine, InvalidInput
 from ttc.calibration.confidence_gate import Calibration, Observation, calibrate, clopper_pearson
 from ttc.calibration.early_exit import (

@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from tests.ttc.approximate.test_similar_prompts import make_engine
+from tests.helpers.engines import make_engine
 from ttc import InvalidInput, Paged
 from ttc.calibration.kv_probe import KVProbe, KVTimes
 
 
 def test_a_bucket_is_measured_once() -> None:
-    probe = KVProbe(make_engine(), suffix_tokens=4, repeats=1)
+    probe = KVProbe(make_engine(4, 256), suffix_tokens=4, repeats=1)
     first = probe.times(70, 3)
     assert (first.tokens, first.branches, first.suffix_tokens) == (70, 3, 4)
     assert min(first.full_s, first.prefix_s, first.suffix_s) > 0
@@ -22,7 +22,7 @@ def test_a_bucket_is_measured_once() -> None:
 
 
 def test_every_branch_computes_all_of_its_prompt_and_shared_suffixes_only_themselves() -> None:
-    probe, rows = KVProbe(make_engine(), suffix_tokens=4, repeats=1), []
+    probe, rows = KVProbe(make_engine(4, 256), suffix_tokens=4, repeats=1), []
     for engine in (probe.shared, probe.alone):
         forward = engine.forward
         engine.forward = lambda tokens, *more, _forward=forward: (rows.append(len(tokens)), _forward(tokens, *more))[1]  # type: ignore[method-assign]
@@ -32,7 +32,7 @@ def test_every_branch_computes_all_of_its_prompt_and_shared_suffixes_only_themse
 
 
 def test_it_measures_under_the_engines_memory_policy() -> None:
-    engine = make_engine(memory=Paged(budget_gib=0.001, block_tokens=16))
+    engine = make_engine(4, 256, memory=Paged(budget_gib=0.001, block_tokens=16))
     probe = KVProbe(engine, suffix_tokens=4, repeats=1)
     for own in (probe.shared, probe.alone):
         assert isinstance(own.residency, Paged) and own.residency.budget_gib == 0.001
@@ -52,8 +52,8 @@ def test_what_it_says() -> None:
 
 def test_bad_sizes_are_named() -> None:
     with pytest.raises(InvalidInput, match="repeats=0"):
-        KVProbe(make_engine(), repeats=0)
+        KVProbe(make_engine(4, 256), repeats=0)
     with pytest.raises(InvalidInput, match="not 1 and 8"):
-        KVProbe(make_engine()).times(1, 8)
+        KVProbe(make_engine(4, 256)).times(1, 8)
     with pytest.raises(InvalidInput, match="context of 256"):
-        KVProbe(make_engine()).times(250, 8)
+        KVProbe(make_engine(4, 256)).times(250, 8)

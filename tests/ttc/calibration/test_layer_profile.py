@@ -9,17 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ttc.approximate.test_early_exit import (
-    CANDIDATES,
-    CORE,
-    LAYERS,
-    build,
-    entropies,
-    lenses,
-    problems,
-    untouched,
-)
-from tests.ttc.test_architectures import Letters
+from tests.helpers.exits import CANDIDATES, CORE, LAYERS, build, entropies, lenses, problems, untouched
+from tests.helpers.tokenizers import Letters
 from ttc import Engine
 from ttc.calibration.layer_profile import Profile, layer_profile, look_layers, weight_count
 from ttc.model.packed_linear import can_pack, pack_linears

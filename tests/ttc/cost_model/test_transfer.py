@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.ttc.memory.test_tiers import deep
-from tests.ttc.test_architectures import Letters, prompt
+from tests.helpers.models import deep, prompt
+from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine
 from ttc.cost_model.transfer import (
     KVShape,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.ttc.test_architectures import Letters, prompt
-from tests.ttc.tree.test_branches import GREEDY, make_engine
+from tests.helpers.engines import GREEDY, make_engine
+from tests.helpers.links import failing_at, late
+from tests.helpers.models import deep, prompt
+from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine, Headwise, InvalidInput, Layerwise, OutOfMemory, Paged, Resident
 from ttc.memory.link import contiguous_parts
 from ttc.memory.manager import KV, Tier
@@ -42,55 +42,11 @@ def changed(policy: Any, **settings: Any) -> Any:
     return other
 
 
-def deep(layers: int, heads: int, context: int, width: int = 8) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=128, hidden_size=16, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=heads, head_dim=width, max_position_embeddings=context, initializer_range=0.4,
-        eos_token_id=None, bos_token_id=None,
-    )  # fmt: skip
-    return LlamaForCausalLM(config)
-
-
 def eight(engine: Engine) -> list[Branch]:
     root = engine.root(list(range(1, 41)))
     branches = engine.fork(root, 8)
     engine.release([root])
     return branches
-
-
-class Late:
-    """A worker of the link that copies only when somebody waits for it, where a thread only may be that late."""
-
-    def __init__(self) -> None:
-        self.due: list[_LateCopy] = []
-
-    def submit(self, work: Callable[..., None], *arguments: Any) -> Future[None]:
-        self.due.append(_LateCopy(self, work, arguments))
-        return self.due[-1]
-
-
-class _LateCopy(Future[None]):
-    def __init__(self, worker: Late, work: Callable[..., None], arguments: tuple[Any, ...]):
-        super().__init__()
-        self.worker, self.work, self.arguments = worker, work, arguments
-
-    def result(self, timeout: float | None = None) -> None:
-        while not self.done():
-            first = self.worker.due.pop(0)
-            try:
-                first.set_result(first.work(*first.arguments))
-            except Exception as error:
-                first.set_exception(error)
-        super().result()
-
-
-def late(engine: Engine) -> Engine:
-    """The engine, its link making each copy as late as may be."""
-    engine.memory.link.gbps = 1e9
-    for queue in (engine.memory.link._in, engine.memory.link._out):
-        queue.worker = Late()  # type: ignore[assignment]
-    return engine
 
 
 # ---------------------------------------------------------------- grouping
@@ -566,17 +522,6 @@ def test_a_failed_fetch_is_not_forgotten_when_the_next_one_works(link_gbps: floa
         memory.settle(kv)
     engine.release([branch])
     assert engine.kv_bytes() == 0
-
-
-def failing_at(call: int, original: Callable[..., None]) -> Callable[..., None]:
-    calls = iter(range(1, 10_000))
-
-    def fails(copies: Any) -> None:
-        if next(calls) == call:
-            raise OSError("the link is down")
-        original(copies)
-
-    return fails
 
 
 @pytest.mark.parametrize("policy", OFFLOADING)

@@ -11,8 +11,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from tests.ttc.test_architectures import FAMILIES, Letters, assert_like_plain, build, grow, prompt
-from tests.ttc.tree.test_branches import GREEDY, Ownership, make_engine
+from tests.helpers.engines import GREEDY, make_engine
+from tests.helpers.exactness import assert_like_plain, grow
+from tests.helpers.models import FAMILIES, build, prompt
+from tests.helpers.ownership import Ownership
+from tests.helpers.tokenizers import Letters
 from ttc import Engine
 from ttc.residency.base import Offloading
 from ttc.residency.beam_groups import BeamGroups

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 import ttc.engine
-from tests.ttc.memory.test_tiers import deep, late
-from tests.ttc.tree.test_branches import Letters
+from tests.helpers.links import late
+from tests.helpers.models import deep
+from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, BlockCache, Engine, Headwise, Layerwise, OutOfMemory, Paged
 from ttc.residency.base import Offloading
 from ttc.tree.branch import Branch

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ttc.test_architectures import Letters, build, prompt
+from tests.helpers.models import build, prompt
+from tests.helpers.tokenizers import Letters
 from ttc import Engine, Headwise, InvalidInput, Sampling
 from ttc.residency.streaming_heads import load_streaming_heads, near_attention, save_streaming_heads, streaming_heads
 

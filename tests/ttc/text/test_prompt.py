@@ -11,7 +11,7 @@ from ttc import InvalidInput
 from ttc.text.prompt import PromptTemplate
 
 
-class Letters:
+class Marked:
     """Code points from 10 on are letters; 1 is "<s>", put in front when special tokens are asked for."""
 
     def __init__(self, adds_bos: bool = True, bos: int | None = 1, chat: str | None = None):
@@ -38,15 +38,15 @@ PLAIN = PromptTemplate("{question}")
 @pytest.mark.parametrize(
     ("tokenizer", "beginnings"),
     [
-        (Letters(), 1),
-        (Letters(adds_bos=False), 0),
-        (Letters(adds_bos=False, bos=None), 0),
-        (Letters(chat="<s>"), 1),  # the chat template writes its own
-        (Letters(chat=""), 1),
-        (Letters(adds_bos=False, chat="<s>"), 1),
+        (Marked(), 1),
+        (Marked(adds_bos=False), 0),
+        (Marked(adds_bos=False, bos=None), 0),
+        (Marked(chat="<s>"), 1),  # the chat template writes its own
+        (Marked(chat=""), 1),
+        (Marked(adds_bos=False, chat="<s>"), 1),
     ],
 )
-def test_a_sequence_begins_once(tokenizer: Letters, beginnings: int) -> None:
+def test_a_sequence_begins_once(tokenizer: Marked, beginnings: int) -> None:
     tokens = PLAIN.tokens("Hi", tokenizer)
     assert tokens[:2].count(1) == tokens.count(1) == beginnings
     body = "[user]Hi[assistant]" if tokenizer.chat_template is not None else "Question: Hi\nAnswer:"
@@ -56,20 +56,20 @@ def test_a_sequence_begins_once(tokenizer: Letters, beginnings: int) -> None:
 @pytest.mark.parametrize("question", ["{question}", "{}", "{0} % {x!r}", r"$\frac{1}{2}$", "{{a}}"])
 @pytest.mark.parametrize("chat", [None, ""])
 def test_braces_in_a_question_stay(question: str, chat: str | None) -> None:
-    text = PromptTemplate("Solve {x}: {question}").text(question, Letters(chat=chat))
+    text = PromptTemplate("Solve {x}: {question}").text(question, Marked(chat=chat))
     body = f"Solve {{x}}: {question}"
     assert text == (f"[user]{body}[assistant]" if chat is not None else f"Question: {body}\nAnswer:")
 
 
 def test_chat_can_be_turned_off() -> None:
     with_system = PromptTemplate("{question}", system="S", examples=(("a", "b"),), chat=False)
-    assert with_system.text("c", Letters(chat="")) == "S\n\nQuestion: a\nAnswer: b\n\nQuestion: c\nAnswer:"
+    assert with_system.text("c", Marked(chat="")) == "S\n\nQuestion: a\nAnswer: b\n\nQuestion: c\nAnswer:"
 
 
 @pytest.mark.parametrize("question", ["", " ", "\n\t"])
 def test_an_empty_question_is_refused(question: str) -> None:
     with pytest.raises(InvalidInput, match="question is empty"):
-        PLAIN.tokens(question, Letters())
+        PLAIN.tokens(question, Marked())
 
 
 @pytest.mark.parametrize("instruction", ["", "{Question}", "question"])
@@ -79,7 +79,7 @@ def test_an_instruction_without_a_place_for_the_question_is_refused(instruction:
 
 
 def test_a_chat_template_takes_options_and_may_refuse() -> None:
-    class Thinking(Letters):
+    class Thinking(Marked):
         def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> str:
             thinking = options.pop("enable_thinking")
             return f"{thinking}" + super().apply_chat_template(messages, **options)
@@ -87,4 +87,4 @@ def test_a_chat_template_takes_options_and_may_refuse() -> None:
     text = PromptTemplate("{question}", options={"enable_thinking": False}).text("q", Thinking(chat="T"))
     assert text == "FalseT[user]q[assistant]"
     with pytest.raises(InvalidInput, match="System role not supported"):
-        PromptTemplate("{question}", system="Be brief.", options={"refuse": True}).text("q", Letters(chat="T"))
+        PromptTemplate("{question}", system="Be brief.", options={"refuse": True}).text("q", Marked(chat="T"))

@@ -10,8 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from tests.ttc.test_architectures import assert_like_plain
-from tests.ttc.tree.test_branches import GREEDY, Ownership, make_engine
+from tests.helpers.engines import GREEDY, make_engine
+from tests.helpers.exactness import assert_like_plain
+from tests.helpers.ownership import Ownership
 from ttc import BlockCache, Engine, InvalidInput, Paged
 from ttc.tree.branch import Branch
 from ttc.tree.eviction import importance

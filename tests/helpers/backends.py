@@ -1,0 +1,115 @@
+"""A backend of plain Python for tests that need no model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.helpers.tokenizers import Letters
+from ttc.errors import InvalidInput
+from ttc.protocols import Purpose
+from ttc.sampling import SAMPLED, Sampling, stream_key
+from ttc.tree.branch import Branch
+from ttc.usage import Usage
+
+
+class FakeBackend:
+    """Every text is a hash of the branch's key: characters of `letters`, finished by a 0.
+
+    `live` holds each branch that was made and not yet released. `calls` lists the sizes of the `generate` batches;
+    the one numbered `fail_at` raises. Prompts longer than `longest` tokens are refused.
+    """
+
+    def __init__(self, letters: str = "0123456789,,", longest: int = 500) -> None:
+        self.letters, self.longest = letters, longest
+        self.tokenizer = Letters()
+        self.live: dict[int, Branch] = {}
+        self.calls: list[int] = []
+        self.fail_at: int | None = None
+
+    def root(self, tokens: Sequence[int], *, seed: int = 0) -> Branch:
+        return self.roots([tokens], seeds=[seed])[0]
+
+    def roots(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None) -> list[Branch]:
+        if any(len(prompt) > self.longest for prompt in prompts):
+            raise InvalidInput(f"the prompt is longer than {self.longest} tokens")
+        seeds = range(len(prompts)) if seeds is None else seeds
+        pairs = zip(prompts, seeds, strict=True)
+        return self._hold([Branch(tokens, None, stream_key(seed), Usage(), self.decode) for tokens, seed in pairs])
+
+    def variants(
+        self, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]] | None = None
+    ) -> list[Branch]:
+        if any(len(prompt) > self.longest for prompt in prompts):
+            raise InvalidInput(f"the prompt is longer than {self.longest} tokens")
+        children = self.fork(root, len(prompts))
+        for child, prompt, suffix in zip(children, prompts, suffixes or [[]] * len(prompts), strict=True):
+            child.tokens = [*prompt, *suffix]
+            child.prompt_length = len(child.tokens)
+        return children
+
+    def fork(self, branch: Branch, n: int) -> list[Branch]:
+        self._check_live([branch])
+        return self._hold([branch.child() for _ in range(n)])
+
+    def extend(
+        self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"
+    ) -> None:
+        self._check_live(branches)
+        for branch, tokens in zip(branches, tokens_per_branch, strict=True):
+            branch.tokens += tokens
+
+    def generate(
+        self,
+        branches: Sequence[Branch],
+        max_tokens: int | Sequence[int],
+        *,
+        stop: Sequence[str] = (),
+        end: Sequence[str] = (),
+        sampling: Sampling = SAMPLED,
+    ) -> None:
+        self._check_live(branches)
+        self.calls.append(len(branches))
+        if len(self.calls) == self.fail_at:
+            raise RuntimeError("device lost")
+        limits = [max_tokens] * len(branches) if isinstance(max_tokens, int) else max_tokens
+        for branch, limit in zip(branches, limits, strict=True):
+            assert not branch.finished
+            self._step(branch, limit, stop, end)
+
+    def score(
+        self, branches: Sequence[Branch], continuations: Sequence[Sequence[Sequence[int]]]
+    ) -> list[list[list[float]]]:
+        self._check_live(branches)
+        return [[[-1.0] * len(tokens) for tokens in group] for group in continuations]
+
+    def release(self, branches: Sequence[Branch]) -> None:
+        for branch in branches:
+            self.live.pop(id(branch), None)
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(tokens)
+
+    def _step(self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]) -> None:
+        start = len(branch.tokens)
+        for _ in range(limit):
+            letter = self.letters[stream_key(branch.key, len(branch.tokens)) % len(self.letters)]
+            branch.tokens.append(ord(letter))
+            branch.usage.generated_tokens += 1
+            text = self.decode(branch.tokens[start:])
+            if letter == "0":
+                branch.finish_reason = "eos"
+            elif any(s in branch.text for s in end):
+                branch.finish_reason = "end"
+            if branch.finished or any(s in text for s in stop):
+                break
+        branch.step_ends.append(len(branch.tokens))
+
+    def _hold(self, branches: list[Branch]) -> list[Branch]:
+        self.live |= {id(branch): branch for branch in branches}
+        return branches
+
+    def _check_live(self, branches: Sequence[Branch]) -> None:
+        assert all(id(branch) in self.live for branch in branches), "a released branch was used"

@@ -1,0 +1,12 @@
+"""Hydra configurations of the jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hydra import compose, initialize_config_module
+
+
+def configuration(job: str, *overrides: str) -> Any:
+    with initialize_config_module("conf", version_base="1.3"):
+        return compose("config" if job == "run" else job, overrides=list(overrides))

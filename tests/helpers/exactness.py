@@ -1,0 +1,48 @@
+"""The tree that is compared with plain transformers, and the comparison."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.helpers.engines import GREEDY
+from tests.helpers.models import prompt
+from ttc import Engine
+from ttc.tree.branch import Branch
+
+
+@torch.no_grad()
+def assert_like_plain(plain: Any, branch: Branch, bound: float | None = None) -> None:
+    """Every generated token is plain greedy's, every log-probability plain's within the bound."""
+    logits = plain(torch.tensor([branch.tokens]), use_cache=False).logits[0].double()
+    limit = (1e-4 + 1e-5 * float(logits.abs().max())) if bound is None else bound
+    expected = logits.log_softmax(-1)
+    for place, (token, logprob, top1) in enumerate(zip(branch.generated, branch.logprobs, branch.top1, strict=True)):
+        row = expected[branch.prompt_length + place - 1]
+        if logprob != logprob:  # a given token, not a generated one
+            continue
+        assert token == int(row.argmax())
+        assert abs(float(row[token]) - logprob) <= limit
+        assert abs(float(row.max().exp()) - top1) <= limit
+
+
+def grow(engine: Engine) -> list[Branch]:
+    """A three-level tree over two roots: ragged lengths, pruning, a longer prefix than any window."""
+    shared = prompt(1, 20)
+    first, second = engine.roots([shared + prompt(2, 7), shared + prompt(3, 12)], seeds=[1, 2])
+    level = engine.fork(first, 3) + engine.fork(second, 2)
+    engine.release([first, second])
+    engine.extend(level[:3], [prompt(4, 1), prompt(5, 6), prompt(6, 3)])
+    engine.generate(level, [3, 9, 5, 2, 4], sampling=GREEDY)
+    engine.release([level[0], level[4]])
+    next_level = engine.fork(level[1], 2) + engine.fork(level[2], 1) + engine.fork(level[3], 2)
+    engine.release(level[1:4])
+    engine.generate(next_level, 4, sampling=GREEDY)
+    engine.release(next_level[1:3])
+    kept = [next_level[0], *next_level[3:]]
+    engine.extend(kept[:1], [prompt(7, 2)])
+    last = engine.fork(kept[0], 2) + kept[1:]
+    engine.release(kept[:1])
+    engine.generate(last, 3, sampling=GREEDY)
+    return last

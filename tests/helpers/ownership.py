@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
@@ -10,11 +11,39 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.helpers.engines import make_engine
+from ttc import Engine
 from ttc.tree.branch import Branch
 
 
 class Cancelled(BaseException):
     """What stops a call in the middle."""
+
+
+def assert_whole(engine: Engine, branches: Sequence[Branch]) -> None:
+    """Exactly what these branches need holds KV, in tiers that add up within their budgets."""
+    memory, segments = engine.memory, engine.tree.segments()
+    assert set(memory.live) == {s.storage for s in segments}
+    sizes = [memory.tier_bytes(s.storage) for s in segments]
+    assert (memory.device.used_bytes, memory.host.used_bytes) == (sum(d for d, _ in sizes), sum(h for _, h in sizes))
+    for tier in (memory.device, memory.host):
+        assert tier.budget_bytes is None or tier.peak_bytes <= tier.budget_bytes
+    for segment in segments:
+        assert segment.parent is not None and segment.start == segment.parent.end
+        assert segment.refs == sum(b.leaf is segment for b in branches) + len(segment.children) > 0
+        assert segment.storage.tokens == len(segment.tokens)
+        assert all(segment.storage.device[i] or segment.storage.host[i] for i in range(len(memory.shapes)))
+    for branch in branches:
+        leaf = engine.leaf(branch)
+        assert [t for s in leaf.path() for t in s.tokens] == branch.tokens[: leaf.end]
+        missing = len(branch.tokens) - 1 - leaf.end
+        assert missing == 0 or (missing > 0 and engine.cache is not None)  # evicted
+
+
+def assert_nothing_left(engine: Engine, branches: Sequence[Branch]) -> None:
+    """These branches are whole, and once they are released no KV is held."""
+    assert_whole(engine, branches)
+    engine.release(branches)
+    assert engine.kv_bytes() == 0 and not engine.memory.live and not engine.tree.segments()
 
 
 class Ownership(RuleBasedStateMachine):
@@ -86,17 +115,7 @@ class Ownership(RuleBasedStateMachine):
 
     @invariant()
     def owns_exactly_what_is_referenced(self) -> None:
-        segments = self.engine.tree.segments()
-        assert self.engine.kv_bytes() == sum(sum(self.engine.memory.tier_bytes(s.storage)) for s in segments)
-        for segment in segments:
-            assert segment.refs == sum(b.leaf is segment for b in self.live) + len(segment.children) > 0
-            assert segment.storage.tokens == len(segment.tokens)
-            assert segment.parent is not None and segment.start == segment.parent.end
-        for branch in self.live:
-            path = branch.leaf.path() if branch.leaf else []
-            assert [t for s in path for t in s.tokens] == branch.tokens[:-1]
+        assert_whole(self.engine, self.live)
 
     def teardown(self) -> None:
-        self.engine.release(self.live)
-        assert self.engine.kv_bytes() == 0
-        assert self.engine.tree.segments() == []
+        assert_nothing_left(self.engine, self.live)

@@ -11,17 +11,24 @@ import pytest
 import torch
 
 from tests.helpers.engines import GREEDY, make_engine
+from tests.helpers.ownership import assert_whole
 from ttc import Engine, InvalidInput, OutOfMemory
 from ttc.residency.resident import Resident
 from ttc.tree.branch import Branch
 
 
+def forked(engine: Engine, n: int) -> list[Branch]:
+    root = engine.root([1, 2, 3])
+    branches = engine.fork(root, n)
+    engine.release([root])
+    return branches
+
+
 def check(engine: Engine, branches: Sequence[Branch]) -> None:
     """Every branch's KV is that of its tokens but the last, and nothing else is kept."""
+    assert_whole(engine, branches)
     for branch in branches:
-        assert [t for s in engine.leaf(branch).path() for t in s.tokens] == branch.tokens[:-1]
         assert len(branch.logprobs) == len(branch.top1) == len(branch.generated)
-    assert engine.kv_bytes() == sum(sum(engine.memory.tier_bytes(s.storage)) for s in engine.tree.segments())
 
 
 def fail_at(engine: Engine, call: int) -> Callable[..., torch.Tensor]:
@@ -153,15 +160,12 @@ def test_usage_is_exact() -> None:
 def test_a_failure_in_a_batch_leaves_every_branch_able_to_go_on(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [2, 6, 4]  # by the failure some branches have left the batch
 
-    def start(engine: Engine) -> list[Branch]:
-        return engine.fork(engine.root([1, 2, 3]), 3)
-
     whole = make_engine()
-    expected = start(whole)
+    expected = forked(whole, 3)
     whole.generate(expected, limits)
 
     engine = make_engine()
-    branches = start(engine)
+    branches = forked(engine, 3)
     with monkeypatch.context() as patch:
         patch.setattr(engine, "forward", fail_at(engine, call))
         with pytest.raises(RuntimeError, match="device lost"):
@@ -193,7 +197,7 @@ def test_a_failed_score_leaves_no_trace(call: int, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_failed_extend_leaves_the_branches_as_they_were(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine()
-    branches = engine.fork(engine.root([1, 2, 3]), 2)
+    branches = forked(engine, 2)
     added = [[*range(10, 30), 7], [*range(10, 30), 8, 9]]  # the second waits a round for what it shares
     with monkeypatch.context() as patch:
         patch.setattr(engine, "forward", fail_at(engine, call))
@@ -210,7 +214,7 @@ def test_a_failed_extend_leaves_the_branches_as_they_were(call: int, monkeypatch
 
 def test_a_refused_extend_leaves_the_branch_as_it_was() -> None:
     engine = make_engine(memory=Resident(26 * make_engine().memory.bytes_per_token / 2**30))
-    first, second = engine.fork(engine.root([1, 2, 3]), 2)
+    first, second = forked(engine, 2)
     engine.extend([first], [[*range(10, 30), 7]])
     with pytest.raises(OutOfMemory):
         engine.extend([second], [[*range(10, 30), *[8] * 15]])  # it shares what the first has, the rest is too much

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from tests.helpers.engines import GREEDY, make_engine
+from tests.helpers.engines import make_engine
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import FAMILIES, build, prompt
 from tests.helpers.ownership import Ownership
@@ -97,28 +97,6 @@ def test_scores_do_not_depend_on_where_kv_lies(policy: str) -> None:
     for one, other in zip(*results, strict=True):
         for first, second in zip(one, other, strict=True):
             assert first == pytest.approx(second, abs=1e-4)
-
-
-def test_groups_fetch_no_layer_that_its_window_hides() -> None:
-    """Once a branch is far longer than the window, only the other layers of its old blocks come to the device."""
-    plain = build("gemma3")
-    engine = Engine(copy.deepcopy(plain), Letters(), memory=BeamGroups(block_tokens=8))
-    branch = engine.root(prompt(1, 49))
-    memory = engine.memory
-    for kv in memory.live:
-        memory.evict(kv, "test")
-    engine.generate([branch], 2, sampling=GREEDY)
-    windows = [shape.window for shape in memory.shapes]
-    assert any(windows)
-    expected = 0
-    for segment in engine.leaf(branch).path():
-        for layer, window in enumerate(windows):
-            hidden = window is not None and segment.end - 1 <= 48 - window
-            assert segment.start >= 48 or hidden == (segment.storage.device[layer] is None)
-            expected += 0 if hidden or segment.start >= 48 else memory.layer_bytes(segment.storage, layer)
-    assert memory.link.to_device_bytes == {"group": expected}
-    assert expected < 48 * memory.bytes_per_token
-    assert_like_plain(plain, branch)
 
 
 class Offloaded(Ownership):

@@ -16,6 +16,7 @@ from transformers import LlamaForCausalLM
 import ttc.engine
 from tests.helpers.links import late
 from tests.helpers.models import deep
+from tests.helpers.ownership import assert_nothing_left, assert_whole
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, BlockCache, Engine, Headwise, Layerwise, OutOfMemory, Paged
 from ttc.residency.base import Offloading
@@ -136,23 +137,6 @@ def make(kind: str, case: Case, budget_bytes: int, host_bytes: int | None) -> En
     return late(engine) if case.late else engine
 
 
-def assert_whole(engine: Engine, live: list[Branch]) -> None:
-    """Exactly the referenced segments hold KV, in tiers that add up within their budgets."""
-    memory, segments = engine.memory, engine.tree.segments()
-    assert set(memory.live) == {s.storage for s in segments}
-    sizes = [memory.tier_bytes(s.storage) for s in segments]
-    assert (memory.device.used_bytes, memory.host.used_bytes) == (sum(d for d, _ in sizes), sum(h for _, h in sizes))
-    for tier in (memory.device, memory.host):
-        assert tier.budget_bytes is None or tier.peak_bytes <= tier.budget_bytes
-    for segment in segments:
-        assert segment.refs == sum(b.leaf is segment for b in live) + len(segment.children) > 0
-        assert all(segment.storage.device[i] or segment.storage.host[i] for i in range(len(memory.shapes)))
-    for branch in live:
-        leaf = engine.leaf(branch)
-        assert [t for s in leaf.path() for t in s.tokens] == branch.tokens[: leaf.end]
-        assert leaf.end == len(branch.tokens) - 1 or engine.cache is not None
-
-
 def check(kind: str, case: Case) -> None:
     """Run a case; where it is refused, see that nothing is lost, and run it again with the budget that would do. A step
     is refused before its first token or not at all."""
@@ -173,8 +157,7 @@ def check(kind: str, case: Case) -> None:
             assert refused is not None, str(error)
             assert [len(branch.tokens) for branch in live] == lengths, "refused in the middle"
             assert_whole(engine, live)
-        engine.release(live)
-        assert engine.kv_bytes() == 0 and not engine.memory.live and not engine.tree.segments()
+        assert_nothing_left(engine, live)
         if refused is None:
             return
         tier, enough = refused[1], int(refused[2].replace(",", ""))

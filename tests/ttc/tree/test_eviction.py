@@ -145,13 +145,7 @@ class Evicting(Ownership):
 
     @invariant()
     def owns_exactly_what_is_referenced(self) -> None:
-        segments = self.engine.tree.segments()
-        assert set(self.engine.memory.live) == {s.storage for s in segments}
-        for segment in segments:
-            assert segment.refs == sum(b.leaf is segment for b in self.live) + len(segment.children) > 0
-        for branch in self.live:
-            tokens = [t for s in self.engine.leaf(branch).path() for t in s.tokens]
-            assert tokens == branch.tokens[: len(tokens)] and len(tokens) < len(branch.tokens)
+        super().owns_exactly_what_is_referenced()
         assert set(self.engine.live) == set(self.live)
 
 

@@ -1,0 +1,77 @@
+"""The link: its copies overlap computing, come in order, and fail loudly."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.engines import make_engine
+from tests.helpers.links import failing_at
+from tests.helpers.models import deep, prompt
+from tests.helpers.offloading import KIB
+from tests.helpers.tokenizers import Letters
+from ttc import Engine, Headwise, Layerwise, Paged
+from ttc.memory.link import contiguous_parts
+from ttc.trace import Trace
+
+
+def test_a_fetch_overlaps_computing(tmp_path: Path) -> None:
+    model = deep(layers=4, heads=2, context=2048, width=64)
+    engine = Engine(model, Letters(), memory=Layerwise(1536 * KIB, link_gbps=0.2))
+    engine.memory.link.trace = Trace()
+    engine.generate([engine.root(prompt(1, 1025))], 3)
+    engine.memory.link.trace.write(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    copies = [e for e in events if e["tid"] == "host to device"]
+    passes = [e for e in events if e["tid"] == "compute"]
+    assert copies and any(p["ts"] < c["ts"] + c["dur"] and c["ts"] < p["ts"] + p["dur"] for c in copies for p in passes)
+    for one, following in pairwise(copies):
+        assert one["ts"] + one["dur"] <= following["ts"] + 1  # one queue: microseconds of rounding
+    for span in copies:
+        assert span["dur"] >= span["args"]["bytes"] / 0.2e9 * 1e6 * 0.99
+
+
+def test_pruning_does_not_wait_for_the_link() -> None:
+    engine = make_engine(memory=Headwise(48 * KIB, link_gbps=1e-4))
+    branch = engine.root(list(range(1, 41)))
+    waited = engine.memory.link.exposed_s
+    engine.release([branch])
+    assert engine.memory.link.exposed_s == waited
+    assert engine.kv_bytes() == 0
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_a_copy_falls_into_parts_that_are_contiguous_on_the_host(shape: list[int], data: Any) -> None:
+    ends = [data.draw(st.integers(1, n)) for n in shape]
+    host = torch.zeros(shape)[tuple(slice(data.draw(st.integers(0, end - 1)), end) for end in ends)]
+    device = torch.rand(host.shape)
+    for side, pair in enumerate([(host, device), (torch.zeros(host.shape), host)]):
+        parts = list(contiguous_parts([pair], side))
+        assert all(part[side].is_contiguous() for part in parts)
+        assert len(parts) == 1 or not host.is_contiguous()
+        for destination, source in parts:
+            destination.copy_(source)
+        assert (pair[0] == device).all()
+
+
+@pytest.mark.parametrize("link_gbps", [None, 1.0])
+def test_a_failed_fetch_is_not_forgotten_when_the_next_one_works(link_gbps: float | None) -> None:
+    engine = make_engine(memory=Paged(block_tokens=8, link_gbps=link_gbps))
+    branch = engine.root([1, 2, 3, 4, 5])
+    memory, (kv,) = engine.memory, engine.memory.live
+    memory.evict(kv, "test")
+    memory.link._in._copy = failing_at(1, memory.link._in._copy)  # type: ignore[method-assign]
+    for layer in (0, 1):
+        memory.fetch(kv, "test", [layer])
+    with pytest.raises(OSError, match="the link is down"):
+        memory.settle(kv)
+    engine.release([branch])
+    assert engine.kv_bytes() == 0

@@ -1,0 +1,102 @@
+"""Budgets that are too small, copies that fail and steps that are cancelled, under every policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.engines import make_engine
+from tests.helpers.links import failing_at
+from tests.helpers.offloading import KIB, OFFLOADING, changed, eight
+from tests.helpers.ownership import assert_nothing_left
+from ttc import BeamGroups, Engine, Headwise, InvalidInput, Layerwise, OutOfMemory, Paged, Resident
+from ttc.residency.base import Residency
+
+
+@pytest.mark.parametrize(
+    "policy", [Layerwise(1 * KIB), BeamGroups(2 * KIB), Paged(0.5 * KIB, block_tokens=8), Headwise(0.5 * KIB)]
+)
+def test_a_budget_below_one_branch_is_refused_with_one_that_would_do(policy: Residency) -> None:
+    def run(gib: float) -> Engine:
+        policy.budget_gib = gib
+        engine = make_engine(memory=policy)
+        engine.generate(eight(engine), 6)
+        return engine
+
+    assert policy.budget_gib is not None
+    budget = policy.budget_gib
+    for _ in range(3):  # the prompt and the step each have their limit
+        try:
+            engine = run(budget)
+            break
+        except OutOfMemory as refused:
+            assert "device KV budget" in str(refused)
+            named = int(str(refused).split("a budget of ")[1].split(" bytes")[0].replace(",", ""))
+            assert named / 2**30 > budget
+            budget = named / 2**30
+    assert budget > policy.budget_gib or engine.memory.device.peak_bytes <= budget * 2**30
+    assert engine.memory.device.peak_bytes <= budget * 2**30
+
+
+@pytest.mark.parametrize("policy", OFFLOADING)
+def test_a_host_too_small_is_refused_and_leaves_the_tree_whole(policy: Any) -> None:
+    engine = make_engine(memory=changed(policy, host_budget_gib=8 * KIB))
+    branches = eight(engine)
+    before = engine.kv_bytes()
+    with pytest.raises(OutOfMemory, match="host KV budget of 8,192 bytes"):
+        engine.generate(branches, 11)
+    assert not any(branch.generated for branch in branches)  # refused up front
+    assert engine.kv_bytes() == before
+    assert_nothing_left(engine, branches)
+
+
+@pytest.mark.parametrize("link_gbps", [None, 1.0])
+@pytest.mark.parametrize("policy", OFFLOADING)
+@pytest.mark.parametrize("failing", range(1, 21))
+def test_a_copy_that_fails_stops_the_step_and_leaks_nothing(policy: Any, link_gbps: float | None, failing: int) -> None:
+    engine = make_engine(memory=changed(policy, link_gbps=link_gbps))
+    branches = eight(engine)
+    for queue in (engine.memory.link._in, engine.memory.link._out):
+        queue._copy = failing_at(failing, queue._copy)  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="the link is down"):
+        for _ in range(4):
+            engine.generate(branches, 2)
+    for queue in (engine.memory.link._in, engine.memory.link._out):
+        del queue._copy
+    assert_nothing_left(engine, branches)
+
+
+@pytest.mark.parametrize("policy", OFFLOADING)
+def test_a_cancelled_step_keeps_what_it_has(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(memory=policy)
+    branches = eight(engine)
+    forward, calls = engine.forward, iter(range(100))
+
+    def cancelled(*arguments: Any) -> torch.Tensor:
+        if next(calls) == 4:
+            raise KeyboardInterrupt
+        return forward(*arguments)
+
+    monkeypatch.setattr(engine, "forward", cancelled)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(4):
+            engine.generate(branches, 3)
+    assert_nothing_left(engine, branches)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Resident(0), "budget_gib=0"),
+        (lambda: Paged(1, watermark=0), "watermark=0"),
+        (lambda: Paged(1, host_budget_gib=-1), "host_budget_gib=-1"),
+        (lambda: BeamGroups(1, block_tokens=0), "block_tokens=0"),
+        (lambda: Headwise(1, head_group=0), "head_group=0"),
+        (lambda: Layerwise(1, link_gbps=0), "link_gbps=0"),
+    ],
+)
+def test_bad_settings_are_named(make: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        make()

@@ -1,0 +1,94 @@
+"""Pages: which of them leave, when, and where they are read from. (HELM)"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers.engines import GREEDY, make_engine
+from tests.helpers.models import deep, prompt
+from tests.helpers.offloading import KIB
+from tests.helpers.tokenizers import Letters
+from ttc import Engine, OutOfMemory, Paged, Resident
+from ttc.residency.base import Residency
+
+
+def test_pages_leave_oldest_first_at_the_watermark() -> None:
+    engine = make_engine(memory=Paged(4 * KIB, block_tokens=8, watermark=0.5), prefill_tokens=8)
+    engine.root(list(range(1, 34)))  # four pages of 1 KiB
+    pages = [s.storage for s in sorted(engine.tree.segments(), key=lambda s: s.start)]
+    assert [None not in kv.host for kv in pages] == [True, True, False, False]
+    assert all(map(engine.memory.is_resident, pages))  # until their room is needed
+    engine.root(list(range(60, 69)))
+    assert [engine.memory.is_resident(kv) for kv in pages] == [False, True, True, True]
+    assert [None not in kv.host for kv in pages] == [True, True, True, False]
+
+
+def test_the_watermark_makes_room_without_waiting() -> None:
+    memory = Paged(8 * KIB, block_tokens=8, watermark=0.5, link_gbps=1e-4)  # 10 ms a page
+    engine = make_engine(memory=memory, prefill_tokens=8)
+    link = engine.memory.link
+    root = engine.root(list(range(1, 50)))  # six pages
+    assert link.to_host_bytes.total() == 2 * 1024 and link.exposed_s == 0
+    assert all(map(engine.memory.is_resident, engine.memory.live))
+    for kv in engine.memory.live:
+        link.complete(kv.written)  # as if computing had taken that long
+    waited = link.exposed_s
+    engine.generate([root], 12, sampling=GREEDY)
+    engine.root(list(range(60, 77)))  # two pages more than fit
+    assert link.exposed_s == waited and link.to_host_bytes.total() > 2 * 1024
+    assert sum(map(engine.memory.is_resident, engine.memory.live)) < len(engine.memory.live)
+    plain = make_engine()
+    expected = plain.root(list(range(1, 50)))
+    plain.generate([expected], 12, sampling=GREEDY)
+    assert root.tokens == expected.tokens and root.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("block_tokens", [4, 8, 16])
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_pages_that_leave_for_buffers_are_read_from_the_host(block_tokens: int, prefetch: bool) -> None:
+    """Also when they leave in vain, because the room does not do for two buffers."""
+
+    def run(memory: Residency) -> list[float]:
+        engine = Engine(model, Letters(), prefill_tokens=5, memory=memory)
+        root = engine.root(prompt(1, 18))
+        branches = [root, *engine.fork(root, 1)]
+        engine.generate(branches, 3)
+        assert memory.budget_gib is None or engine.memory.device.peak_bytes <= memory.budget_gib * 2**30
+        return [logprob for branch in branches for logprob in branch.logprobs]
+
+    model = deep(layers=3, heads=2, context=64)
+    expected, served = run(Resident()), 0
+    for budget in range(1400, 6000, 200):
+        try:
+            found = run(Paged(budget / 2**30, block_tokens=block_tokens, prefetch=prefetch))
+        except OutOfMemory:
+            continue
+        assert found == pytest.approx(expected, abs=1e-4)
+        served += 1
+    assert served > 5
+
+
+def test_a_split_page_keeps_its_age() -> None:
+    engine = make_engine(memory=Paged(block_tokens=16))
+    engine.roots([[*range(1, 17)], [*range(40, 56)]])
+    second = list(engine.memory.live)[1]
+    other = engine.root([*range(1, 11), 99, 98])
+    upper, lower = (
+        segment.storage for segment in (engine.leaf(other).path()[0], engine.tree.trunk.children[0].children[0])
+    )
+    assert list(engine.memory.live)[:3] == [upper, lower, second]
+
+
+@pytest.mark.slow
+def test_64k_tokens_under_a_hundredth_of_their_kv() -> None:
+    model, tokens = deep(layers=4, heads=1, context=2**17), prompt(5, 65_537)
+    plain = Engine(model, Letters(), prefill_tokens=2048)
+    expected = plain.root(tokens)
+    plain.generate([expected], 3, sampling=GREEDY)
+    total = 65_536 * plain.memory.bytes_per_token
+    plain.release([expected])
+    engine = Engine(model, Letters(), prefill_tokens=2048, memory=Paged(total / 100 / 2**30))
+    branch = engine.root(tokens)
+    engine.generate([branch], 3, sampling=GREEDY)
+    assert engine.memory.device.peak_bytes < total / 100
+    assert branch.tokens == expected.tokens and branch.logprobs == pytest.approx(expected.logprobs, abs=1e-4)

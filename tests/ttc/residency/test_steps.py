@@ -1,0 +1,75 @@
+"""A step's copies, its tails and what it is charged, under every policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.helpers.engines import GREEDY, make_engine
+from tests.helpers.links import late
+from tests.helpers.models import deep, prompt
+from tests.helpers.offloading import KIB, OFFLOADING, eight
+from tests.helpers.tokenizers import Letters
+from ttc import BeamGroups, Engine, Layerwise, Paged, Resident
+from ttc.residency.base import Residency
+from ttc.tree.branch import Branch
+
+
+def test_usage_is_charged_with_what_moved() -> None:
+    engine = make_engine(memory=Paged(4 * KIB, block_tokens=8))
+    branches = eight(engine)
+    engine.generate(branches, 4)
+    usage, link = branches[0].usage, engine.memory.link
+    assert usage.host_to_device_bytes == link.to_device_bytes.total() > 0
+    assert usage.device_to_host_bytes == link.to_host_bytes.total() > 0
+
+
+def ragged(engine: Engine) -> list[Branch]:
+    """Eight branches, each another, that leave their group one after the other."""
+    branches = eight(engine)
+    for limits in ([3, 1, 4, 1, 5, 2, 6, 5], [5, 6, 2, 5, 1, 4, 1, 3]):
+        engine.generate(branches, limits)
+    return branches
+
+
+@pytest.mark.parametrize("policy", OFFLOADING)
+def test_copies_may_come_as_late_as_they_are_waited_for(policy: Any) -> None:
+    expected = ragged(make_engine())
+    for one, other in zip(expected, ragged(late(make_engine(memory=policy))), strict=True):
+        assert one.tokens == other.tokens and one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "room"), [(Resident, 8), (BeamGroups, 5), (Paged, 5)])
+def test_a_full_device_still_compacts(kind: Any, room: int) -> None:
+    """A step takes 4 tokens for its tails, and 4 more where they are frozen on the device; that, at 16 layers, is room
+    for one layer of the longest chain, but far from room for all of them."""
+
+    def run(memory: Residency) -> tuple[Engine, Branch, list[int]]:
+        engine = Engine(deep(layers=16, heads=1, context=256), Letters(), memory=memory)
+        branch, segments = engine.root(prompt(1, 33)), []
+        for _ in range(10):
+            engine.generate([branch], 4, sampling=GREEDY)
+            segments.append(len(engine.tree.segments()))
+        return engine, branch, segments
+
+    plain, expected, segments = run(Resident())
+    budget = (32 + 9 * 4 + room) * plain.memory.bytes_per_token
+    engine, branch, found = run(kind(budget / 2**30))
+    assert found == segments and max(segments) <= 3
+    assert engine.memory.device.peak_bytes <= budget
+    assert branch.tokens == expected.tokens and branch.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+
+
+def test_a_long_step_freezes_into_blocks() -> None:
+    for policy in (Paged(block_tokens=8), BeamGroups(block_tokens=8), Layerwise(block_tokens=8)):
+        engine = make_engine(memory=policy)
+        branch = engine.root([1, 2, 3, 4])
+        engine.generate([branch], 21, sampling=GREEDY)
+        assert [len(s.tokens) for s in engine.leaf(branch).path()] == [3, 8, 8, 5]
+        assert branch.step_ends == [25]
+        engine.generate([branch], 2, sampling=GREEDY)
+        plain = make_engine()
+        expected = plain.root([1, 2, 3, 4])
+        plain.generate([expected], 23, sampling=GREEDY)
+        assert branch.tokens == expected.tokens

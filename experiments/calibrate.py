@@ -14,8 +14,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
+from experiments.build import make_engine, make_template, make_verifier, resolved
 from experiments.data import Task, load_task
-from experiments.run import make_engine, make_template, make_verifier, resolved
 from experiments.schema import register
 from search import Search, solve
 from ttc.approximate.confidence import confidence, gap_ratio

@@ -10,8 +10,8 @@ import torch
 from hydra import compose, initialize_config_module
 
 from experiments.bench.prefix import machine
+from experiments.build import make_template
 from experiments.data import load_task
-from experiments.run import make_template
 from search import BestFirst, solve
 from ttc import BlockCache, Engine
 from ttc.model.loading import load

@@ -11,9 +11,9 @@ import pytest
 from hydra.errors import HydraException
 
 import experiments.calibrate
-import experiments.run
+import experiments.job
+from experiments.build import make_verifier, resolved
 from experiments.calibrate import observe_exits, report_exit
-from experiments.run import make_verifier, resolved
 from search import BeamSearch, BestOfN, solve
 from tests.helpers.configurations import configuration
 from tests.helpers.engines import words_engine
@@ -94,18 +94,18 @@ def test_a_calibration_and_the_run_that_uses_it(tmp_path: Path, capsys: pytest.C
 
     calibrated = ["+verifier/exit=calibrated", f"verifier.exit.calibration={file}"]
     place = ["dataset.size=2", f"run.output_dir={tmp_path}", "run.name=r"]
-    experiments.run.run(configuration("run", *common, *calibrated, *place))
+    experiments.job.run(configuration("run", *common, *calibrated, *place))
     lines = (tmp_path / "r" / "records.jsonl").read_text().splitlines()
     usages = [json.loads(line)["usage"] for line in lines]
     assert len(usages) == 2 and all(usage["exit_layer_rows_saved"] > 0 for usage in usages)
     config = (tmp_path / "r" / "config.yaml").read_text()
     assert "ttc.EarlyExit" in config and f"l_min: {made.exit.l_min}\n" in config and str(file) not in config
     with pytest.raises(InvalidInput, match="these problems were used to calibrate"):
-        experiments.run.run(configuration("run", *common, *calibrated, *place, "dataset.offset=7", "dataset.limit=2"))
+        experiments.job.run(configuration("run", *common, *calibrated, *place, "dataset.offset=7", "dataset.limit=2"))
     with pytest.raises(InvalidInput, match=r"calibrated with search\.BestOfN"):
-        experiments.run.run(configuration("run", "search=diverse_prompts", *common[3:], *calibrated, *place))
+        experiments.job.run(configuration("run", "search=diverse_prompts", *common[3:], *calibrated, *place))
     with pytest.raises(InvalidInput, match="the data set 'sums', not for 'gsm8k'"):
-        experiments.run.run(configuration("run", *common, *calibrated, *place, "dataset=gsm8k"))
+        experiments.job.run(configuration("run", *common, *calibrated, *place, "dataset=gsm8k"))
 
 
 def profiles() -> list[Any]:
@@ -159,7 +159,7 @@ EXIT = ["calibrate.level=2", "calibrate.file=x", "verifier=self", "search=best_o
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, module: str, arguments: list[str], message: str) -> None:
-    jobs = {"run": experiments.run.run, "calibrate": experiments.calibrate.run}
+    jobs = {"run": experiments.job.run, "calibrate": experiments.calibrate.run}
     with pytest.raises((TTCError, HydraException), match=message):
         jobs[module](configuration(module, *arguments, "run.name=r", f"run.output_dir={tmp_path}"))
     assert not list(tmp_path.iterdir())

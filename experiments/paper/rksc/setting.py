@@ -11,8 +11,8 @@ from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from experiments.build import engine_options, make_template, make_verifier, resolved
 from experiments.data import Task, load_task
-from experiments.run import engine_options, make_template, make_verifier, resolved
 from experiments.schema import register
 from ttc.engine import Engine
 from ttc.model.loading import load

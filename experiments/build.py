@@ -1,0 +1,77 @@
+"""From a configuration to the objects that it describes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.schema import VERIFIERS, CalibratedExitConfig, schema_of
+from ttc.approximate.early_exit import EarlyExit
+from ttc.calibration.confidence_gate import Calibration
+from ttc.calibration.early_exit import ExitCalibration
+from ttc.engine import Engine
+from ttc.errors import InvalidInput
+from ttc.protocols import Verifier
+from ttc.text.prompt import PromptTemplate
+
+
+def resolved(config: DictConfig) -> DictConfig:
+    """The configuration with an inner verifier and calibrations, where they are named, replaced by what they hold.
+
+    So the run's folder shows the settings that are used. Raises InvalidInput for an unknown name, and for a
+    calibration that was made for another model, data set or search, or on the same problems.
+    """
+    config = config.copy()
+    gate, plain = (
+        config.verifier,
+        [OmegaConf.to_container(part, resolve=True) for part in (config.dataset, config.search)],
+    )
+    if isinstance(name := gate.get("inner"), str):
+        if name not in VERIFIERS:
+            raise InvalidInput(f"verifier.inner={name} is unknown; use one of {', '.join(VERIFIERS)}")
+        gate.inner = OmegaConf.structured(schema_of(VERIFIERS[name]))
+    if (file := gate.get("calibration")) is not None:
+        found = Calibration.load(file, model=config.model.name, dataset=config.dataset.name)
+        found.check_use(file, *plain)
+        gate.tau_conf, gate.r_gap = found.tau_conf, found.r_gap
+    for where, verifier in (("verifier", gate), ("verifier.inner", gate.get("inner") or {})):
+        exit = verifier.get("exit")
+        if exit is not None and OmegaConf.get_type(exit) is CalibratedExitConfig:
+            if OmegaConf.is_missing(exit, "calibration"):
+                raise InvalidInput(f"{where}.exit.calibration is not given; name a file of experiments.calibrate")
+            made = ExitCalibration.load(exit.calibration, model=config.model.name, dataset=config.dataset.name)
+            made.check_use(exit.calibration, *plain)
+            verifier.exit = OmegaConf.structured(schema_of(EarlyExit)(**asdict(made.exit)))
+    return config
+
+
+def make_verifier(config: DictConfig) -> Verifier | None:
+    if not config.verifier.get("_target_"):
+        return None
+    loaded = {"calibration": None} if "calibration" in config.verifier else {}  # its thresholds stand in `resolved`
+    verifier: Verifier = instantiate(config.verifier, **loaded)
+    return verifier
+
+
+def make_template(config: DictConfig) -> PromptTemplate:
+    data = config.dataset
+    examples = tuple((e.question, e.answer) for e in data.examples)
+    return PromptTemplate(data.instruction, data.system, examples, data.chat, OmegaConf.to_container(data.chat_options))
+
+
+def make_engine(config: DictConfig) -> Engine:
+    model = config.model
+    return Engine.from_pretrained(model.name, device=model.device, dtype=model.dtype, **engine_options(config))
+
+
+def engine_options(config: DictConfig) -> dict[str, Any]:
+    """How the engine of a run differs from the default one."""
+    return {
+        "memory": instantiate(config.memory),
+        "cache": instantiate(config.cache) if config.cache.get("_target_") else None,
+        "sharing": instantiate(config.sharing),
+        "gate": instantiate(config.gate) if config.gate.get("_target_") else None,
+    }

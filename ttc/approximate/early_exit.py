@@ -15,7 +15,7 @@ from torch import Tensor
 from ttc.attention.kernels import Layer
 from ttc.attention.plan import Entry, ExtendPlan, Piece, depth_first
 from ttc.errors import InvalidInput, UnsupportedModel
-from ttc.memory.manager import KV, LayerKV
+from ttc.memory.kv import KV, LayerKV
 from ttc.model.check import CHECK_TOKENS
 from ttc.passes.prefill import prefill_passes
 from ttc.tree.branch import Branch, by_problem
@@ -158,7 +158,7 @@ class Lens:
         name, half = type(self.model).__name__, CHECK_TOKENS // 2
         kv = KV(len(engine.memory.shapes), CHECK_TOKENS)
         kv.device = [
-            LayerKV.empty(shape, CHECK_TOKENS, None, engine.dtype, engine.device, pinned=False)
+            LayerKV.empty(shape, CHECK_TOKENS, None, engine.dtype, engine.device, on_host=False)
             for shape in engine.memory.shapes
         ]
         pieces = [Piece(slice(n, n + half), [(kv, n, half)]) for n in (0, half)]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ttc.attention.plan import DecodePlan
-from ttc.attention.stream import Tails
 from ttc.errors import OutOfMemory
-from ttc.memory.manager import KV
+from ttc.memory.kv import KV
+from ttc.memory.tails import Tails, freeze, keep_rows
 from ttc.sampling import Sampling, choose, streams
 from ttc.tree.branch import Branch, by_problem
 from ttc.tree.tree import Segment
@@ -173,7 +173,7 @@ class DecodeStep:
         for row in ended:
             self._freeze(active[row], tails, row, filled)
         going = [row for row in range(len(active)) if row not in set(ended)]
-        self.engine.memory.keep_rows(tails, going)
+        keep_rows(self.engine.memory, tails, going)
         return [active[row] for row in going]
 
     def _freeze(self, branch: Branch, tails: KV, row: int, filled: int) -> None:
@@ -185,7 +185,7 @@ class DecodeStep:
         try:
             for first in range(0, filled, size):
                 blocks.append(engine.residency.allocate_frozen(min(size, filled - first)))
-                engine.memory.freeze(tails, row, first, blocks[-1])
+                freeze(engine.memory, tails, row, first, blocks[-1])
         except BaseException:
             for kv in blocks:
                 engine.memory.free(kv)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ttc.attention.plan import Entry, ExtendPlan, Piece, depth_first, shared_entries
-from ttc.memory.manager import KV
+from ttc.memory.kv import KV
 from ttc.protocols import Purpose
 from ttc.tree.branch import Branch
 from ttc.tree.tree import Segment, worth_sharing

@@ -16,7 +16,8 @@ from torch import Tensor
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.plan import ExtendPlan, Piece
 from ttc.errors import InvalidInput
-from ttc.memory.manager import KV, KVMemory
+from ttc.memory.kv import KV
+from ttc.memory.manager import KVMemory
 
 if TYPE_CHECKING:
     from ttc.engine import Engine

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
-from ttc.memory.manager import KV
+from ttc.memory.kv import KV
+from ttc.memory.recut import can_recut, recut
 
 if TYPE_CHECKING:
     from ttc.residency.base import Residency
@@ -113,7 +114,7 @@ class Tree:
 
     def split(self, segment: Segment, at: int) -> Segment:
         """Cut `segment` after `at` tokens. It keeps its identity as the lower part; the new upper part is returned."""
-        upper_kv, lower_kv = self.memory.recut([segment.storage], [at, len(segment.tokens) - at])
+        upper_kv, lower_kv = recut(self.memory, [segment.storage], [at, len(segment.tokens) - at])
         parent = segment.parent
         assert parent is not None
         upper = Segment(segment.tokens[:at], upper_kv, parent)
@@ -130,7 +131,7 @@ class Tree:
             if (
                 (most is None or joined <= most)
                 and len(parent.tokens) <= MERGE_RATIO * len(segment.tokens)
-                and self.memory.can_recut([parent.storage, segment.storage])
+                and can_recut(self.memory, [parent.storage, segment.storage])
             ):
                 self._absorb(parent, segment)
             else:
@@ -139,7 +140,7 @@ class Tree:
 
     def _absorb(self, parent: Segment, child: Segment) -> None:
         assert parent.parent is not None
-        (kv,) = self.memory.recut([parent.storage, child.storage], [len(parent.tokens) + len(child.tokens)])
+        (kv,) = recut(self.memory, [parent.storage, child.storage], [len(parent.tokens) + len(child.tokens)])
         above = parent.parent
         above.children[above.children.index(parent)] = child
         child.tokens, child.kv = parent.tokens + child.tokens, kv

@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 
 from ttc import Engine
+from ttc.calibration.head_attention import near_attention
 from ttc.errors import TTCError
-from ttc.residency.streaming_heads import near_attention, save_streaming_heads, streaming_heads
+from ttc.residency.streaming_heads import save_streaming_heads, streaming_heads
 
 
 def main() -> None:

@@ -2,47 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import wraps
 from math import inf
+from operator import attrgetter
 from os import PathLike
-from time import perf_counter
-from typing import Any
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from warnings import warn
 from weakref import WeakSet
 
 import torch
-from torch import Tensor
 
-from ttc.approximate.decode_gate import DecodeGate
-from ttc.approximate.early_exit import EarlyExit, ExitReport, Lens, score_with_exit
+from ttc.approximate.early_exit import EarlyExit, ExitReport, score_with_exit
 from ttc.approximate.similar_prompts import share_similar
-from ttc.attention.plan import Plan, depth_first
+from ttc.attention.plan import depth_first
 from ttc.errors import InvalidInput
-from ttc.model.check import check_model, context_length
+from ttc.memory.manager import KVMemory
+from ttc.model.lens import Lens
+from ttc.model.limits import ModelLimits
 from ttc.model.packed_linear import pack_linears
-from ttc.passes.decode import DecodeStep
-from ttc.passes.prefill import feed
-from ttc.passes.scoring import score
+from ttc.model.runner import HuggingFaceRunner, ModelRunner
+from ttc.passes.decode import DecodeStep, Gate
+from ttc.passes.prefill import prefill
+from ttc.passes.runtime import Runtime
+from ttc.passes.scoring import checked_continuations, score
+from ttc.passes.stops import Stops, check_step
 from ttc.protocols import Purpose
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
 from ttc.sampling import SAMPLED, Sampling, stream_key
+from ttc.trace import Trace
 from ttc.tree.branch import Branch
 from ttc.tree.eviction import BlockCache
 from ttc.tree.sharing import Sharing
-from ttc.tree.tree import Segment, Tree
+from ttc.tree.tree import Tree
 from ttc.usage import Usage
+
+RENAMED = {
+    "aside": "side_branches",
+    "forward": "runner.forward",
+    "vocab_size": "limits.vocab_size",
+    "context_length": "limits.context_length",
+    "eos_ids": "limits.eos_ids",
+    "prefill_tokens": "runtime.prefill_tokens",
+}
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _alone(method: Callable[Concatenate[Engine, P], R]) -> Callable[Concatenate[Engine, P], R]:
+    """One call at a time: threads that share an engine wait for each other."""
+
+    @wraps(method)
+    def locked(self: Engine, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return locked
 
 
 class Engine:
     """Runs a Hugging Face decoder over a tree of branches. KV of a shared prefix is stored and read once.
 
     model, tokenizer: loaded by the caller; the model's attention implementation is set to the engine's own.
-    prefill_tokens: the most rows of one prefill pass. memory: the residency policy, `Resident()` by default.
-    cache: what keeps the KV of idle branches within a number of blocks, None for no limit. sharing: what branches
-    share, `Sharing("exact")` by default. gate: what stops branches that have fallen behind as they decode, None for
-    nothing.
+    prefill_tokens: the most rows of one prefill pass.
+    memory: the residency policy, `Resident()` by default.
+    cache: what keeps the KV of idle branches within a number of blocks, None for no limit.
+    sharing: what branches share, `Sharing("exact")` by default.
+    gate: what stops branches that have fallen behind as they decode, None for nothing.
+    Threads may share an engine; their calls run one after the other.
     Raises UnsupportedModel when the model's attention cannot be served exactly.
     """
 
@@ -55,23 +85,24 @@ class Engine:
         memory: Residency | None = None,
         cache: BlockCache | None = None,
         sharing: Sharing | None = None,
-        gate: DecodeGate | None = None,
+        gate: Gate | None = None,
     ):
         if prefill_tokens < 1:
             raise InvalidInput(f"prefill_tokens={prefill_tokens} must be at least 1")
-        self.model, self.tokenizer, self.prefill_tokens = model.eval(), tokenizer, prefill_tokens
-        self.device, self.dtype = model.device, model.dtype
-        self.residency = (memory or Resident()).bind(check_model(model), self.dtype, self.device)
-        self.memory = self.residency.memory
-        self.tree = Tree(self.residency)
+        self.runner: ModelRunner = HuggingFaceRunner(model)
+        self.model, self.tokenizer, self.device, self.dtype = model, tokenizer, self.runner.device, self.runner.dtype
+        self.limits, self.sharing = ModelLimits.of(model, tokenizer), sharing or Sharing()
+        self.residency = (memory or Resident()).bind(self.runner.shapes, self.dtype, self.device)
+        self.memory: KVMemory = self.residency.memory
+        self.tree = Tree(self.memory, self.residency.block_tokens)
+        self.runtime = Runtime(
+            self.runner, self.limits, self.residency, self.tree, self.sharing, prefill_tokens, self.decode
+        )
         self.cache = None if cache is None else cache.fresh()
-        self.sharing, self.gate = sharing or Sharing(), gate
+        self.gate = gate
         self.live: WeakSet[Branch] = WeakSet()  # branches that were not released
         self.calls = 0
-        config = model.config.get_text_config()
-        self.vocab_size: int = config.vocab_size
-        self.context_length = context_length(config)
-        self.eos_ids = _eos_ids(model, tokenizer)
+        self._lock = RLock()
 
     @classmethod
     def from_pretrained(
@@ -89,31 +120,44 @@ class Engine:
         pack_linears(model)
         return cls(model, tokenizer, **options)
 
+    # ---------------------------------------------------------------- parts
+
+    @property
+    def lens(self) -> Lens:
+        """The model's logits after any of its layers. Raises UnsupportedModel, at first use, where there are none."""
+        return self.runtime.lens
+
+    @property
+    def trace(self) -> Trace | None:
+        """Where spans of computing and copying are recorded, None for nowhere."""
+        return self.runner.trace
+
+    @trace.setter
+    def trace(self, trace: Trace | None) -> None:
+        self.runner.trace = self.memory.link.trace = trace
+
     # ---------------------------------------------------------------- branches
 
     def root(self, tokens: Sequence[int], *, seed: int = 0) -> Branch:
         """A branch that holds a prompt. What the prompt shares with any live branch is not computed again."""
         return self.roots([tokens], seeds=[seed])[0]
 
+    @_alone
     def roots(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None) -> list[Branch]:
         """Many prompts at once, prefilled in merged batches; each is the start of its own random stream."""
         seeds = range(len(prompts)) if seeds is None else seeds
         if len(seeds) != len(prompts):
             raise InvalidInput(f"{len(prompts)} prompts came with {len(seeds)} seeds; give one each")
-        prompts = [self._checked(prompt, "prompt") for prompt in prompts]
+        prompts = [self.limits.checked(prompt, "prompt") for prompt in prompts]
         for prompt in prompts:
-            self._check_context(len(prompt))
-            if len(prompt) == self.context_length:
-                raise InvalidInput(
-                    f"the prompt fills the model's context of {self.context_length} tokens and leaves no room to "
-                    "generate; shorten it or use a model with a longer context"
-                )
+            self.limits.check_prompt(len(prompt))
         branches = [
             Branch(prompt, self.tree.hold(self.tree.trunk), stream_key(seed), Usage(), self.decode)
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
-        return self._planted(branches, "prompt")
+        return self._prefilled(branches, "prompt")
 
+    @_alone
     def variants(
         self, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]] | None = None
     ) -> list[Branch]:
@@ -126,60 +170,60 @@ class Engine:
         self._check_live([root])
         if root.generated:
             raise InvalidInput(f"{root!r} has generated tokens, so its prompt cannot be varied; give the root itself")
-        own = [self._checked(prompt, "prompt") for prompt in prompts]
-        after = [self._checked(s, "suffix") if s else [] for s in suffixes or [[]] * len(own)]
-        if len(after) != len(own):
-            raise InvalidInput(f"{len(own)} prompts came with {len(after)} suffixes; give one each, [] for none")
-        for prompt, suffix in zip(own, after, strict=True):
-            self._check_context(len(prompt) + len(suffix) + 1)
-        children = [root.child() for _ in own]
-        for child in children:
-            self.tree.hold(self.tree.trunk)
-            child.leaf = self.tree.trunk
+        wanted = [self.limits.checked(prompt, "prompt") for prompt in prompts]
+        after = [self.limits.checked(s, "suffix") if s else [] for s in suffixes or [[]] * len(wanted)]
+        if len(after) != len(wanted):
+            raise InvalidInput(f"{len(wanted)} prompts came with {len(after)} suffixes; give one each, [] for none")
+        for prompt, suffix in zip(wanted, after, strict=True):
+            self.limits.check_context(len(prompt) + len(suffix) + 1)
+        children = [root.child() for _ in wanted]
+        for child, prompt in zip(children, wanted, strict=True):
+            child.leaf = self.tree.hold(self.tree.trunk)
+            child.tokens = prompt
         self.live.update(children)
         try:
-            for child, prompt in zip(children, own, strict=True):
-                child.tokens = prompt
             if self.sharing.rule == "similar":
-                most = self.context_length or inf
+                most = self.limits.context_length or inf
                 fitting = [c for c, s in zip(children, after, strict=True) if len(root.tokens) + len(s) < most]
-                with self._working([root]), self.metered(children):
-                    share_similar(self, root, fitting)
+                with self._with_kv_present([root]), self.runtime.metered(children):
+                    share_similar(self.runtime, root, fitting)
             for child, suffix in zip(children, after, strict=True):
                 child.tokens += suffix
-                child.prompt_length = len(child.tokens)
-            return self._planted(children, "prompt")
+                child.prompt_length = child.given_end = len(child.tokens)
+            return self._prefilled(children, "prompt")
         except BaseException:
             self.release(children)
             raise
 
-    def aside(self, branches: Sequence[Branch], prompts: Sequence[Sequence[int]]) -> list[Branch]:
+    @_alone
+    def side_branches(self, branches: Sequence[Branch], prompts: Sequence[Sequence[int]]) -> list[Branch]:
         """New branches with these prompts on the usage meters of `branches`, for a verifier that asks elsewhere than on
         a branch's own KV. Counted as verifier tokens; to be released by the caller."""
         self._check_live(branches)
         if len(prompts) != len(branches):
             raise InvalidInput(f"{len(branches)} branches came with {len(prompts)} prompts; give one each")
-        own = [self._checked(prompt, "prompt") for prompt in prompts]
-        for prompt in own:
-            self._check_context(len(prompt) + 1)
+        wanted = [self.limits.checked(prompt, "prompt") for prompt in prompts]
+        for prompt in wanted:
+            self.limits.check_context(len(prompt) + 1)
         new = [
-            Branch(prompt, self.tree.hold(self.tree.trunk), branch.key, branch.usage, self.decode)
-            for branch, prompt in zip(branches, own, strict=True)
+            Branch(prompt, self.tree.hold(self.tree.trunk), branch.key, branch.usage, self.decode, branch.root_id)
+            for branch, prompt in zip(branches, wanted, strict=True)
         ]
-        return self._planted(new, "verifier")
+        return self._prefilled(new, "verifier")
 
-    def _planted(self, branches: list[Branch], purpose: Purpose) -> list[Branch]:
+    def _prefilled(self, branches: list[Branch], purpose: Purpose) -> list[Branch]:
         """New branches with the KV of all of their tokens but the last."""
         self.live.update(branches)
         try:
-            with self._working(branches, wake=False):
+            with self._with_kv_present(branches, wake=False):
                 if self.sharing.rule != "none" or purpose == "verifier":
-                    feed(self, branches, [b.tokens for b in branches], purpose)
+                    prefill(self.runtime, branches, [b.tokens for b in branches], purpose)
         except BaseException:
             self.release(branches)
             raise
         return branches
 
+    @_alone
     def fork(self, branch: Branch, n: int) -> list[Branch]:
         """`n` children that continue `branch`, each with its own random stream. No KV is copied."""
         self._check_live([branch])
@@ -189,10 +233,11 @@ class Engine:
         for child in children:
             if self.sharing.rule == "none":
                 child.leaf = self.tree.trunk
-            self.tree.hold(self.leaf(child))
+            self.tree.hold(child.leaf)
         self.live.update(children)
         return children
 
+    @_alone
     def extend(
         self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"
     ) -> None:
@@ -202,34 +247,30 @@ class Engine:
             raise InvalidInput(
                 f"{len(branches)} branches came with {len(tokens_per_branch)} token lists; give one each"
             )
-        added = [self._checked(tokens, "extension") for tokens in tokens_per_branch]
+        added = [self.limits.checked(tokens, "extension") for tokens in tokens_per_branch]
         for branch, tokens in zip(branches, added, strict=True):
-            self._check_context(len(branch.tokens) + len(tokens))
-        with self._working(branches, wake=self.sharing.rule != "none"):  # else one pass for both
-            before = [self.tree.hold(self.leaf(branch)) for branch in branches]
+            self.limits.check_context(len(branch.tokens) + len(tokens))
+        with self._with_kv_present(branches, wake=self.sharing.rule != "none"):  # else one pass for both
+            before = [self.tree.hold(branch.leaf) for branch in branches]
             try:
-                feed(self, branches, [b.tokens + new for b, new in zip(branches, added, strict=True)], purpose)
+                targets = [b.tokens + new for b, new in zip(branches, added, strict=True)]
+                prefill(self.runtime, branches, targets, purpose)
             except BaseException:
                 for branch, leaf in zip(branches, before, strict=True):
-                    self.move(branch, leaf)
+                    self.tree.move(branch, leaf)
                 raise
             finally:
                 for leaf in before:
                     self.tree.drop(leaf)
             for branch, new in zip(branches, added, strict=True):
-                if branch.generated:
-                    branch.logprobs += [float("nan")] * len(new)
-                    branch.top1 += [float("nan")] * len(new)
-                else:
-                    branch.prompt_length += len(new)
-                branch.tokens += new
+                branch.give(new)
 
+    @_alone
     def release(self, branches: Iterable[Branch]) -> None:
         """Let go of branches. KV that nothing else needs is freed at once; tokens and scores stay readable."""
         for branch in branches:
-            if branch.leaf is not None:
-                self.tree.drop(branch.leaf)
-            branch.leaf = None
+            if (leaf := branch.detach()) is not None:
+                self.tree.drop(leaf)
             self.live.discard(branch)
 
     def kv_bytes(self) -> int:
@@ -238,6 +279,7 @@ class Engine:
 
     # ---------------------------------------------------------------- generation
 
+    @_alone
     @torch.inference_mode()
     def generate(
         self,
@@ -252,24 +294,26 @@ class Engine:
 
         A branch's step ends after `max_tokens` tokens (one number or one per branch), when its text since the step's
         start, leading blanks left out, holds a string of `stop`, or when the branch finishes: at an end-of-sequence
-        token, at a string of `end`, or at the model's context length. KV is written in place and frozen into a
-        segment at the step's end.
+        token, at a string of `end`, or at the model's context length. Special tokens are part of the text that both are
+        looked for in. KV is written in place and frozen into a segment at the step's end; `branch.step_reasons[-1]`
+        then says why the step ended.
         """
         self._check_live(branches)
         limits = [max_tokens] * len(branches) if isinstance(max_tokens, int) else list(max_tokens)
-        self._check_step(branches, limits, stop, end)
+        check_step(self.limits, branches, limits, stop, end)
         if not branches:
             return
-        room = [
-            limit if (left := self.context_left(b)) is None else min(limit, left)
-            for b, limit in zip(branches, limits, strict=True)
-        ]
-        with self._working(branches), self.metered(branches):
-            order = depth_first([self.leaf(b).path() for b in branches])
-            DecodeStep(self, [branches[i] for i in order], [room[i] for i in order], stop, end, sampling).run()
+        lefts = [self.context_left(b) for b in branches]
+        room = [limit if left is None else min(limit, left) for limit, left in zip(limits, lefts, strict=True)]
+        stops = Stops(stop, end, self.limits, self.decode)
+        with self._with_kv_present(branches), self.runtime.metered(branches):
+            order = depth_first([b.leaf.path() for b in branches])
+            chosen = [branches[i] for i in order]
+            DecodeStep(self.runtime, chosen, [room[i] for i in order], stops, sampling, self.gate).run()
 
     # ---------------------------------------------------------------- scoring
 
+    @_alone
     @torch.inference_mode()
     def score(
         self,
@@ -289,32 +333,12 @@ class Engine:
         did is put into `report`.
         """
         self._check_live(branches)
-        if len(continuations) != len(branches):
-            raise InvalidInput(f"{len(branches)} branches came with {len(continuations)} lists of continuations")
-        if given is not None and len(given) != len(branches):
-            raise InvalidInput(f"{len(branches)} branches came with {len(given)} lists of given tokens; give one each")
-        between = [self._checked(g, "list of given tokens") if g else [] for g in given or [[]] * len(branches)]
-        wanted = [[self._checked(c, "continuation") for c in group] for group in continuations]
-        for branch, group, tokens in zip(branches, wanted, between, strict=True):
-            if not group:
-                raise InvalidInput("a branch came with no continuation to score")
-            longest = max(map(len, group))
-            self._check_context(len(branch.tokens) + len(tokens) + longest)
-            if exit is not None and longest > 1:
-                raise InvalidInput(
-                    f"a continuation has {longest} tokens; with an early exit only single tokens can be scored, so put "
-                    "what comes before them into `given`"
-                )
-        with self._working(branches), self.metered(branches):
+        between, wanted = checked_continuations(self.limits, branches, continuations, given, exit is not None)
+        with self._with_kv_present(branches), self.runtime.metered(branches):
             if exit is None:
-                return score(self, branches, between, wanted)
+                return score(self.runtime, branches, between, wanted)
             single = [[token for (token,) in group] for group in wanted]
-            return score_with_exit(self, branches, between, single, exit, report or ExitReport())
-
-    @cached_property
-    def lens(self) -> Lens:
-        """The model's logits after any of its layers. Raises UnsupportedModel, at first use, where there are none."""
-        return Lens(self)
+            return score_with_exit(self.runtime, branches, between, single, exit, report or ExitReport())
 
     # ---------------------------------------------------------------- text
 
@@ -322,122 +346,46 @@ class Engine:
         """Text to tokens, with no special tokens added."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Tokens to text, special tokens left out."""
-        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Tokens to text, special tokens left out unless `special`."""
+        return str(
+            self.tokenizer.decode(list(tokens), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+        )
 
-    # ---------------------------------------------------------------- the model
-
-    def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
-        """One pass over packed rows. Returns logits (rows, vocab) in at least float32, of the rows `keep` or of all."""
-        ids = torch.tensor([list(tokens)], device=self.device)
-        positions = torch.tensor([plan.positions], device=self.device)
-        kept = 0 if keep is None else torch.tensor(list(keep), device=self.device)
-        start = perf_counter()
-        try:
-            output = self.model(
-                input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=kept, tree_plan=plan
-            )
-        finally:
-            if (trace := self.memory.link.trace) is not None:
-                trace.add("compute", f"{len(tokens)} rows", start, perf_counter())
-        return output.logits[0].to(torch.promote_types(output.logits.dtype, torch.float32))
+    # ---------------------------------------------------------------- around a call
 
     @contextmanager
-    def _working(self, branches: Sequence[Branch], wake: bool = True) -> Iterator[None]:
+    def _with_kv_present(self, branches: Sequence[Branch], wake: bool = True) -> Iterator[None]:
         """Keep the cache within its capacity around a call, and have the KV of `branches` there meanwhile."""
         self.calls += 1
         for branch in branches:
             branch.used_at = self.calls
         if self.cache is not None:
-            self.cache.trim(self, branches)
-        missing = [b for b in branches if wake and self.leaf(b).end < len(b.tokens) - 1]
-        feed(self, missing, [b.tokens for b in missing], "prompt" if self.sharing.rule == "none" else "recompute")
+            self.cache.trim(self.tree, self.live, branches)
+        missing = [b for b in branches if wake and b.leaf.end < len(b.tokens) - 1]
+        purpose: Purpose = "prompt" if self.sharing.rule == "none" else "recompute"
+        prefill(self.runtime, missing, [b.tokens for b in missing], purpose)
         try:
             yield
         finally:
             if self.cache is not None:
-                self.cache.trim(self)
+                self.cache.trim(self.tree, self.live)
 
-    @contextmanager
-    def metered(self, branches: Sequence[Branch]) -> Iterator[None]:
-        """Charge what crosses the link meanwhile to the branches' problems, in equal parts."""
-        link = self.memory.link
-        before = link.to_device_bytes.total(), link.to_host_bytes.total()
-        try:
-            yield
-        finally:
-            moved = link.to_device_bytes.total() - before[0], link.to_host_bytes.total() - before[1]
-            for i, branch in enumerate(branches if any(moved) else ()):
-                part = [n // len(branches) + (i < n % len(branches)) for n in moved]
-                branch.usage.host_to_device_bytes += part[0]
-                branch.usage.device_to_host_bytes += part[1]
-
-    @staticmethod
-    def count_pass(usages: Iterable[Usage]) -> None:
-        for usage in {id(u): u for u in usages}.values():
-            usage.forward_passes += 1
-
-    def move(self, branch: Branch, segment: Segment) -> Segment:
-        """Let `branch` end at `segment`."""
-        self.tree.hold(segment)
-        self.tree.drop(self.leaf(branch))
-        branch.leaf = segment
-        return segment
-
-    # ---------------------------------------------------------------- checks
-
-    def leaf(self, branch: Branch) -> Segment:
-        if branch.leaf is None:
-            raise InvalidInput(f"{branch!r} was released; fork or generate before releasing it")
-        return branch.leaf
+    def context_left(self, branch: Branch) -> int | None:
+        """How many tokens a branch can still grow by, None for no limit."""
+        return self.limits.left(len(branch.tokens))
 
     def _check_live(self, branches: Sequence[Branch]) -> None:
         for branch in branches:
-            self.leaf(branch)
+            _ = branch.leaf  # raises if the branch was released
         if len({id(b) for b in branches}) < len(branches):
             raise InvalidInput("the same branch was given twice in one call; fork it to continue it in two ways")
 
-    def _checked(self, tokens: Sequence[int], what: str) -> list[int]:
-        tokens = list(tokens)
-        if not tokens:
-            raise InvalidInput(f"the {what} is empty; give at least one token")
-        if min(tokens) < 0 or max(tokens) >= self.vocab_size:
-            raise InvalidInput(
-                f"the {what} holds token {max(tokens, key=lambda t: abs(t - self.vocab_size / 2))}, outside the "
-                f"model's vocabulary of {self.vocab_size}; use the model's own tokenizer"
-            )
-        return tokens
+    if not TYPE_CHECKING:
 
-    def _check_context(self, length: int) -> None:
-        if self.context_length is not None and length > self.context_length:
-            raise InvalidInput(
-                f"{length} tokens are more than the model's context of {self.context_length}; shorten the prompt "
-                "or use a model with a longer context"
-            )
-
-    def context_left(self, branch: Branch) -> int | None:
-        return None if self.context_length is None else self.context_length - len(branch.tokens)
-
-    def _check_step(
-        self, branches: Sequence[Branch], limits: Sequence[int], stop: Sequence[str], end: Sequence[str]
-    ) -> None:
-        if len(limits) != len(branches):
-            raise InvalidInput(f"{len(branches)} branches came with {len(limits)} values of max_tokens; give one each")
-        if any(limit < 1 for limit in limits):
-            raise InvalidInput(f"max_tokens={min(limits)} must be at least 1")
-        if any(not s for s in (*stop, *end)):
-            raise InvalidInput("a stop or end string is empty; leave it out to run to max_tokens")
-        for branch in branches:
-            if branch.finished:
-                raise InvalidInput(f"{branch!r} is finished and cannot go on; leave it out")
-            if self.context_left(branch) == 0:
-                raise InvalidInput(f"{branch!r} fills the model's context of {self.context_length} tokens already")
-
-
-def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end a sequence, by the model's generation config and by the tokenizer."""
-    generation = getattr(model, "generation_config", None)
-    found = [getattr(generation, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)]
-    ids = [i for ids in found for i in (ids if isinstance(ids, list | tuple) else [ids])]
-    return frozenset(int(i) for i in ids if i is not None)
+        def __getattr__(self, name: str) -> Any:
+            """Names of the release before, for one more release."""
+            if name not in RENAMED:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            warn(f"Engine.{name} is now Engine.{RENAMED[name]}", DeprecationWarning, stacklevel=2)
+            return attrgetter(RENAMED[name])(self)

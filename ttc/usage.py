@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 
 
@@ -41,3 +42,9 @@ class Usage:
 
     def to_dict(self) -> dict[str, int | float]:
         return asdict(self)
+
+
+def count_pass(usages: Iterable[Usage]) -> None:
+    """One forward pass served these meters; each counts it once."""
+    for usage in {id(u): u for u in usages}.values():
+        usage.forward_passes += 1

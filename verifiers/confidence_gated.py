@@ -17,7 +17,7 @@ from ttc.tree.branch import Branch, by_problem
 class ConfidenceGatedVerifier:
     """Rates a problem's branches by their p alone where p is decisive, by `inner` where it is not. Approximate.
 
-    A problem is what stands on one root: all branches that share a usage meter. At its first rating it is skipped when
+    A problem is what stands on one root: all branches of one `root_id`. At its first rating it is skipped when
     max p >= tau_conf and (max - second) / max >= r_gap (RKSC, Eq. 4; p is `confidence`, the gap `gap_ratio`), and that
     decision holds for all of its later ratings. A search compares scores of different steps, a finished beam's with
     those of longer ones; p and the inner verifier's scores have no common scale, so no problem gets both.
@@ -72,7 +72,7 @@ class ConfidenceGatedVerifier:
 
     def _skips(self, branch: Branch, p: Sequence[float]) -> bool:
         """Whether the problem of `branch` is skipped: decided when it is first asked, forgotten when the problem is."""
-        key = id(branch.usage)
+        key = branch.root_id
         if key not in self._decisions:
             self._decisions[key] = verify_skip(max(p), gap_ratio(p), self.tau_conf, self.r_gap)
             weakref.finalize(branch.usage, self._decisions.pop, key)

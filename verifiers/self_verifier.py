@@ -15,7 +15,7 @@ from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.protocols import Backend
 from ttc.text.prompt import prompt_tokens
 from ttc.tree.branch import Branch, by_problem
-from ttc.tree.tree import common_prefix
+from ttc.tree.segment import common_prefix
 
 GRADER = "Here is a problem and a proposed solution. Judge whether the solution's final answer is correct."
 _ANSWER = "\x00answer\x00"
@@ -34,7 +34,7 @@ class SelfVerifier:
     branch's text, then the question. What the prompts of a problem share is computed once, and through all layers;
     an exit saves of what follows.
     Raises InvalidInput for an empty question; for an exit on a backend that is no `Engine`, and for fresh prompts on
-    one without `aside`.
+    one without `side_branches`.
     """
 
     question: str = "Is the answer above correct? Reply with Yes or No."
@@ -73,7 +73,7 @@ class SelfVerifier:
         made: list[Branch] = []
         try:
             if self.fresh:
-                made += _aside(backend, branches, self._prompts(branches, questions, backend))
+                made += _side_branches(backend, branches, self._prompts(branches, questions, backend))
             else:
                 for branch in branches:
                     made += backend.fork(branch, 1)
@@ -98,7 +98,7 @@ class SelfVerifier:
                 shared = min(len(first) - 1, *(common_prefix(first, other[:-1]) for other in others))
                 for row in rows:
                     starts[row] = max(1, shared)
-        made = _aside(engine, branches, [p[:n] for p, n in zip(prompts, starts, strict=True)])
+        made = _side_branches(engine, branches, [p[:n] for p, n in zip(prompts, starts, strict=True)])
         try:
             yield made, [p[n:] for p, n in zip(prompts, starts, strict=True)]
         finally:
@@ -140,12 +140,13 @@ class SelfVerifier:
         return found
 
 
-def _aside(backend: Any, branches: Sequence[Branch], prompts: list[list[int]]) -> list[Branch]:
-    if not hasattr(backend, "aside"):
+def _side_branches(backend: Any, branches: Sequence[Branch], prompts: list[list[int]]) -> list[Branch]:
+    if not hasattr(backend, "side_branches"):
         raise InvalidInput(
-            f"fresh prompts need a backend that can charge them to a branch (aside); {type(backend).__name__} cannot"
+            "fresh prompts need a backend that can charge them to a branch (side_branches); "
+            f"{type(backend).__name__} cannot"
         )
-    made: list[Branch] = backend.aside(branches, prompts)
+    made: list[Branch] = backend.side_branches(branches, prompts)
     return made
 
 

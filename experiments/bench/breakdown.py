@@ -59,7 +59,7 @@ def run(model_name: str, out: Path) -> None:
     weights = sum(p.numel() * p.element_size() for p in plain.parameters())
     del plain
     engine = Engine.from_pretrained(model_name, dtype=torch.bfloat16)
-    engine.eos_ids = frozenset()
+    engine.limits.eos_ids = frozenset()
     bandwidth = read_bandwidth()
     rows = [_measure(engine, tokens, branches, weights, bandwidth) for tokens, branches in CASES]
     result = {

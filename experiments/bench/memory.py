@@ -128,7 +128,7 @@ def full_bytes(engine: Engine, case: Case) -> int:
 def search(engine: Engine, case: Case, tokens: list[int]) -> dict[str, float]:
     """Run the workload; returns seconds by kind (LBS Figure 11)."""
     chance = random.Random(0)
-    engine.eos_ids = frozenset()
+    engine.limits.eos_ids = frozenset()
     root = engine.root(tokens, seed=0)
     start = time.perf_counter()
     waited, decoding = engine.memory.link.exposed_s, 0.0
@@ -298,7 +298,7 @@ def write_trace(model: Any, tokenizer: Any, case: Case, gbps: float, path: Path)
     """A timeline of a short run of `beam_groups` (Chrome trace format)."""
     policy = ARMS["+ prefetch"](budget_gib=budget_bytes(model, tokenizer, case) / 2**30, link_gbps=gbps)
     engine = Engine(model, tokenizer, memory=policy)
-    engine.memory.link.trace = Trace()
+    engine.trace = Trace()
     search(engine, case, prompt(case.prompt_tokens))
     engine.memory.link.trace.write(path)
 

@@ -92,7 +92,7 @@ def _engine(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figure
 
     pack_linears(model)
     engine = Engine(model, tokenizer)
-    engine.eos_ids = frozenset()
+    engine.limits.eos_ids = frozenset()
     engine.release([engine.root(prompt(8)[::-1])])
     start = time.perf_counter()
     root = engine.root(ids)
@@ -100,13 +100,13 @@ def _engine(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figure
     prefix_bytes = engine.kv_bytes()
     children = engine.fork(root, branches)
     stamps: list[float] = []
-    forward = engine.forward
+    forward = engine.runner.forward
 
     def timed(*arguments: Any) -> torch.Tensor:
         stamps.append(time.perf_counter())
         return forward(*arguments)
 
-    engine.forward = timed  # type: ignore[method-assign]
+    engine.runner.forward = timed  # type: ignore[method-assign]
     engine.generate(children, NEW_TOKENS)
     stamps.append(time.perf_counter())
     steps = [b - a for a, b in pairwise(stamps[1:])]

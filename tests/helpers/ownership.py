@@ -33,11 +33,10 @@ def assert_whole(engine: Engine, branches: Sequence[Branch]) -> None:
         assert segment.storage.tokens == len(segment.tokens)
         assert all(segment.storage.device[i] or segment.storage.host[i] for i in range(len(memory.shapes)))
     for branch in branches:
-        leaf = engine.leaf(branch)
+        leaf = branch.leaf
         assert [t for s in leaf.path() for t in s.tokens] == branch.tokens[: leaf.end]
         missing = len(branch.tokens) - 1 - leaf.end
         assert missing == 0 or (missing > 0 and engine.cache is not None)  # evicted
-        assert len(branch.logprobs) == len(branch.top1) == len(branch.generated)
 
 
 def assert_nothing_left(engine: Engine, branches: Sequence[Branch]) -> None:
@@ -85,14 +84,14 @@ class Ownership(RuleBasedStateMachine):
     def cancel(self, call: int, step: bool) -> None:
         """A step or an extension is stopped at some call of the model, if it comes that far."""
         usable = [b for b in self.live if len(b.tokens) < 45][:4]
-        forward, calls = self.engine.forward, count(1)
+        forward, calls = self.engine.runner.forward, count(1)
 
         def cancelled(*args: Any, **kwargs: Any) -> torch.Tensor:
             if next(calls) == call:
                 raise Cancelled
             return forward(*args, **kwargs)
 
-        self.engine.forward = cancelled  # type: ignore[method-assign]
+        self.engine.runner.forward = cancelled  # type: ignore[method-assign]
         try:
             if step:
                 self.engine.generate(usable, [1 + (call + i) % 4 for i in range(len(usable))])
@@ -101,7 +100,7 @@ class Ownership(RuleBasedStateMachine):
         except Cancelled:
             pass
         finally:
-            self.engine.forward = forward  # type: ignore[method-assign]
+            self.engine.runner.forward = forward  # type: ignore[method-assign]
 
     @rule(data=st.data())
     def score(self, data: Any) -> None:

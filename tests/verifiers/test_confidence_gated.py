@@ -23,8 +23,8 @@ from verifiers.confidence_gated import confidence, gap_ratio
 NAN = math.nan
 
 
-def branch(top1: Sequence[float], usage: Usage) -> Branch:
-    made = Branch([1], None, 0, usage, lambda tokens: "")
+def branch(top1: Sequence[float], usage: Usage, root_id: int | None = None) -> Branch:
+    made = Branch([1], None, 0, usage, lambda tokens: "", root_id)
     made.tokens += [2] * len(top1)
     made.top1 = list(top1)
     return made
@@ -32,8 +32,8 @@ def branch(top1: Sequence[float], usage: Usage) -> Branch:
 
 def problem(*top1: Sequence[float]) -> list[Branch]:
     """Branches of one root."""
-    usage = Usage()
-    return [branch(values, usage) for values in top1]
+    root = branch([], Usage())
+    return [branch(values, root.usage, root.root_id) for values in top1]
 
 
 class Inner:

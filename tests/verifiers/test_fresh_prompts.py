@@ -97,7 +97,7 @@ def test_an_exit_asks_the_same(engine: Engine) -> None:
 class Aside(FakeBackend):
     """Remembers what it is asked."""
 
-    def aside(self, branches: Sequence[Branch], prompts: Sequence[list[int]]) -> list[Branch]:
+    def side_branches(self, branches: Sequence[Branch], prompts: Sequence[list[int]]) -> list[Branch]:
         self.asked = [self.decode(p) for p in prompts]
         return self.roots([p[:9] for p in prompts])
 
@@ -116,7 +116,7 @@ def test_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend.live == {id(branch): branch}
 
 
-def test_a_backend_without_aside_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_without_side_branches_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = FakeBackend()
     monkeypatch.setattr(backend, "encode", lambda text: [1])
     branch = backend.root([5])

@@ -7,29 +7,27 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ttc.approximate.early_exit import ExitPass, Lens, batches
 from ttc.attention.plan import ExtendPlan
 from ttc.errors import InvalidInput
-from ttc.passes.prefill import prefill_passes
+from ttc.passes.chunks import Chunk, batches, one_chunk
+from ttc.passes.runtime import Runtime
+from ttc.passes.shrinking import ShrinkingPass
 from ttc.tree.branch import Branch, Substitution
-from ttc.tree.sharing import Pooling, Sharing
-from ttc.tree.tree import Segment, common_prefix
-
-if TYPE_CHECKING:
-    from ttc.engine import Engine
+from ttc.tree.segment import common_prefix
+from ttc.tree.sharing import Pooling
 
 CONTEXT = 8
 """Tokens on each side of what differs that are compared with it: one changed word is little, among them."""
 
 
 @torch.inference_mode()
-def share_similar(engine: Engine, root: Branch, children: Sequence[Branch]) -> None:
+def share_similar(runtime: Runtime, root: Branch, children: Sequence[Branch]) -> None:
     """Put the root's tokens in place of those of `children`, which stand on the trunk, where the two are similar.
 
     The probe is the beginning of the prefill that it may save: all variants run through the first layers, and those
@@ -39,15 +37,15 @@ def share_similar(engine: Engine, root: Branch, children: Sequence[Branch]) -> N
     for child in children:
         first.setdefault(tuple(child.tokens), child)
     others = [child for child in first.values() if not _is_prefix(child.tokens[:-1], root.tokens[:-1])]
-    if engine.sharing.same_numbers:
-        others = [child for child in others if _numbers(engine, child) == _numbers(engine, root)]
-    for child, similarity in _probe(engine, root, others):
+    if runtime.sharing.same_numbers:
+        others = [child for child in others if _numbers(runtime, child) == _numbers(runtime, root)]
+    for child, similarity in _probe(runtime, root, others):
         same = [c for c in children if c.tokens == child.tokens]
-        child.usage.substituted_tokens += len(same) * (len(child.tokens) - 1 - engine.leaf(child).end)
+        child.usage.substituted_tokens += len(same) * (len(child.tokens) - 1 - child.leaf.end)
         for c in same:
             c.substituted = Substitution(c.tokens, similarity)
             c.tokens = root.tokens[:]
-            engine.move(c, engine.leaf(root))
+            runtime.tree.move(c, root.leaf)
 
 
 def differing(a: Sequence[int], b: Sequence[int]) -> tuple[slice, slice]:
@@ -79,8 +77,8 @@ def _is_prefix(tokens: Sequence[int], of: Sequence[int]) -> bool:
     return common_prefix(tokens, of) == len(tokens)
 
 
-def _numbers(engine: Engine, branch: Branch) -> Counter[str]:
-    return Counter(re.findall(r"-?\d+(?:[.,]\d+)*", engine.decode(branch.tokens)))
+def _numbers(runtime: Runtime, branch: Branch) -> Counter[str]:
+    return Counter(re.findall(r"-?\d+(?:[.,]\d+)*", runtime.decode(branch.tokens)))
 
 
 @dataclass(frozen=True)
@@ -111,10 +109,10 @@ def _widened(region: slice, end: int) -> slice:
     return slice(max(0, region.start - CONTEXT), min(end, region.stop + CONTEXT))
 
 
-def _probe(engine: Engine, root: Branch, others: Sequence[Branch]) -> list[tuple[Branch, float]]:
+def _probe(runtime: Runtime, root: Branch, others: Sequence[Branch]) -> list[tuple[Branch, float]]:
     """Those of `others` that are similar to the root, and how much. What stands in the tree for other prompts decides
     nothing: a refused one has its prompt's KV afterwards, or finds more of it there."""
-    sharing, layers = engine.sharing, len(engine.lens.layers)
+    sharing, layers = runtime.sharing, len(runtime.lens.layers)
     if sharing.probe_layers >= layers:
         raise InvalidInput(
             f"sharing.probe_layers={sharing.probe_layers} leaves nothing to save of {layers} layers; use less"
@@ -126,76 +124,67 @@ def _probe(engine: Engine, root: Branch, others: Sequence[Branch]) -> list[tuple
     known: set[int] = set()  # places of those that more of stands in the tree of: they leave after the probe as well
     for place, child in enumerate(probed):
         common = common_prefix(root.tokens, child.tokens[:-1])
-        leaf = engine.tree.descend(engine.tree.trunk, child.tokens[:common])
-        engine.move(child, leaf)
+        leaf = runtime.tree.descend(runtime.tree.trunk, child.tokens[:common])
+        runtime.tree.move(child, leaf)
         child.usage.shared_tokens += leaf.end
-        if engine.tree.descend(leaf, child.tokens[leaf.end : -1]) is not leaf:
+        if runtime.tree.descend(leaf, child.tokens[leaf.end : -1]) is not leaf:
             known.add(place)
         # the last token is not computed in a prefill, so it is not compared either
         windows.append(_Window.of(root.tokens[:-1], child.tokens[:-1], leaf.end, sharing.pooling))
-    offset, reference = _reference(engine, root, windows)
-    runs = [child.tokens[engine.leaf(child).end : -1] for child in probed]
+    offset, reference = _reference(runtime, root, windows)
+    runs = [child.tokens[child.leaf.end : -1] for child in probed]
     similar: list[tuple[Branch, float]] = []
-    for chosen in batches(engine, probed, runs, together=False):
-        held: list[Segment] = []
-        try:
-            also = {n for n, i in enumerate(chosen) if i in known}
-            branches, seen = [probed[i] for i in chosen], [windows[i] for i in chosen]
-            found = _compare(engine, branches, held, seen, reference, offset, also)
-            for i, sigma, segment in zip(chosen, found, held, strict=True):
+    for chosen in batches(runtime, probed, runs, together=False):
+        also = {n for n, i in enumerate(chosen) if i in known}
+        branches, seen = [probed[i] for i in chosen], [windows[i] for i in chosen]
+        leaves, usages = [b.leaf for b in branches], [b.usage for b in branches]
+        with one_chunk(runtime, leaves, [runs[i] for i in chosen], usages) as (chunk, held):
+            sigmas = _compare(runtime, chunk, seen, reference, offset, also)
+            for i, sigma, segment in zip(chosen, sigmas, held, strict=True):
                 if sigma >= sharing.tau:
                     similar.append((probed[i], sigma))
                 if sigma >= sharing.tau or i in known:
                     probed[i].usage.probe_layer_rows += len(runs[i]) * sharing.probe_layers
                 else:
-                    engine.move(probed[i], segment)
+                    runtime.tree.move(probed[i], segment)
                     probed[i].usage.prompt_tokens += len(runs[i])
-        finally:
-            for segment in reversed(held):
-                engine.tree.drop(segment)
     return similar
 
 
-def _reference(engine: Engine, root: Branch, windows: Sequence[_Window]) -> tuple[int, list[Tensor]]:
+def _reference(runtime: Runtime, root: Branch, windows: Sequence[_Window]) -> tuple[int, list[Tensor]]:
     """The root's states (tokens, width) after each layer of the probe, and the token that they start with."""
     start = min(min(window.root.start, window.own.start) for window in windows)
-    leaf = engine.tree.descend(engine.tree.trunk, root.tokens[:start])
+    leaf = runtime.tree.descend(runtime.tree.trunk, root.tokens[:start])
     run = root.tokens[leaf.end : max(max(window.root.stop, window.run) for window in windows)]
     states: list[Tensor] = []
-
-    held: list[Segment] = []
-    try:
-        _pass(engine, [leaf], [run], [root], held, lambda _, pieces: states.append(pieces[0]), lambda: {0})
-    finally:
-        for segment in reversed(held):
-            engine.tree.drop(segment)
-    root.usage.probe_layer_rows += len(run) * engine.sharing.probe_layers
+    with one_chunk(runtime, [leaf], [run], [root.usage]) as (chunk, _):
+        probe = _ProbePass(runtime, chunk.plan, lambda _, pieces: states.append(pieces[0]), lambda: {0})
+        probe.run(runtime.runner, chunk.tokens)
+    root.usage.probe_layer_rows += len(run) * runtime.sharing.probe_layers
     return leaf.end, states
 
 
 def _compare(
-    engine: Engine,
-    branches: Sequence[Branch],
-    held: list[Segment],
+    runtime: Runtime,
+    chunk: Chunk,
     windows: Sequence[_Window],
     reference: Sequence[Tensor],
     offset: int,
     also: set[int],
 ) -> list[float]:
-    """sigma of each branch; those below tau and not in `also` have run through all layers, to segments in `held`."""
-    sharing = engine.sharing
-    shares = layer_weights(sharing.probe_layers, len(engine.lens.layers), sharing.alpha)
-    sigma = [0.0] * len(branches)
+    """sigma of each run of the chunk; those below tau and not in `also` run through all layers."""
+    sharing = runtime.sharing
+    shares = layer_weights(sharing.probe_layers, len(runtime.lens.layers), sharing.alpha)
+    sigma = [0.0] * len(windows)
 
     def look(depth: int, pieces: Sequence[Tensor]) -> None:
         for i, (rows, window) in enumerate(zip(pieces, windows, strict=True)):
             sigma[i] += shares[depth - 1] * window.similarity(rows, reference[depth - 1], offset, sharing.pooling)
 
-    runs = [branch.tokens[engine.leaf(branch).end : -1] for branch in branches]
-    leaves = [engine.leaf(branch) for branch in branches]
-    _pass(
-        engine, leaves, runs, branches, held, look, lambda: also | {i for i, s in enumerate(sigma) if s >= sharing.tau}
-    )
+    def leaving() -> set[int]:
+        return also | {i for i, s in enumerate(sigma) if s >= sharing.tau}
+
+    _ProbePass(runtime, chunk.plan, look, leaving).run(runtime.runner, chunk.tokens)
     return sigma
 
 
@@ -203,29 +192,12 @@ Look = Callable[[int, Sequence[Tensor]], Any]
 """(layers computed, the states (rows, width) of each run)"""
 
 
-def _pass(
-    engine: Engine,
-    leaves: Sequence[Segment],
-    runs: Sequence[list[int]],
-    branches: Sequence[Branch],
-    held: list[Segment],
-    look: Look,
-    leaving: Callable[[], set[int]],
-) -> None:
-    """All of `runs` in one pass, which the probe's layers are looked at in, and `leaving` leave after them."""
+class _ProbePass(ShrinkingPass):
+    """A pass that the probe's layers are looked at in, and that `leaving` leave after them."""
 
-    def forward(rows: Sequence[int], plan: ExtendPlan) -> None:
-        _ProbePass(engine.lens, plan, engine.sharing, look, leaving).run(engine, rows)
-
-    usages = [branch.usage for branch in branches]
-    for _ in prefill_passes(engine, leaves, runs, usages, held, limit=sum(map(len, runs)), forward=forward):
-        pass
-
-
-class _ProbePass(ExitPass):
-    def __init__(self, lens: Lens, plan: ExtendPlan, sharing: Sharing, look: Look, leaving: Callable[[], set[int]]):
-        super().__init__(lens, plan, lambda *_: set(), first_look=1)
-        self.probe_layers, self.look, self.leaving = sharing.probe_layers, look, leaving
+    def __init__(self, runtime: Runtime, plan: ExtendPlan, look: Look, leaving: Callable[[], set[int]]):
+        super().__init__(runtime.lens, plan, lambda *_: set(), first_look=1)
+        self.probe_layers, self.look, self.leaving = runtime.sharing.probe_layers, look, leaving
 
     def _look(self, depth: int, output: Any) -> Any:
         if depth > self.probe_layers:

@@ -6,15 +6,15 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from ttc.attention.kernels import Layer, Partial, merge_, partial_attention, segment_attention
-from ttc.attention.stream import KVReader
-from ttc.memory.kv import KV, LayerKV
-from ttc.memory.manager import KVMemory
-from ttc.tree.tree import Segment
+from ttc.attention.stream import TAILS, Stream
+from ttc.memory.manager import KV, KVMemory, LayerKV
+from ttc.tree.segment import Segment
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Plan(ABC):
     positions: the position of each row's token, rows packed in depth-first order so that entries are contiguous.
     """
 
-    def __init__(self, entries: Sequence[Entry], positions: Sequence[int], stream: KVReader | None = None):
+    def __init__(self, entries: Sequence[Entry], positions: Sequence[int], stream: Stream | None = None):
         self.entries = list(entries)
         self.positions = list(positions)
         self.stream = stream
@@ -53,11 +53,12 @@ class Plan(ABC):
             else:
                 absent.add(index)
         if self.stream is not None:
-            for unit, copies in self.stream.read(layer.index):
+            for unit, parts in self.stream.read(layer.index):
                 seen = layer if unit.view is None else unit.view.of(layer)
-                for index, copy in copies.items():
-                    self._attend(seen, index, q[unit.heads], copy, out[unit.heads], lse[unit.heads])
-                absent.difference_update(copies)
+                for index, copy in parts.items():
+                    if index != TAILS:
+                        self._attend(seen, index, q[unit.heads], copy, out[unit.heads], lse[unit.heads])
+                absent.difference_update(parts)
         if absent and (self.stream is None or not self.stream.sparse):
             self._expect_hidden(layer, absent, q.device)
         return out, lse
@@ -79,6 +80,12 @@ class Plan(ABC):
         keys, values = copy.keys[:, lo : entry.length], copy.values[:, lo : entry.length]
         part = segment_attention(q[:, :, rows], keys, values, layer, visible)
         merge_(out[:, :, rows], lse[:, :, rows], *part)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Give back what the stream holds."""
@@ -120,7 +127,7 @@ class DecodePlan(Plan):
         positions: Sequence[int],
         tails: KV,
         filled: int,
-        stream: KVReader | None = None,
+        stream: Stream | None = None,
     ):
         super().__init__(entries, positions, stream)
         self.tails = tails
@@ -166,7 +173,7 @@ class ExtendPlan(Plan):
         positions: Sequence[int],
         pieces: Sequence[Piece],
         memory: KVMemory | None = None,
-        stream: KVReader | None = None,
+        stream: Stream | None = None,
     ):
         super().__init__(entries, positions, stream)
         self.pieces, self.memory = list(pieces), memory

@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from ttc.engine import Engine
 from ttc.errors import InvalidInput
+from ttc.tree.branch import Branch
 from ttc.tree.sharing import Sharing
-
-if TYPE_CHECKING:
-    from ttc.engine import Engine
-    from ttc.tree.branch import Branch
 
 BUCKET_TOKENS = 64
 
@@ -72,7 +70,7 @@ class KVProbe:
     @staticmethod
     def _like(engine: Engine, sharing: Sharing) -> Engine:
         """An engine with the same model and memory policy (bound to a memory of its own)."""
-        options: dict[str, Any] = {"prefill_tokens": engine.prefill_tokens, "memory": engine.residency}
+        options: dict[str, Any] = {"prefill_tokens": engine.runtime.prefill_tokens, "memory": engine.residency}
         return type(engine)(engine.model, engine.tokenizer, sharing=sharing, **options)
 
     def times(self, tokens: int, branches: int) -> KVTimes:
@@ -87,7 +85,7 @@ class KVProbe:
     def _measure(self, tokens: int, branches: int) -> KVTimes:
         prefix = [3 + n % 97 for n in range(tokens)]
         suffixes = [[100 + b, *([7] * self.suffix_tokens)] for b in range(branches)]
-        vocabulary = self.shared.vocab_size
+        vocabulary = self.shared.limits.vocab_size
         prefix, suffixes = [t % vocabulary for t in prefix], [[t % vocabulary for t in s] for s in suffixes]
         return KVTimes(
             tokens,

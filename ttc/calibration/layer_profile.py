@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from ttc.approximate.early_exit import EarlyExit, ExitReport, entropy, positive_share
+from ttc.engine import Engine
 from ttc.model.packed_linear import PackedLinear
 from ttc.tree.branch import Branch
-
-if TYPE_CHECKING:
-    from ttc.engine import Engine
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ttc.attention.hf_hook import IMPLEMENTATION
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.plan import ExtendPlan, Piece
 from ttc.errors import UnsupportedModel
-from ttc.memory.kv import KV, LayerKV, LayerShape
+from ttc.memory.manager import KV, LayerKV, LayerShape
 
 CHECK_TOKENS = 12
 
@@ -85,18 +85,3 @@ def _compare(name: str, layers: int, probe: _Probe, logits: Tensor, expected: Te
             f"{name} gives other logits over the engine's attention than over its own (off by {error:.3g}, limit "
             f"{limit:.3g}); it uses something in attention that the engine does not know"
         )
-
-
-def context_length(config: Any) -> int | None:
-    """The most tokens of a branch that the model serves exactly, None for no limit.
-
-    Rotary frequencies that change with the length of a pass (`longrope`, `dynamic`) hold up to the model's original
-    length alone: a pass of the engine carries rows of many branches and chunks, whose lengths are their own.
-    """
-    longest: int | None = getattr(config, "max_position_embeddings", None)
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    for part in (rope, *(p for p in rope.values() if isinstance(p, dict))):
-        if part.get("rope_type", part.get("type")) in ("longrope", "dynamic") and longest is not None:
-            original = part.get("original_max_position_embeddings")
-            longest = min(longest, original or getattr(config, "original_max_position_embeddings", None) or longest)
-    return longest

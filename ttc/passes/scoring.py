@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from ttc.passes.prefill import prefill_passes
+from ttc.errors import InvalidInput
+from ttc.model.limits import ModelLimits
+from ttc.passes.chunks import chunks
+from ttc.passes.runtime import Runtime
 from ttc.tree.branch import Branch
-from ttc.tree.tree import Segment, common_prefix
+from ttc.tree.segment import Segment, common_prefix
 from ttc.usage import Usage
-
-if TYPE_CHECKING:
-    from ttc.engine import Engine
 
 Scores = list[list[list[float]]]
 
 
 def score(
-    engine: Engine,
+    runtime: Runtime,
     branches: Sequence[Branch],
     given: Sequence[list[int]],
     continuations: Sequence[Sequence[list[int]]],
 ) -> Scores:
     """See `Engine.score`. Two passes: what all continuations of a branch share, then what is left of each."""
-    leaves = [engine.leaf(b) for b in branches]
+    leaves = [b.leaf for b in branches]
     usages = [b.usage for b in branches]
     shared = [_shared(group) for group in continuations]
     heads = [
@@ -34,17 +33,45 @@ def score(
     try:
         left = [(i, j) for i, group in enumerate(continuations) for j, c in enumerate(group) if len(c) > shared[i] + 1]
         runs = [continuations[i][j][shared[i] : -1] for i, j in left]
-        engine.residency.require(sum(map(len, heads)) + sum(map(len, runs)))  # both passes, before either
+        runtime.residency.require(sum(map(len, heads)) + sum(map(len, runs)))  # both passes, before either
         targets = [[c[: n + 1] for c in group] for group, n in zip(continuations, shared, strict=True)]
-        scores = _score_runs(engine, leaves, heads, targets, usages, held, [len(more) for more in given])
+        scores = _score_runs(runtime, leaves, heads, targets, usages, held, [len(more) for more in given])
         targets = [[continuations[i][j][shared[i] + 1 :]] for i, j in left]
-        rest = _score_runs(engine, [held[i] for i, _ in left], runs, targets, [usages[i] for i, _ in left], held)
+        rest = _score_runs(runtime, [held[i] for i, _ in left], runs, targets, [usages[i] for i, _ in left], held)
         for (i, j), (tail,) in zip(left, rest, strict=True):
             scores[i][j] += tail
     finally:
         for segment in reversed(held):
-            engine.tree.drop(segment)
+            runtime.tree.drop(segment)
     return scores
+
+
+def checked_continuations(
+    limits: ModelLimits,
+    branches: Sequence[Branch],
+    continuations: Sequence[Sequence[Sequence[int]]],
+    given: Sequence[Sequence[int]] | None,
+    singles: bool,
+) -> tuple[list[list[int]], list[list[list[int]]]]:
+    """The arguments of `Engine.score` as lists: what is given, and the continuations. singles: refuse longer ones."""
+    if len(continuations) != len(branches):
+        raise InvalidInput(f"{len(branches)} branches came with {len(continuations)} lists of continuations")
+    if given is not None and len(given) != len(branches):
+        raise InvalidInput(f"{len(branches)} branches came with {len(given)} lists of given tokens; give one each")
+    checked = limits.checked
+    between = [checked(g, "list of given tokens") if g else [] for g in given or [[]] * len(branches)]
+    wanted = [[checked(c, "continuation") for c in group] for group in continuations]
+    for branch, group, tokens in zip(branches, wanted, between, strict=True):
+        if not group:
+            raise InvalidInput("a branch came with no continuation to score")
+        longest = max(map(len, group))
+        limits.check_context(len(branch.tokens) + len(tokens) + longest)
+        if singles and longest > 1:
+            raise InvalidInput(
+                f"a continuation has {longest} tokens; with an early exit only single tokens can be scored, so put "
+                "what comes before them into `given`"
+            )
+    return between, wanted
 
 
 def _shared(group: Sequence[list[int]]) -> int:
@@ -54,7 +81,7 @@ def _shared(group: Sequence[list[int]]) -> int:
 
 
 def _score_runs(
-    engine: Engine,
+    runtime: Runtime,
     leaves: Sequence[Segment],
     runs: Sequence[list[int]],
     targets: Sequence[Sequence[list[int]]],
@@ -69,9 +96,18 @@ def _score_runs(
     """
     scores: Scores = [[[] for _ in group] for group in targets]
     skipped = skipped or [0] * len(runs)
-    for part in prefill_passes(engine, leaves, runs, usages, held, scored=skipped):
-        for i, start, logits in part:
-            logprobs, first = logits.log_softmax(-1), start - skipped[i]
+    for chunk in chunks(runtime, leaves, runs, usages, held):
+        wanted: list[tuple[int, int, range]] = []  # (run, the first of its targets' tokens, rows)
+        for i, first, piece in zip(chunk.runs, chunk.firsts, chunk.plan.pieces, strict=True):
+            skip = max(0, skipped[i] - first)
+            if left := range(piece.rows.start + skip, piece.rows.stop):
+                wanted.append((i, first + skip - skipped[i], left))
+        keep = [row for _, _, left in wanted for row in left]
+        with chunk.plan:
+            logits = runtime.runner.forward(chunk.tokens, chunk.plan, keep or [len(chunk.tokens) - 1])
+        parts = logits.split([len(left) for _, _, left in wanted]) if wanted else ()
+        for (i, first, _), part in zip(wanted, parts, strict=True):
+            logprobs = part.log_softmax(-1)
             for found, target in zip(scores[i], targets[i], strict=True):
                 tokens = target[first : first + len(logprobs)]
                 found += [float(logprobs[row, token]) for row, token in enumerate(tokens)]

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from ttc.attention.plan import Entry, private_entries, shared_entries
-from ttc.attention.stream import Unit
-from ttc.memory.kv import KV
-from ttc.memory.tails import Tails
+from ttc.attention.stream import TAILS, Tails, Unit
+from ttc.memory.manager import KV
 from ttc.residency.base import Offloading, Paths
 
 
@@ -88,7 +87,7 @@ class Layerwise(Offloading):
         for layer, copy in enumerate(tails.kv.device):
             if copy is None:
                 unit = by_layer.get(layer, Unit(layer, slice(None), ()))
-                by_layer[layer] = replace(unit, tails=True)
+                by_layer[layer] = replace(unit, parts=(TAILS, *unit.parts))
         return [by_layer[layer] for layer in sorted(by_layer)]
 
     def layers_in_device(self, tokens: int) -> tuple[int, int]:
@@ -121,5 +120,5 @@ class Layerwise(Offloading):
             memory.evict(kv, "evict", range(self._layers, len(memory.shapes)))
         for kv in memory.live:
             memory.fetch(kv, "resident", range(self._layers))
-            memory.wait_kv(kv)
+            memory.settle(kv)
         return self._layers

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from itertools import accumulate, count, pairwise
+from math import nan
+from typing import Literal
 
+from ttc.errors import InvalidInput
 from ttc.sampling import stream_key
+from ttc.tree.segment import Segment
 from ttc.usage import Usage
 
-if TYPE_CHECKING:
-    from ttc.tree.tree import Segment
+StepEnd = Literal["delimiter", "eos", "end", "context", "gate", "length", "interrupted"]
+"""Why a step ended: a delimiter of the step, the branch's finish reason, its token limit, or an error."""
+
+_root_ids = count()
 
 
 @dataclass(frozen=True)
@@ -25,16 +30,27 @@ class Substitution:
 class Branch:
     """One path from a root, as `Engine.root` and `Engine.fork` make it.
 
-    tokens: every token, prompt first. prompt_length: how many of them were given by the root.
-    logprobs, top1: for every token from `prompt_length` on, its log-probability under the model (temperature 1,
-    no filter) and the probability of the model's most likely token at that place.
-    step_ends: `len(tokens)` after each `generate`. path: child index at each fork. key: the branch's random stream.
-    finish_reason: None while it can go on; else "eos", "end" (an end string), "context" (the model's limit) or "gate"
-    (a `DecodeGate` stopped it). substituted: the prompt that this branch was meant to stand on, where it stands on
-    another one's (approximate), else None.
-    score, step_scores: what the last `Rate` left. used_at: the engine's count of calls when one last worked on it.
-
-    The KV of all tokens but the last is in the tree under `leaf`; the last one is fed when the branch goes on.
+    tokens: every token, prompt first.
+    prompt_length: how many of them were given by the root.
+    logprobs: for every token from `prompt_length` on, its log-probability under the model (temperature 1, no filter);
+        NaN for tokens that `Engine.extend` gave.
+    top1: likewise, the probability of the model's most likely token at that place.
+    entropies, top_k_logprobs: likewise, the entropy in nats and the mean log-probability of the k most likely tokens,
+        where `Engine.generate` was asked for statistics; else NaN.
+    step_ends: `len(tokens)` after each step that `Engine.generate` made.
+    step_reasons: for each of them, why the step ended.
+    given_end: `len(tokens)` after the last token that was given and not generated.
+    path: the child's index at each fork.
+    parent: the branch that this one was forked from, None for a root.
+    root_id: a number that all branches under one root share, and no others: the problem they belong to.
+    key: the branch's random stream.
+    finish_reason: None while the branch can go on; else "eos", "end" (an end string), "context" (the model's limit) or
+        "gate" (a `DecodeGate` stopped it).
+    substituted: the prompt that this branch was meant to stand on, where it stands on another one's KV (approximate).
+    score, step_scores: what the last `Rate` left.
+    used_at: the engine's count of calls when one last worked on the branch.
+    leaf: the segment under which the KV of all tokens but the last one lies. The last token is fed when the branch goes
+        on. Raises InvalidInput once the branch was released.
     """
 
     def __init__(
@@ -44,17 +60,23 @@ class Branch:
         key: int,
         usage: Usage,
         decode: Callable[[Sequence[int]], str],
+        root_id: int | None = None,
     ):
         self.tokens = list(tokens)
-        self.prompt_length = len(self.tokens)
+        self.prompt_length = self.given_end = len(self.tokens)
         self.logprobs: list[float] = []
         self.top1: list[float] = []
+        self.entropies: list[float] = []
+        self.top_k_logprobs: list[float] = []
         self.step_ends: list[int] = []
+        self.step_reasons: list[StepEnd] = []
         self.path: tuple[int, ...] = ()
+        self.parent: Branch | None = None
+        self.root_id = next(_root_ids) if root_id is None else root_id
         self.key = key
-        self.leaf = leaf
+        self._leaf = leaf
         self.usage = usage
-        self.finish_reason: str | None = None
+        self.finish_reason: StepEnd | None = None
         self.substituted: Substitution | None = None
         self.score: float | None = None
         self.step_scores: list[float] = []
@@ -64,13 +86,63 @@ class Branch:
 
     def child(self) -> Branch:
         """A copy with its own stream; the tree's reference counts are the caller's business."""
-        twin = Branch(self.tokens, self.leaf, stream_key(self.key, self._forks), self.usage, self._decode)
-        twin.prompt_length = self.prompt_length
-        twin.logprobs, twin.top1, twin.step_ends = self.logprobs[:], self.top1[:], self.step_ends[:]
-        twin.path = (*self.path, self._forks)
+        key = stream_key(self.key, self._forks)
+        twin = Branch(self.tokens, self._leaf, key, self.usage, self._decode, self.root_id)
+        twin.prompt_length, twin.given_end = self.prompt_length, self.given_end
+        for mine, theirs in zip(self.columns(), twin.columns(), strict=True):
+            theirs[:] = mine
+        twin.step_ends, twin.step_reasons = self.step_ends[:], self.step_reasons[:]
+        twin.path, twin.parent = (*self.path, self._forks), self
         twin.finish_reason, twin.used_at, twin.substituted = self.finish_reason, self.used_at, self.substituted
         self._forks += 1
         return twin
+
+    def columns(self) -> tuple[list[float], ...]:
+        """What is kept for every token after the prompt."""
+        return self.logprobs, self.top1, self.entropies, self.top_k_logprobs
+
+    def append(self, token: int, logprob: float, top1: float, entropy: float = nan, top_k_logprob: float = nan) -> None:
+        """Append a generated token and what is kept for it."""
+        self.tokens.append(token)
+        for column, value in zip(self.columns(), (logprob, top1, entropy, top_k_logprob), strict=True):
+            column.append(value)
+
+    def take_back(self, count: int) -> None:
+        """Undo the last `count` generated tokens."""
+        del self.tokens[len(self.tokens) - count :]
+        for column in self.columns():
+            del column[len(column) - count :]
+        self.finish_reason = None
+
+    def give(self, tokens: Sequence[int]) -> None:
+        """Append tokens that were not generated."""
+        if self.generated:
+            for column in self.columns():
+                column += [nan] * len(tokens)
+        else:
+            self.prompt_length += len(tokens)
+        self.tokens += tokens
+        self.given_end = len(self.tokens)
+
+    @property
+    def leaf(self) -> Segment:
+        if self._leaf is None:
+            raise InvalidInput(f"{self!r} was released; fork or generate before releasing it")
+        return self._leaf
+
+    @leaf.setter
+    def leaf(self, segment: Segment) -> None:
+        self._leaf = segment
+
+    @property
+    def released(self) -> bool:
+        """Whether the branch has let go of its KV; its tokens and scores stay readable."""
+        return self._leaf is None
+
+    def detach(self) -> Segment | None:
+        """Let go of the leaf, and say which one it was; the tree's reference counts are the caller's business."""
+        leaf, self._leaf = self._leaf, None
+        return leaf
 
     @property
     def generated(self) -> list[int]:
@@ -109,8 +181,8 @@ class Branch:
 
 
 def by_problem(branches: Sequence[Branch]) -> list[list[int]]:
-    """The places of each problem's branches, in order of appearance: branches of one root share its usage meter."""
+    """The places of each problem's branches, in order of appearance: branches of one root are one problem's."""
     places: dict[int, list[int]] = {}
     for place, branch in enumerate(branches):
-        places.setdefault(id(branch.usage), []).append(place)
+        places.setdefault(branch.root_id, []).append(place)
     return list(places.values())

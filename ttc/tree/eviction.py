@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
 
 from ttc.errors import InvalidInput
 from ttc.tree.branch import Branch
-from ttc.tree.tree import Segment
-
-if TYPE_CHECKING:
-    from ttc.engine import Engine
+from ttc.tree.segment import Segment
+from ttc.tree.tree import Tree
 
 
 @dataclass
@@ -48,17 +45,20 @@ class BlockCache:
         """Blocks that a segment takes."""
         return -(-len(segment.tokens) // self.block_tokens)
 
-    def trim(self, engine: Engine, at_work: Iterable[Branch] = ()) -> None:
-        """Evict until the tree is within capacity, or nothing may leave any more."""
-        used = sum(self.blocks(segment) for segment in engine.tree.segments())
+    def trim(self, tree: Tree, live: Collection[Branch], at_work: Iterable[Branch] = ()) -> None:
+        """Evict until the tree is within capacity, or nothing may leave any more.
+
+        live: the branches that were not released. at_work: those of them that a call is about to work on.
+        """
+        used = sum(self.blocks(segment) for segment in tree.segments())
         self.peak_blocks = max(self.peak_blocks, used)
         if used <= self.capacity_blocks:
             return
         busy = {id(branch) for branch in at_work}
         ends: dict[Segment, list[Branch]] = defaultdict(list)
-        for branch in engine.live:
-            ends[engine.leaf(branch)].append(branch)
-        scores = [branch.score for branch in engine.live if branch.score is not None]
+        for branch in live:
+            ends[branch.leaf].append(branch)
+        scores = [branch.score for branch in live if branch.score is not None]
         lowest, highest = min([0.0, *scores]), max(scores, default=0.0)
         while used > self.capacity_blocks:
             free = [
@@ -77,7 +77,7 @@ class BlockCache:
             self.evictions += 1
             self.evicted_tokens += len(segment.tokens)
             for branch in branches:
-                engine.move(branch, parent)
+                tree.move(branch, parent)
             ends[parent] += branches
 
     def _worth(self, segment: Segment, branches: list[Branch], lowest: float, highest: float) -> float:

@@ -3,74 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count, takewhile
-from typing import TYPE_CHECKING
 
-from ttc.memory.kv import KV
-from ttc.memory.recut import can_recut, recut
-
-if TYPE_CHECKING:
-    from ttc.residency.base import Residency
-
-MIN_SHARED_TOKENS = 8
-"""A common prefix shorter than this is recomputed: one more segment in every later plan would cost more."""
+from ttc.memory.manager import KV, KVMemory
+from ttc.tree.branch import Branch
+from ttc.tree.segment import MIN_SHARED_TOKENS, Segment, common_prefix
 
 MERGE_RATIO = 4
 """A segment with one child joins it when it is at most this many times as long: chains stay logarithmic."""
 
-_serial = count()
-
-
-class Segment:
-    """A run of tokens on one tree edge, with its KV, at positions `start` to `end`.
-
-    refs: the branches that end here plus the children. The trunk is the empty segment above all roots.
-    """
-
-    def __init__(self, tokens: list[int], kv: KV | None, parent: Segment | None):
-        self.tokens, self.kv, self.parent = tokens, kv, parent
-        self.children: list[Segment] = []
-        self.refs = 0
-        self.start = parent.end if parent else 0
-        self.serial = next(_serial)
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.tokens)
-
-    @property
-    def storage(self) -> KV:
-        """The segment's KV, which the trunk and freed segments don't have."""
-        if self.kv is None:
-            raise RuntimeError(f"segment {self.serial} at {self.start} holds no KV: it is the trunk, or was freed")
-        return self.kv
-
-    def path(self) -> list[Segment]:
-        """The segments from the root to this one, the empty trunk left out."""
-        chain: list[Segment] = []
-        node: Segment | None = self
-        while node is not None and node.parent is not None:
-            chain.append(node)
-            node = node.parent
-        return chain[::-1]
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """The number of leading tokens that `a` and `b` share."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
-
-
-def worth_sharing(run: Sequence[int], tokens: Sequence[int]) -> bool:
-    """Whether a new segment of `run` would serve a branch that needs `tokens` at the same place."""
-    shared = common_prefix(run, tokens)
-    return shared >= MIN_SHARED_TOKENS or 0 < shared == len(run)
-
 
 class Tree:
-    """All segments. Whoever holds a segment takes a reference with `hold` and gives it back with `drop`."""
+    """All segments. Whoever holds a segment takes a reference with `hold` and gives it back with `drop`.
 
-    def __init__(self, residency: Residency):
-        self.residency, self.memory = residency, residency.memory
+    memory: allocates and frees their KV. block_tokens: the most tokens of a segment, None for no limit.
+    """
+
+    def __init__(self, memory: KVMemory, block_tokens: int | None = None):
+        self.memory, self.block_tokens = memory, block_tokens
         self.trunk = Segment([], None, None)
 
     def hold(self, segment: Segment) -> Segment:
@@ -89,6 +38,13 @@ class Tree:
                 self.memory.free(node.kv)
             node.kv = None
             node = parent
+
+    def move(self, branch: Branch, segment: Segment) -> Segment:
+        """Let `branch` end at `segment`."""
+        self.hold(segment)
+        self.drop(branch.leaf)
+        branch.leaf = segment
+        return segment
 
     def attach(self, parent: Segment, tokens: list[int], kv: KV) -> Segment:
         """A new child segment. The caller holds it, or it stays unreferenced until somebody does."""
@@ -114,7 +70,7 @@ class Tree:
 
     def split(self, segment: Segment, at: int) -> Segment:
         """Cut `segment` after `at` tokens. It keeps its identity as the lower part; the new upper part is returned."""
-        upper_kv, lower_kv = recut(self.memory, [segment.storage], [at, len(segment.tokens) - at])
+        upper_kv, lower_kv = self.memory.recut([segment.storage], [at, len(segment.tokens) - at])
         parent = segment.parent
         assert parent is not None
         upper = Segment(segment.tokens[:at], upper_kv, parent)
@@ -127,11 +83,11 @@ class Tree:
         """Join `segment` with ancestors that only it needs, so that a long private chain is read as one run."""
         parent = segment.parent
         while parent is not None and parent.parent is not None and parent.refs == 1:
-            joined, most = len(parent.tokens) + len(segment.tokens), self.residency.block_tokens
+            joined, most = len(parent.tokens) + len(segment.tokens), self.block_tokens
             if (
                 (most is None or joined <= most)
                 and len(parent.tokens) <= MERGE_RATIO * len(segment.tokens)
-                and can_recut(self.memory, [parent.storage, segment.storage])
+                and self.memory.can_recut([parent.storage, segment.storage])
             ):
                 self._absorb(parent, segment)
             else:
@@ -140,7 +96,7 @@ class Tree:
 
     def _absorb(self, parent: Segment, child: Segment) -> None:
         assert parent.parent is not None
-        (kv,) = recut(self.memory, [parent.storage, child.storage], [len(parent.tokens) + len(child.tokens)])
+        (kv,) = self.memory.recut([parent.storage, child.storage], [len(parent.tokens) + len(child.tokens)])
         above = parent.parent
         above.children[above.children.index(parent)] = child
         child.tokens, child.kv = parent.tokens + child.tokens, kv

@@ -14,15 +14,14 @@ import torch
 from tqdm import tqdm
 
 from experiments.paper.rksc.setting import Setting, loaded
-from ttc.attention.plan import depth_first
 from ttc.engine import Engine
-from ttc.passes.prefill import prefill_passes
+from ttc.passes.chunks import one_chunk
 from ttc.protocols import Problem
 from ttc.sampling import Sampling
 from ttc.text.answers import extract_answer
 from ttc.tree.branch import Branch
+from ttc.tree.segment import common_prefix
 from ttc.tree.sharing import Sharing
-from ttc.tree.tree import Segment, common_prefix
 
 ROOT = "{question} Reply with the number only."
 LEVELS: dict[str, tuple[str, ...]] = {
@@ -154,18 +153,10 @@ def _answer(branch: Branch) -> str | None:
 @torch.inference_mode()
 def _next(engine: Engine, branches: Sequence[Branch]) -> torch.Tensor:
     """Log-probabilities (branches, vocab) of the token that comes next."""
-    order = depth_first([engine.leaf(b).path() for b in branches])
-    held: list[Segment] = []
-    leaves, runs = [engine.leaf(branches[i]) for i in order], [[branches[i].tokens[-1]] for i in order]
-    found: dict[int, torch.Tensor] = {}
-    try:
-        for part in prefill_passes(
-            engine, leaves, runs, [branches[i].usage for i in order], held, scored=[0] * len(runs)
-        ):
-            found |= {order[n]: logits[-1].double().log_softmax(-1) for n, _, logits in part}
-    finally:
-        for segment in reversed(held):
-            engine.tree.drop(segment)
+    leaves, usages = [b.leaf for b in branches], [b.usage for b in branches]
+    with one_chunk(engine.runtime, leaves, [[b.tokens[-1]] for b in branches], usages) as (chunk, _):
+        logprobs = engine.runner.forward(chunk.tokens, chunk.plan).double().log_softmax(-1)
+    found = dict(zip(chunk.runs, logprobs, strict=True))
     return torch.stack([found[i] for i in range(len(branches))])
 
 

@@ -79,17 +79,17 @@ def test_variants_refuse_what_cannot_be_varied() -> None:
     assert engine.kv_bytes() == 0
 
 
-def test_aside_is_charged_to_the_branches_it_is_for() -> None:
+def test_side_branches_are_charged_to_the_branches_it_is_for() -> None:
     engine = make_engine(LAYERS, 256)
     first, second = engine.roots([text(ROOT), text("Legs?")])
     before = first.usage.prompt_tokens, second.usage.prompt_tokens
-    asked = engine.aside([first, second], [text("Is it right?"), text("Is it right at all?")])
+    asked = engine.side_branches([first, second], [text("Is it right?"), text("Is it right at all?")])
     assert (first.usage.prompt_tokens, second.usage.prompt_tokens) == before
     assert first.usage.verifier_tokens == len("Is it right?") - 1
     assert second.usage.verifier_tokens == len("Is it right at all?") - 1 - len("Is it right")
     goes_on_like_plain(engine, asked)
     with pytest.raises(InvalidInput, match="2 branches came with 1 prompts"):
-        engine.aside([first, second], [text("a")])
+        engine.side_branches([first, second], [text("a")])
     engine.release([first, second, *asked])
     assert engine.kv_bytes() == 0
 

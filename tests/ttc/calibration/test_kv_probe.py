@@ -24,8 +24,11 @@ def test_a_bucket_is_measured_once() -> None:
 def test_every_branch_computes_all_of_its_prompt_and_shared_suffixes_only_themselves() -> None:
     probe, rows = KVProbe(make_engine(4, 256), suffix_tokens=4, repeats=1), []
     for engine in (probe.shared, probe.alone):
-        forward = engine.forward
-        engine.forward = lambda tokens, *more, _forward=forward: (rows.append(len(tokens)), _forward(tokens, *more))[1]  # type: ignore[method-assign]
+        forward = engine.runner.forward
+        engine.runner.forward = lambda tokens, *more, _forward=forward: (
+            rows.append(len(tokens)),
+            _forward(tokens, *more),
+        )[1]  # type: ignore[method-assign]
     probe.times(70, 3)
     full, prefix, again, suffixes = 3 * (70 + 5), 69, 69, 3 * 5
     assert rows == [full, prefix, again, suffixes]

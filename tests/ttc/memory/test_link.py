@@ -25,7 +25,7 @@ from ttc.trace import Trace
 def test_a_fetch_overlaps_computing(tmp_path: Path) -> None:
     model = deep(layers=4, heads=2, context=2048, width=64)
     engine = Engine(model, Letters(), memory=Layerwise(1536 * KIB, link_gbps=0.2))
-    engine.memory.link.trace = Trace()
+    engine.trace = Trace()
     engine.generate([engine.root(prompt(1, 1025))], 3)
     engine.memory.link.trace.write(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -72,6 +72,6 @@ def test_a_failed_fetch_is_not_forgotten_when_the_next_one_works(link_gbps: floa
     for layer in (0, 1):
         memory.fetch(kv, "test", [layer])
     with pytest.raises(OSError, match="the link is down"):
-        memory.wait_kv(kv)
+        memory.settle(kv)
     engine.release([branch])
     assert engine.kv_bytes() == 0

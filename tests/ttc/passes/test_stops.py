@@ -3,73 +3,143 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttc.passes.decode import OVERLAP, DecodeStep
-from ttc.sampling import SAMPLED
-from ttc.tree.branch import Branch
+from ttc import InvalidInput
+from ttc.model.limits import ModelLimits
+from ttc.passes.stops import Stops, check_step
+from ttc.tree.branch import Branch, StepEnd
 from ttc.usage import Usage
 
-PIECES = [" ", "\n", "\n\n", " \n", "a", "b", "ab", "Ste", "p", "Step 1", "\nSte", ".", "12 ", "", "=", "\t"]
+PIECES = [" ", "\n", "\n\n", " \n", "a", "b", "ab", "Ste", "p", "Step 1", "\nSte", ".", "12 ", "", "=", "\t", "<|end|>"]
+SPECIAL = PIECES.index("<|end|>")
 PROMPT = [4, 5, 1]
+FAR = 10_000
 
 
-def decode(tokens: Sequence[int]) -> str:
-    return "".join(PIECES[token] for token in tokens)
+def decode(tokens: Sequence[int], *, special: bool = False) -> str:
+    return "".join(PIECES[token] for token in tokens if special or token != SPECIAL)
 
 
-def step_of(branch: Branch, stop: tuple[str, ...], end: tuple[str, ...]) -> DecodeStep:
-    engine: Any = SimpleNamespace(decode=decode, eos_ids=frozenset(), context_left=lambda branch: None)
-    return DecodeStep(engine, [branch], [10_000], stop, end, SAMPLED)
+def stops(stop: tuple[str, ...] = (), end: tuple[str, ...] = (), context: int | None = None, eos: int = -1) -> Stops:
+    return Stops(stop, end, ModelLimits(len(PIECES), context, frozenset([eos])), decode)
 
 
-def ends(branch: Branch, start: int, stop: tuple[str, ...], end: tuple[str, ...]) -> tuple[bool, str | None]:
-    """The rule, read off the whole text."""
-    text = decode(branch.tokens[max(branch.prompt_length, start - OVERLAP) :])
-    if any(s in text for s in end):
-        return True, "end"
-    return any(s in decode(branch.tokens[start:]).lstrip() for s in stop), None
+def branch_of(*pieces: str) -> Branch:
+    branch = Branch(PROMPT, None, 0, Usage(), decode)
+    write(branch, *pieces)
+    return branch
 
 
-strings = st.sampled_from([(), ("\n",), ("\n\n",), ("Step",), ("\nStep 1", "."), ("12  a", "\n \n")])
+def write(branch: Branch, *pieces: str) -> None:
+    for piece in pieces:
+        branch.append(PIECES.index(piece), 0.0, 1.0)
 
 
-@given(st.lists(st.integers(0, len(PIECES) - 1), max_size=120), st.integers(0, 20), strings, strings)
-@settings(max_examples=300, deadline=None, derandomize=True)
+def by_the_whole_text(branch: Branch, start: int, stop: tuple[str, ...], end: tuple[str, ...]) -> StepEnd | None:
+    """The rule, read off the whole text: an end string counts if it was not there before the step's first token."""
+    text, before = (decode(branch.tokens[branch.given_end : n], special=True) for n in (None, start))
+    if any(text[i : i + len(s)] == s and i + len(s) > len(before) for s in end for i in range(len(text))):
+        return "end"
+    return "delimiter" if any(s in decode(branch.tokens[start:], special=True).lstrip() for s in stop) else None
+
+
+strings = st.sampled_from(
+    [(), ("\n",), ("\n\n",), ("Step",), ("\nStep 1", "."), ("12  a", "\n \n"), ("a ",), ("<|end|>",)]
+)
+
+
+@given(st.lists(st.integers(0, len(PIECES) - 1), max_size=120), st.integers(0, 60), strings, strings)
+@settings(max_examples=400, deadline=None, derandomize=True)
 def test_a_window_finds_what_the_whole_text_holds(
     tokens: list[int], before: int, stop: tuple[str, ...], end: tuple[str, ...]
 ) -> None:
-    branch = Branch(PROMPT, None, 0, Usage(), decode)
-    branch.tokens += tokens[:before]
-    start = len(branch.tokens)
-    step = step_of(branch, stop, end)
+    branch = branch_of(*(PIECES[t] for t in tokens[:before]))
+    start, checker = len(branch.tokens), stops(stop, end)
     for token in tokens[before:]:
-        branch.tokens.append(token)
-        expected, reason = ends(branch, start, stop, end)
-        assert (step._ended(branch), branch.finish_reason) == (expected, reason)
+        write(branch, PIECES[token])
+        expected = by_the_whole_text(branch, start, stop, end)
+        assert checker.check(branch, start, FAR) == expected
+        assert branch.finish_reason == ("end" if expected == "end" else None)
         if expected:
             return
 
 
 def test_blanks_of_any_length_before_a_step_end_nothing() -> None:
-    branch = Branch(PROMPT, None, 0, Usage(), decode)
-    step = step_of(branch, ("\n\n",), ())
+    branch, checker = branch_of(), stops(("\n\n",))
     for piece in ["\n", "\n\n"] * 40 + ["a"] + [" "] * 40 + ["\n"]:
-        branch.tokens.append(PIECES.index(piece))
-        assert not step._ended(branch)
-    branch.tokens.append(PIECES.index("\n"))
-    assert step._ended(branch)
+        write(branch, piece)
+        assert checker.check(branch, len(PROMPT), FAR) is None
+    write(branch, "\n")
+    assert checker.check(branch, len(PROMPT), FAR) == "delimiter"
 
 
-def test_looking_at_a_token_reads_a_window_and_not_the_step() -> None:
-    branch = Branch(PROMPT, None, 0, Usage(), decode)
-    step, read = step_of(branch, ("\n\n",), ("Question:",)), []
-    step.engine.decode = lambda tokens: read.append(len(tokens)) or decode(tokens)  # type: ignore[method-assign, func-returns-value]
+def test_a_token_that_completes_nothing_is_looked_up_and_not_read_again() -> None:
+    branch, read = branch_of(), list[int]()
+    checker = stops(("\n\n",), ("Question:",))
+    checker.decode = lambda tokens, **kw: (read.append(len(tokens)), decode(tokens, **kw))[1]
     for _ in range(500):
-        branch.tokens.append(PIECES.index("a"))
-        assert not step._ended(branch)
-    assert max(read) <= 4 * len("Question:") + OVERLAP
+        write(branch, "a")
+        assert checker.check(branch, len(PROMPT), FAR) is None
+    assert read == [1]
+
+
+def test_an_end_string_may_span_any_number_of_steps() -> None:
+    wanted = "Step 1" + "a" * 40 + "."
+    branch, checker = branch_of("Step 1", *"a" * 40), stops((), (wanted,))
+    start = len(branch.tokens)
+    write(branch, ".")
+    assert checker.check(branch, start, FAR) == "end"
+
+
+def test_an_end_string_of_an_earlier_step_ends_nothing_now() -> None:
+    branch, checker = branch_of("a", "."), stops((), (".",))
+    start = len(branch.tokens)
+    write(branch, "b")
+    assert checker.check(branch, start, FAR) is None
+
+
+def test_given_text_that_holds_an_end_string_ends_nothing() -> None:
+    branch, checker = branch_of("a"), stops((), ("Step 1", "ab."))
+    branch.give([PIECES.index("Step 1"), PIECES.index("a"), PIECES.index("b")])
+    start = len(branch.tokens)
+    write(branch, ".")  # completes what was given, which does not count
+    assert checker.check(branch, start, FAR) is None
+    write(branch, "Step 1")
+    assert checker.check(branch, start, FAR) == "end"
+
+
+@pytest.mark.parametrize("kind", ["stop", "end"])
+def test_special_tokens_are_found(kind: str) -> None:
+    branch = branch_of("a")
+    write(branch, "<|end|>")
+    checker = stops(**{kind: ("<|end|>",)})
+    assert checker.check(branch, len(PROMPT), FAR) == ("delimiter" if kind == "stop" else "end")
+
+
+def test_the_reason_says_what_ended_the_step() -> None:
+    branch = branch_of("a")
+    assert stops().check(branch, 3, 5) is None and stops().check(branch, 3, 4) == "length"
+    assert branch.finish_reason is None
+    assert stops(context=4).check(branch, 3, 4) == branch.finish_reason == "context"
+    assert stops(eos=PIECES.index("a"), end=("a",)).check(branch_of("a"), 3, 9) == "eos"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([5], "nls", ()), "stop='nls' is one string"),
+        (([5], (), "abc"), "end='abc' is one string"),
+        (([5], ("",), ()), "a stop string is empty"),
+        (([0], (), ()), "max_tokens=0 must be at least 1"),
+        (([1, 1], (), ()), "1 branches came with 2"),
+    ],
+)
+def test_a_step_that_cannot_be_made_is_refused(
+    arguments: tuple[list[int], tuple[str], tuple[str]], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        check_step(ModelLimits(9, None, frozenset()), [branch_of("a")], *arguments)

@@ -16,7 +16,7 @@ from tests.helpers.models import build, prompt
 from tests.helpers.offloading import KIB, eight
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine, OutOfMemory
-from ttc.memory.kv import KV
+from ttc.memory.manager import KV
 from ttc.residency.base import balanced_sizes
 from ttc.residency.beam_groups import schedule_beams
 
@@ -119,7 +119,7 @@ def test_groups_fetch_no_layer_that_its_window_hides() -> None:
     windows = [shape.window for shape in memory.shapes]
     assert any(windows)
     expected = 0
-    for segment in engine.leaf(branch).path():
+    for segment in branch.leaf.path():
         for layer, window in enumerate(windows):
             hidden = window is not None and segment.end - 1 <= 48 - window
             assert segment.start >= 48 or hidden == (segment.storage.device[layer] is None)

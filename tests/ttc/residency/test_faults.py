@@ -72,14 +72,14 @@ def test_a_copy_that_fails_stops_the_step_and_leaks_nothing(policy: Any, link_gb
 def test_a_cancelled_step_keeps_what_it_has(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(memory=policy)
     branches = eight(engine)
-    forward, calls = engine.forward, iter(range(100))
+    forward, calls = engine.runner.forward, iter(range(100))
 
     def cancelled(*arguments: Any) -> torch.Tensor:
         if next(calls) == 4:
             raise KeyboardInterrupt
         return forward(*arguments)
 
-    monkeypatch.setattr(engine, "forward", cancelled)
+    monkeypatch.setattr(engine.runner, "forward", cancelled)
     with pytest.raises(KeyboardInterrupt):
         for _ in range(4):
             engine.generate(branches, 3)

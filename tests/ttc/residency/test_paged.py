@@ -31,7 +31,7 @@ def test_the_watermark_makes_room_without_waiting() -> None:
     assert link.to_host_bytes.total() == 2 * 1024 and link.exposed_s == 0
     assert all(map(engine.memory.is_resident, engine.memory.live))
     for kv in engine.memory.live:
-        link.wait_on_host(kv.written)  # as if computing had taken that long
+        link.complete(kv.written)  # as if computing had taken that long
     waited = link.exposed_s
     engine.generate([root], 12, sampling=GREEDY)
     engine.root(list(range(60, 77)))  # two pages more than fit
@@ -73,9 +73,7 @@ def test_a_split_page_keeps_its_age() -> None:
     engine.roots([[*range(1, 17)], [*range(40, 56)]])
     second = list(engine.memory.live)[1]
     other = engine.root([*range(1, 11), 99, 98])
-    upper, lower = (
-        segment.storage for segment in (engine.leaf(other).path()[0], engine.tree.trunk.children[0].children[0])
-    )
+    upper, lower = (segment.storage for segment in (other.leaf.path()[0], engine.tree.trunk.children[0].children[0]))
     assert list(engine.memory.live)[:3] == [upper, lower, second]
 
 

@@ -66,7 +66,7 @@ def test_a_long_step_freezes_into_blocks() -> None:
         engine = make_engine(memory=policy)
         branch = engine.root([1, 2, 3, 4])
         engine.generate([branch], 21, sampling=GREEDY)
-        assert [len(s.tokens) for s in engine.leaf(branch).path()] == [3, 8, 8, 5]
+        assert [len(s.tokens) for s in branch.leaf.path()] == [3, 8, 8, 5]
         assert branch.step_ends == [25]
         engine.generate([branch], 2, sampling=GREEDY)
         plain = make_engine()

@@ -25,7 +25,7 @@ def blocks(engine: Engine) -> int:
 
 def kept(engine: Engine, branch: Branch) -> int:
     """Tokens of a branch whose KV is there."""
-    return engine.leaf(branch).end
+    return branch.leaf.end
 
 
 def four(**settings: Any) -> tuple[Engine, list[Branch]]:
@@ -58,7 +58,7 @@ def test_omega_is_score_over_depth() -> None:
         branch.score = score
     assert engine.cache is not None
     engine.cache.capacity_blocks = 3
-    engine.cache.trim(engine)
+    engine.cache.trim(engine.tree, engine.live)
     assert [kept(engine, b) for b in branches] == [16, 8, 16, 8]
 
 
@@ -71,7 +71,7 @@ def test_a_deeper_block_leaves_before_a_shallow_one_of_like_score() -> None:
     assert engine.cache is not None
     assert blocks(engine) == 7
     engine.cache.capacity_blocks = 5
-    engine.cache.trim(engine)
+    engine.cache.trim(engine.tree, engine.live)
     assert [kept(engine, b) for b in children] == [16] * 2 and [kept(engine, b) for b in branches] == [16] * 4
 
 
@@ -81,7 +81,7 @@ def test_negative_scores_keep_the_order() -> None:
         branch.score = score
     assert engine.cache is not None
     engine.cache.capacity_blocks = 3
-    engine.cache.trim(engine)
+    engine.cache.trim(engine.tree, engine.live)
     assert [kept(engine, b) for b in branches] == [16, 8, 16, 8]
 
 
@@ -92,7 +92,7 @@ def test_what_was_just_generated_outlasts_what_was_rated_lower() -> None:
             branch.score = sign * score
         assert engine.cache is not None
         engine.cache.capacity_blocks = 3
-        engine.cache.trim(engine)
+        engine.cache.trim(engine.tree, engine.live)
         assert kept(engine, branches[3]) == 16 and [kept(engine, b) for b in branches[:3]].count(16) == 1
 
 
@@ -102,7 +102,7 @@ def test_lru_evicts_what_was_used_longest_ago() -> None:
         engine.score([branch], [[[1]]])
     assert engine.cache is not None
     engine.cache.capacity_blocks = 3
-    engine.cache.trim(engine)
+    engine.cache.trim(engine.tree, engine.live)
     assert [kept(engine, b) for b in branches] == [16, 8, 8, 16]
 
 

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttc import OutOfMemory, Paged
-from ttc.memory.kv import LayerShape
-from ttc.memory.manager import KVMemory
-from ttc.memory.recut import can_recut
+from ttc.memory.manager import KVMemory, LayerShape
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
-from ttc.tree.tree import MERGE_RATIO, MIN_SHARED_TOKENS, Segment, Tree, worth_sharing
+from ttc.tree.segment import MIN_SHARED_TOKENS, Segment, worth_sharing
+from ttc.tree.tree import MERGE_RATIO, Tree
 
 LARGEST = 56
 """Bytes that a token takes in the larger of the two layers; in both it takes 72."""
@@ -24,7 +23,8 @@ LARGEST = 56
 def make_tree(budget_tokens: int | None = None, policy: type[Residency] = Resident) -> Tree:
     shapes = (LayerShape(2, 4, 3), LayerShape(1, 2, 2))
     budget = None if budget_tokens is None else 72 * budget_tokens / 2**30
-    return Tree(policy(budget).bind(shapes, torch.float32, torch.device("cpu")))
+    bound = policy(budget).bind(shapes, torch.float32, torch.device("cpu"))
+    return Tree(bound.memory, bound.block_tokens)
 
 
 def tensors(segment: Segment) -> list[torch.Tensor]:
@@ -171,7 +171,7 @@ def test_memory_that_runs_out_half_way_leaves_the_tree_whole(
     for segment in (parent, leaf):
         tree.memory.write_back(segment.storage, "test")
     tree.drop(parent)
-    allocate, calls = KVMemory.buffer, iter(range(1, 100))
+    allocate, calls = KVMemory._buffer, iter(range(1, 100))
 
     def buffer(*arguments: Any, **options: Any) -> Any:
         if next(calls) == failing:
@@ -184,7 +184,7 @@ def test_memory_that_runs_out_half_way_leaves_the_tree_whole(
         else:
             tree.compact(leaf)
 
-    monkeypatch.setattr(KVMemory, "buffer", buffer)
+    monkeypatch.setattr(KVMemory, "_buffer", buffer)
     buffers = {"compact": 4, "split": 8}[change]  # of two layers in two tiers
     if failing <= buffers:
         with pytest.raises(torch.OutOfMemoryError):
@@ -219,7 +219,7 @@ def test_joining_and_cutting_keep_kv_in_whatever_tier_it_lies(data: Any) -> None
     for tier in (memory.device, memory.host):
         tier.peak_bytes = tier.used_bytes
         tier.budget_bytes = tier.used_bytes + 8 * data.draw(st.integers(0, 300))
-    fits = can_recut(memory, [s.storage for s in cut])
+    fits = memory.can_recut([s.storage for s in cut])
     before = lengths(leaf)
     if split:
         at = data.draw(st.integers(1, before[0] - 1))

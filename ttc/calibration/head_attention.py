@@ -1,0 +1,53 @@
+"""How much of its attention each head pays to the first and the last tokens (HeadInfer, appendix D)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ttc.attention.kernels import Layer, Partial
+from ttc.attention.plan import ExtendPlan, Piece
+from ttc.engine import Engine
+from ttc.errors import InvalidInput
+from ttc.memory.manager import KV, KVMemory
+
+
+class _Observer(ExtendPlan):
+    """A prefill in one pass that notes how much attention each KV head pays to sink and window."""
+
+    def __init__(self, memory: KVMemory, kv: KV, tokens: int, sink: int, window: int):
+        super().__init__([], range(tokens), [Piece(slice(0, tokens), [(kv, 0, tokens)])], memory)
+        place = torch.arange(tokens, device=memory.link.device)
+        behind = place[:, None] - place[None]  # (rows, keys)
+        self.causal, self.near = behind >= 0, (behind >= 0) & ((behind < window) | (place < sink)[None])
+        self.far_rows = place >= sink + window  # earlier rows have nothing else to look at
+        self.shares: list[Tensor] = []
+
+    def attend_tails(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
+        shares = []
+        for head, keys in enumerate(key):
+            scores = (q[head].float() * layer.scale) @ keys.float().T  # (groups, rows, keys)
+            weights = scores.masked_fill_(~self.causal, float("-inf")).softmax(-1)
+            shares.append((weights * self.near).sum(-1)[:, self.far_rows].mean())
+        self.shares.append(torch.stack(shares))
+        return super().attend_tails(layer, q, key, value)
+
+
+@torch.inference_mode()
+def near_attention(engine: Engine, tokens: Sequence[int], sink: int, window: int) -> list[list[float]]:
+    """The share of its attention that each KV head pays to the first `sink` and the last `window` tokens, by layer and
+    head, averaged over the rows of `tokens` that have more than these to look at."""
+    if len(tokens) <= 2 * (sink + window):
+        raise InvalidInput(
+            f"{len(tokens)} tokens are too few to tell heads apart with a sink of {sink} and a window of {window}; "
+            f"give more than {2 * (sink + window)}"
+        )
+    kv = engine.memory.allocate(len(tokens))
+    try:
+        plan = _Observer(engine.memory, kv, len(tokens), sink, window)
+        engine.runner.forward(list(tokens), plan, keep=[len(tokens) - 1])
+    finally:
+        engine.memory.free(kv)
+    return [layer.tolist() for layer in plan.shares]

@@ -1,0 +1,72 @@
+"""A model's logits after any of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ttc.errors import UnsupportedModel
+
+
+class Lens:
+    """A model's logits as they would be if a layer were its last one.
+
+    The model itself runs, with its decoder layers handing the given states through; so whatever it does after them is
+    done, and no list of architectures is kept. Raises UnsupportedModel for a model without a list of its layers;
+    `ttc.passes.shrinking.checked_lens` checks what the lens gives.
+    """
+
+    def __init__(self, model: Any):
+        self.model = model
+        self.layers = _decoder_layers(model)
+
+    def logits(self, output: Any, rows: Sequence[int]) -> Tensor:
+        """(rows, vocab) in at least float32, for `rows` of what a layer returned: states (1, n, width), or a tuple that
+        starts with them."""
+        states, others = parts_of(output)
+        picked = joined(states[:, list(rows)], others)
+        with self.running([lambda *_, **__: picked] * len(self.layers)):
+            ids = torch.zeros(1, len(rows), dtype=torch.long, device=states.device)
+            found: Tensor = self.model(input_ids=ids, position_ids=ids, use_cache=False).logits[0]
+        return found.to(torch.promote_types(found.dtype, torch.float32))
+
+    @contextmanager
+    def running(self, forwards: Sequence[Callable[..., Any]]) -> Iterator[None]:
+        """Let the decoder layers run `forwards` meanwhile."""
+        before = [layer.__dict__.get("forward") for layer in self.layers]
+        try:
+            for layer, forward in zip(self.layers, forwards, strict=True):
+                layer.forward = forward
+            yield
+        finally:
+            for layer, own in zip(self.layers, before, strict=True):
+                layer.__dict__.pop("forward", None)
+                if own is not None:
+                    layer.forward = own
+
+
+def _decoder_layers(model: Any) -> list[torch.nn.Module]:
+    """The modules that hold attention layer 0, 1, 2, ..., side by side in one list."""
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) >= count:
+            layers = list(module)[:count]
+            if all(any(getattr(m, "layer_idx", None) == i for m in layer.modules()) for i, layer in enumerate(layers)):
+                return layers
+    raise UnsupportedModel(
+        f"{type(model).__name__} has no list of its {count} decoder layers, so it cannot leave a scoring pass early; "
+        "score it without an exit"
+    )
+
+
+def parts_of(output: Any) -> tuple[Tensor, tuple[Any, ...] | None]:
+    """The states that a layer returned, and what came beside them (None if it returned no tuple)."""
+    return (output[0], output[1:]) if isinstance(output, tuple) else (output, None)
+
+
+def joined(states: Tensor, others: tuple[Any, ...] | None) -> Any:
+    return states if others is None else (states, *others)

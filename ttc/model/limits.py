@@ -1,0 +1,87 @@
+"""What a model can take: its vocabulary, its context, and the tokens that end a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Any
+
+from ttc.errors import InvalidInput
+
+
+@dataclass
+class ModelLimits:
+    """vocab_size: tokens are numbers below it. context_length: the most tokens of a branch, None for no limit.
+    eos_ids: the tokens that end a sequence."""
+
+    vocab_size: int
+    context_length: int | None
+    eos_ids: frozenset[int]
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any) -> ModelLimits:
+        config = model.config.get_text_config()
+        return cls(config.vocab_size, context_length(config), _eos_ids(model, tokenizer))
+
+    def checked(self, tokens: Sequence[int], what: str) -> list[int]:
+        """The tokens as a list. Raises InvalidInput for none, for what is no token, and for tokens beyond the
+        vocabulary; `what` names them in the message."""
+        if isinstance(tokens, str | bytes):
+            raise InvalidInput(f"the {what} is text, {tokens[:40]!r}; give token numbers (engine.encode makes them)")
+        try:
+            tokens = [index(token) for token in tokens]
+        except TypeError as error:
+            raise InvalidInput(f"the {what} is no list of token numbers ({error}); engine.encode makes them") from error
+        if not tokens:
+            raise InvalidInput(f"the {what} is empty; give at least one token")
+        if min(tokens) < 0 or max(tokens) >= self.vocab_size:
+            raise InvalidInput(
+                f"the {what} holds token {max(tokens, key=lambda t: abs(t - self.vocab_size / 2))}, outside the "
+                f"model's vocabulary of {self.vocab_size}; use the model's own tokenizer"
+            )
+        return tokens
+
+    def check_context(self, length: int) -> None:
+        """Raise InvalidInput unless the model's context holds `length` tokens."""
+        if self.context_length is not None and length > self.context_length:
+            raise InvalidInput(
+                f"{length} tokens are more than the model's context of {self.context_length}; shorten the prompt "
+                "or use a model with a longer context"
+            )
+
+    def check_prompt(self, length: int) -> None:
+        """Raise InvalidInput unless a prompt of `length` tokens leaves room to generate."""
+        self.check_context(length)
+        if length == self.context_length:
+            raise InvalidInput(
+                f"the prompt fills the model's context of {self.context_length} tokens and leaves no room to "
+                "generate; shorten it or use a model with a longer context"
+            )
+
+    def left(self, tokens: int) -> int | None:
+        """How many tokens a branch of `tokens` tokens can still grow by, None for no limit."""
+        return None if self.context_length is None else self.context_length - tokens
+
+
+def context_length(config: Any) -> int | None:
+    """The most tokens of a branch that the model serves exactly, None for no limit.
+
+    Rotary frequencies that change with the length of a pass (`longrope`, `dynamic`) hold up to the model's original
+    length alone: a pass of the engine carries rows of many branches and chunks, whose lengths are their own.
+    """
+    longest: int | None = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for part in (rope, *(p for p in rope.values() if isinstance(p, dict))):
+        if part.get("rope_type", part.get("type")) in ("longrope", "dynamic") and longest is not None:
+            original = part.get("original_max_position_embeddings")
+            longest = min(longest, original or getattr(config, "original_max_position_embeddings", None) or longest)
+    return longest
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end a sequence, by the model's generation config and by the tokenizer."""
+    generation = getattr(model, "generation_config", None)
+    found = [getattr(generation, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)]
+    ids = [i for ids in found for i in (ids if isinstance(ids, list | tuple) else [ids])]
+    return frozenset(int(i) for i in ids if i is not None)

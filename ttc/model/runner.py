@@ -1,0 +1,62 @@
+"""Running a model over packed rows: the one way in which the engine calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ttc.attention.plan import Plan
+from ttc.memory.manager import LayerShape
+from ttc.model.check import check_model
+from ttc.trace import Trace
+
+
+class ModelRunner(Protocol):
+    """Runs a decoder over packed rows whose attention goes by a plan.
+
+    shapes: what each attention layer stores per token. trace: where each pass leaves a span of time, None for nowhere.
+    """
+
+    model: Any
+    shapes: tuple[LayerShape, ...]
+    device: torch.device
+    dtype: torch.dtype
+    trace: Trace | None
+
+    def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
+        """One pass over packed rows. Returns logits (rows, vocab) in at least float32, of the rows `keep` or of all."""
+        ...
+
+
+class HuggingFaceRunner:
+    """Runs a transformers model, whose attention implementation is set to the engine's own.
+
+    Raises UnsupportedModel when the model's attention cannot be served exactly.
+    """
+
+    def __init__(self, model: Any):
+        self.model = model.eval()
+        self.shapes = check_model(model)
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.trace: Trace | None = None
+
+    def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
+        """See `ModelRunner.forward`."""
+        ids = torch.tensor([list(tokens)], device=self.device)
+        positions = torch.tensor([plan.positions], device=self.device)
+        kept = 0 if keep is None else torch.tensor(list(keep), device=self.device)
+        start = perf_counter()
+        try:
+            output = self.model(
+                input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=kept, tree_plan=plan
+            )
+        finally:
+            if self.trace is not None:
+                self.trace.add("compute", f"{len(tokens)} rows", start, perf_counter())
+        logits: Tensor = output.logits[0]
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -1,0 +1,142 @@
+"""New tokens cut into chunks: the rows of one pass each, with a plan, and the segments that their KV goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ttc.attention.plan import Entry, ExtendPlan, Piece, depth_first, shared_entries
+from ttc.memory.manager import KV
+from ttc.passes.runtime import Runtime
+from ttc.tree.branch import Branch, by_problem
+from ttc.tree.segment import Segment
+from ttc.usage import Usage, count_pass
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The rows of one pass. runs: the run that each piece of the plan is a part of. firsts: the first token of that run
+    in the piece."""
+
+    tokens: list[int]
+    plan: ExtendPlan
+    runs: list[int]
+    firsts: list[int]
+
+
+def chunks(
+    runtime: Runtime,
+    leaves: Sequence[Segment],
+    runs: Sequence[list[int]],
+    usages: Sequence[Usage],
+    held: list[Segment],
+    limit: int | None = None,
+) -> Iterator[Chunk]:
+    """Chunks that bring the KV of `runs[i]` after `leaves[i]` into the tree, at most `limit` (else `prefill_tokens`)
+    rows each. Whoever takes a chunk runs it before the next one, and closes its plan (`with chunk.plan`).
+
+    The new segments are appended to `held` at once, with one reference each. usages[i]: the meter of run i.
+    """
+    runtime.residency.require(sum(map(len, runs)))
+    paths = [leaf.path() for leaf in leaves]
+    order = depth_first(paths)
+    needed = {segment.storage for path in paths for segment in path}
+    writers = [SegmentWriter(runtime, leaf, run, needed, held) for leaf, run in zip(leaves, runs, strict=True)]
+    while any(writer.left for writer in writers):
+        rows: list[int] = []
+        positions: list[int] = []
+        taken: list[int] = []
+        pieces: list[Piece] = []
+        own: list[Entry] = []
+        firsts: list[int] = []
+        for i in order:
+            writer = writers[i]
+            part = writer.left[: (limit or runtime.prefill_tokens) - len(rows)]
+            if part:
+                span = slice(len(rows), len(rows) + len(part))
+                own += writer.entries(span)
+                taken.append(i)
+                firsts.append(writer.done)
+                positions += range(leaves[i].end + writer.done, leaves[i].end + writer.done + len(part))
+                pieces.append(Piece(span, writer.grow(len(part))))
+                rows += part
+        entries = shared_entries([paths[i] for i in taken], [p.rows.stop - p.rows.start for p in pieces]) + own
+        stream = runtime.residency.stream(entries, positions, None, repeat=False)
+        yield Chunk(rows, ExtendPlan(entries, positions, pieces, runtime.memory, stream), taken, firsts)
+        count_pass(usages[i] for i in taken)
+
+
+@contextmanager
+def one_chunk(
+    runtime: Runtime, leaves: Sequence[Segment], runs: Sequence[list[int]], usages: Sequence[Usage]
+) -> Iterator[tuple[Chunk, list[Segment]]]:
+    """All of `runs` after `leaves` in a single chunk, and their new segments, which go afterwards unless something else
+    holds them by then."""
+    held: list[Segment] = []
+    try:
+        for chunk in chunks(runtime, leaves, runs, usages, held, limit=sum(map(len, runs))):
+            with chunk.plan:
+                yield chunk, held
+    finally:
+        for segment in reversed(held):
+            runtime.tree.drop(segment)
+
+
+def batches(
+    runtime: Runtime, branches: Sequence[Branch], runs: Sequence[Sequence[int]], together: bool
+) -> Iterator[list[int]]:
+    """Which branches share a pass, in depth-first order: as many as `prefill_tokens` rows hold, problems whole."""
+    paths = [b.leaf.path() for b in branches]
+    order = depth_first(paths)
+    units = by_problem([branches[i] for i in order]) if together else [[n] for n in range(len(order))]
+    batch: list[int] = []
+    for unit in [[order[n] for n in rows] for rows in units]:
+        if batch and sum(len(runs[i]) for i in batch + unit) > runtime.prefill_tokens:
+            yield [batch[n] for n in depth_first([paths[i] for i in batch])]
+            batch = []
+        batch += unit
+    if batch:
+        yield [batch[n] for n in depth_first([paths[i] for i in batch])]
+
+
+class SegmentWriter:
+    """A run of new tokens on its way into the tree, block by block; its end is in `held`, with one reference."""
+
+    def __init__(self, runtime: Runtime, leaf: Segment, tokens: list[int], needed: set[KV], held: list[Segment]):
+        self.runtime, self.tokens, self.needed = runtime, tokens, needed
+        self.held, self.index = held, len(held)
+        held.append(runtime.tree.hold(leaf))
+        self.blocks: list[Segment] = []
+        self.done = 0
+        self.filled = 0  # tokens of the last block that are there
+
+    @property
+    def left(self) -> list[int]:
+        return self.tokens[self.done :]
+
+    def entries(self, rows: slice) -> list[Entry]:
+        """What earlier passes left: attended in full by the rows of the next one."""
+        lengths = [len(block.tokens) for block in self.blocks[:-1]] + [self.filled] * bool(self.blocks)
+        return [Entry(b.storage, b.start, n, rows) for b, n in zip(self.blocks, lengths, strict=True)]
+
+    def grow(self, count: int) -> list[tuple[KV, int, int]]:
+        """Make place for the next `count` tokens: (KV, first token to fill, how many), in order."""
+        places, size = [], self.runtime.residency.block_tokens or len(self.tokens)
+        while count:
+            if not self.blocks or self.filled == len(self.blocks[-1].tokens):
+                tokens = self.left[:size]
+                kv = self.runtime.residency.allocate(len(tokens), self.needed)
+                self.needed.add(kv)
+                tree, above = self.runtime.tree, self.held[self.index]
+                self.held[self.index] = tree.hold(tree.attach(above, tokens, kv))
+                tree.drop(above)
+                self.blocks.append(self.held[self.index])
+                self.filled = 0
+            block = self.blocks[-1]
+            taken = min(count, len(block.tokens) - self.filled)
+            places.append((block.storage, self.filled, taken))
+            self.filled += taken
+            self.done += taken
+            count -= taken
+        return places

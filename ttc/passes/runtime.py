@@ -1,0 +1,58 @@
+"""What a pass needs: the model, the tree, the memory policy, and the limits of all three."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+from ttc.memory.manager import KVMemory
+from ttc.model.lens import Lens
+from ttc.model.limits import ModelLimits
+from ttc.model.runner import ModelRunner
+from ttc.passes.shrinking import checked_lens
+from ttc.residency.base import Residency
+from ttc.tree.branch import Branch
+from ttc.tree.sharing import Sharing
+from ttc.tree.tree import Tree
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What prefill, decoding and scoring work with.
+
+    prefill_tokens: the most rows of one prefill pass. decode: tokens to text, special tokens left out; with
+    `special=True` they stay.
+    """
+
+    runner: ModelRunner
+    limits: ModelLimits
+    residency: Residency
+    tree: Tree
+    sharing: Sharing
+    prefill_tokens: int
+    decode: Callable[..., str]
+
+    @property
+    def memory(self) -> KVMemory:
+        return self.residency.memory
+
+    @cached_property
+    def lens(self) -> Lens:
+        """The model's logits after any of its layers. Raises UnsupportedModel, at first use, where there are none."""
+        return checked_lens(self.runner)
+
+    @contextmanager
+    def metered(self, branches: Sequence[Branch]) -> Iterator[None]:
+        """Charge what crosses the link meanwhile to the branches' problems, in equal parts."""
+        link = self.memory.link
+        before = link.to_device_bytes.total(), link.to_host_bytes.total()
+        try:
+            yield
+        finally:
+            moved = link.to_device_bytes.total() - before[0], link.to_host_bytes.total() - before[1]
+            for i, branch in enumerate(branches if any(moved) else ()):
+                part = [n // len(branches) + (i < n % len(branches)) for n in moved]
+                branch.usage.host_to_device_bytes += part[0]
+                branch.usage.device_to_host_bytes += part[1]

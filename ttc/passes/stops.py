@@ -1,0 +1,89 @@
+"""Where a step ends: at a delimiter, at an end string, at the end of the sequence, or at a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ttc.errors import InvalidInput
+from ttc.model.limits import ModelLimits
+from ttc.tree.branch import Branch, StepEnd
+
+MARGIN_TOKENS = 8
+"""Tokens beyond what a string can span that are decoded with it, so that its first character is whole."""
+
+
+class Stops:
+    """Says after each token whether it ended its branch's step.
+
+    stop: strings that end the step, found in the text since the step's start, leading blanks left out.
+    end: strings that finish the branch; they may begin in an earlier step, but not in tokens that were given.
+    limits: what the model can take.
+    decode: tokens to text, with `special=True` special tokens as well: both kinds of strings may hold them.
+
+    A string is looked for only when the newest token may have completed it, that is when the token's own text holds the
+    string's last character. So most tokens cost one look-up.
+    """
+
+    def __init__(self, stop: Sequence[str], end: Sequence[str], limits: ModelLimits, decode: Callable[..., str]):
+        self.stop, self.end, self.limits, self.decode = tuple(stop), tuple(end), limits, decode
+        self.last_characters = {s[-1] for s in (*stop, *end)}
+        self._may_complete: dict[int, bool] = {}
+
+    def check(self, branch: Branch, start: int, limit: int) -> StepEnd | None:
+        """Why the step of `branch` is over after its last token, None if it is not. Sets `finish_reason` where the
+        branch itself is over. start, limit: `len(tokens)` at the step's start, and where it ends at the latest."""
+        token, length = branch.tokens[-1], len(branch.tokens)
+        completes = bool(self.last_characters) and self._completes(token)
+        if token in self.limits.eos_ids:
+            branch.finish_reason = "eos"
+        elif completes and self._has_ended(branch, start):
+            branch.finish_reason = "end"
+        elif self.limits.left(length) == 0:
+            branch.finish_reason = "context"
+        if branch.finish_reason is not None:
+            return branch.finish_reason
+        if completes and self.stop:
+            text = self.decode(branch.tokens[start:], special=True).lstrip()
+            if any(s in text for s in self.stop):
+                return "delimiter"
+        return "length" if length >= limit else None
+
+    def _completes(self, token: int) -> bool:
+        """Whether a string may end in this token's text."""
+        if (known := self._may_complete.get(token)) is None:
+            text = self.decode([token], special=True)
+            # some tokenizers drop a blank at the front of a text; a replaced character may be part of any
+            unclear = not text or "\ufffd" in text or " " in self.last_characters
+            known = self._may_complete[token] = unclear or any(c in text for c in self.last_characters)
+        return known
+
+    def _has_ended(self, branch: Branch, start: int) -> bool:
+        """Whether an end string is complete that was not so at the step's start."""
+        if not self.end:
+            return False
+        # a character is at most four tokens
+        window = 4 * max(map(len, self.end)) + MARGIN_TOKENS
+        first = max(branch.given_end, len(branch.tokens) - window)
+        text = self.decode(branch.tokens[first:], special=True)
+        before = len(self.decode(branch.tokens[first:start], special=True).rstrip("\ufffd")) if first < start else 0
+        return any(text.find(s, max(0, before - len(s) + 1)) >= 0 for s in self.end)
+
+
+def check_step(
+    limits: ModelLimits, branches: Sequence[Branch], most: Sequence[int], stop: Sequence[str], end: Sequence[str]
+) -> None:
+    """Refuse a step that cannot be made. most: the most tokens of each branch."""
+    if len(most) != len(branches):
+        raise InvalidInput(f"{len(branches)} branches came with {len(most)} values of max_tokens; give one each")
+    if any(tokens < 1 for tokens in most):
+        raise InvalidInput(f"max_tokens={min(most)} must be at least 1")
+    for name, strings in (("stop", stop), ("end", end)):
+        if isinstance(strings, str):
+            raise InvalidInput(f"{name}={strings!r} is one string, which would be read as letters; give a list")
+        if any(not s for s in strings):
+            raise InvalidInput(f"a {name} string is empty; leave it out to run to max_tokens")
+    for branch in branches:
+        if branch.finished:
+            raise InvalidInput(f"{branch!r} is finished and cannot go on; leave it out")
+        if limits.left(len(branch.tokens)) == 0:
+            raise InvalidInput(f"{branch!r} fills the model's context of {limits.context_length} tokens already")

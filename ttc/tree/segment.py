@@ -1,0 +1,58 @@
+"""A segment: an immutable run of tokens on one tree edge, with its KV."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count, takewhile
+
+from ttc.memory.manager import KV
+
+MIN_SHARED_TOKENS = 8
+"""A common prefix shorter than this is recomputed: one more segment in every later plan would cost more."""
+
+_serial = count()
+
+
+class Segment:
+    """A run of tokens on one tree edge, with its KV, at positions `start` to `end`.
+
+    refs: the branches that end here plus the children. The trunk is the empty segment above all roots.
+    """
+
+    def __init__(self, tokens: list[int], kv: KV | None, parent: Segment | None):
+        self.tokens, self.kv, self.parent = tokens, kv, parent
+        self.children: list[Segment] = []
+        self.refs = 0
+        self.start = parent.end if parent else 0
+        self.serial = next(_serial)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def storage(self) -> KV:
+        """The segment's KV, which the trunk and freed segments don't have."""
+        if self.kv is None:
+            raise RuntimeError(f"segment {self.serial} at {self.start} holds no KV: it is the trunk, or was freed")
+        return self.kv
+
+    def path(self) -> list[Segment]:
+        """The segments from the root to this one, the empty trunk left out."""
+        chain: list[Segment] = []
+        node: Segment | None = self
+        while node is not None and node.parent is not None:
+            chain.append(node)
+            node = node.parent
+        return chain[::-1]
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """The number of leading tokens that `a` and `b` share."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def worth_sharing(run: Sequence[int], tokens: Sequence[int]) -> bool:
+    """Whether a new segment of `run` would serve a branch that needs `tokens` at the same place."""
+    shared = common_prefix(run, tokens)
+    return shared >= MIN_SHARED_TOKENS or 0 < shared == len(run)

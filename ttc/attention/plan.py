@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ttc.attention.kernels import Layer, Partial, merge_, partial_attention, segment_attention
-from ttc.attention.stream import TAILS, Stream
-from ttc.memory.manager import KV, KVMemory, LayerKV
+from ttc.attention.stream import KVReader
+from ttc.memory.kv import KV, LayerKV
+from ttc.memory.manager import KVMemory
 from ttc.tree.segment import Segment
 
 
@@ -33,7 +34,7 @@ class Plan(ABC):
     positions: the position of each row's token, rows packed in depth-first order so that entries are contiguous.
     """
 
-    def __init__(self, entries: Sequence[Entry], positions: Sequence[int], stream: Stream | None = None):
+    def __init__(self, entries: Sequence[Entry], positions: Sequence[int], stream: KVReader | None = None):
         self.entries = list(entries)
         self.positions = list(positions)
         self.stream = stream
@@ -53,12 +54,11 @@ class Plan(ABC):
             else:
                 absent.add(index)
         if self.stream is not None:
-            for unit, parts in self.stream.read(layer.index):
+            for unit, copies in self.stream.read(layer.index):
                 seen = layer if unit.view is None else unit.view.of(layer)
-                for index, copy in parts.items():
-                    if index != TAILS:
-                        self._attend(seen, index, q[unit.heads], copy, out[unit.heads], lse[unit.heads])
-                absent.difference_update(parts)
+                for index, copy in copies.items():
+                    self._attend(seen, index, q[unit.heads], copy, out[unit.heads], lse[unit.heads])
+                absent.difference_update(copies)
         if absent and (self.stream is None or not self.stream.sparse):
             self._expect_hidden(layer, absent, q.device)
         return out, lse
@@ -127,7 +127,7 @@ class DecodePlan(Plan):
         positions: Sequence[int],
         tails: KV,
         filled: int,
-        stream: Stream | None = None,
+        stream: KVReader | None = None,
     ):
         super().__init__(entries, positions, stream)
         self.tails = tails
@@ -173,7 +173,7 @@ class ExtendPlan(Plan):
         positions: Sequence[int],
         pieces: Sequence[Piece],
         memory: KVMemory | None = None,
-        stream: Stream | None = None,
+        stream: KVReader | None = None,
     ):
         super().__init__(entries, positions, stream)
         self.pieces, self.memory = list(pieces), memory

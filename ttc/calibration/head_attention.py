@@ -11,7 +11,8 @@ from ttc.attention.kernels import Layer, Partial
 from ttc.attention.plan import ExtendPlan, Piece
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
-from ttc.memory.manager import KV, KVMemory
+from ttc.memory.kv import KV
+from ttc.memory.manager import KVMemory
 
 
 class _Observer(ExtendPlan):

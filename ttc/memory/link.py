@@ -76,18 +76,18 @@ class Link:
         elif transfer.future is not None:
             transfer.future.result()  # raises what the copy raised
 
-    def let_go(self, transfer: Transfer | None) -> None:
+    def wait_before_drop(self, transfer: Transfer | None) -> None:
         """Wait until the device copy that a transfer uses can be dropped: on CUDA not at all, as the allocator gives
         its memory to nobody before the transfer is done (`record_stream`)."""
         if transfer is None or transfer.event is None:
             self.wait(transfer)
 
-    def drain(self, transfer: Transfer | None) -> None:
+    def wait_and_ignore(self, transfer: Transfer | None) -> None:
         """Wait for a transfer whose result nobody needs any more, failed or not."""
         with suppress(Exception):
             self.wait(transfer)
 
-    def complete(self, transfer: Transfer | None) -> None:
+    def wait_on_host(self, transfer: Transfer | None) -> None:
         """Wait here, not on the device, until the transfer is done."""
         if transfer is not None and transfer.event is not None:
             transfer.event.synchronize()
@@ -160,7 +160,10 @@ def contiguous_parts(copies: Copies, side: int) -> Iterator[tuple[Tensor, Tensor
     fills that at once, though what it reads may still be on its way out; on the way out it waits.
     """
     for pair in copies:
-        if pair[side].is_contiguous():
-            yield pair
+        host = pair[side]
+        order = sorted(range(host.dim()), key=host.stride, reverse=True)  # as they lie in memory, for tails by token
+        destination, source = (tensor.permute(order) for tensor in pair)
+        if host.permute(order).is_contiguous():
+            yield destination, source
         else:
-            yield from contiguous_parts(list(zip(*pair, strict=True)), side)
+            yield from contiguous_parts(list(zip(destination, source, strict=True)), side)

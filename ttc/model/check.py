@@ -11,7 +11,7 @@ from ttc.attention.hf_hook import IMPLEMENTATION
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.plan import ExtendPlan, Piece
 from ttc.errors import UnsupportedModel
-from ttc.memory.manager import KV, LayerKV, LayerShape
+from ttc.memory.kv import KV, LayerKV, LayerShape
 
 CHECK_TOKENS = 12
 

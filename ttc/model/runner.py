@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ttc.attention.plan import Plan
-from ttc.memory.manager import LayerShape
+from ttc.memory.kv import LayerShape
 from ttc.model.check import check_model
 from ttc.trace import Trace
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ttc.attention.plan import Entry, ExtendPlan, Piece, depth_first, shared_entries
-from ttc.memory.manager import KV
+from ttc.memory.kv import KV
 from ttc.passes.runtime import Runtime
 from ttc.tree.branch import Branch, by_problem
 from ttc.tree.segment import Segment

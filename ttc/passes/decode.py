@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ttc.attention.plan import DecodePlan
-from ttc.attention.stream import Tails
 from ttc.errors import OutOfMemory
-from ttc.memory.manager import KV
+from ttc.memory.kv import KV
+from ttc.memory.tails import Tails, freeze, keep_rows
 from ttc.passes.runtime import Runtime
 from ttc.passes.stops import Stops
 from ttc.sampling import Sampling, choose, streams
@@ -127,7 +127,7 @@ class DecodeStep:
         for row, reason in sorted(ended.items()):
             self._freeze(active[row], tails, row, filled, reason)
         going = [row for row in range(len(active)) if row not in ended]
-        self.runtime.memory.keep_rows(tails, going)
+        keep_rows(self.runtime.memory, tails, going)
         return [active[row] for row in going]
 
     def _freeze(self, branch: Branch, tails: KV, row: int, filled: int, reason: StepEnd) -> None:
@@ -139,7 +139,7 @@ class DecodeStep:
         try:
             for first in range(0, filled, size):
                 blocks.append(residency.allocate_frozen(min(size, filled - first)))
-                memory.freeze(tails, row, first, blocks[-1])
+                freeze(memory, tails, row, first, blocks[-1])
         except BaseException:
             for kv in blocks:
                 memory.free(kv)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ttc.attention.kernels import Layer
 from ttc.attention.plan import Entry, ExtendPlan, Piece
 from ttc.errors import UnsupportedModel
-from ttc.memory.manager import KV, LayerKV
+from ttc.memory.kv import KV, LayerKV
 from ttc.model.check import CHECK_TOKENS
 from ttc.model.lens import Lens, joined, parts_of
 from ttc.model.runner import ModelRunner
@@ -148,7 +148,7 @@ def checked_lens(runner: ModelRunner) -> Lens:
     vocabulary = runner.model.config.get_text_config().vocab_size
     kv = KV(len(runner.shapes), CHECK_TOKENS)
     kv.device = [
-        LayerKV.empty(shape, CHECK_TOKENS, None, runner.dtype, runner.device, pinned=False) for shape in runner.shapes
+        LayerKV.empty(shape, CHECK_TOKENS, None, runner.dtype, runner.device, on_host=False) for shape in runner.shapes
     ]
     pieces = [Piece(slice(n, n + half), [(kv, n, half)]) for n in (0, half)]
     plan = ExtendPlan([], [*range(half)] * 2, pieces)

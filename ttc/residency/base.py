@@ -13,9 +13,11 @@ from typing import Self
 import torch
 
 from ttc.attention.plan import Entry, shared_entries
-from ttc.attention.stream import Stream, Tails, Unit
+from ttc.attention.stream import KVReader, Unit
 from ttc.errors import InvalidInput
-from ttc.memory.manager import KV, KVMemory, LayerShape
+from ttc.memory.kv import KV, LayerShape
+from ttc.memory.manager import KVMemory
+from ttc.memory.tails import Tails
 from ttc.tree.segment import Segment
 
 Paths = Sequence[Sequence[Segment]]
@@ -104,7 +106,7 @@ class Residency(ABC):
     @abstractmethod
     def stream(
         self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None, *, repeat: bool
-    ) -> Stream | None:
+    ) -> KVReader | None:
         """How a plan reads what is not on the device; None when everything is."""
 
 
@@ -204,31 +206,31 @@ class Offloading(Residency):
 
     def stream(
         self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None, *, repeat: bool
-    ) -> Stream | None:
+    ) -> KVReader | None:
         for entry in entries:
             self.memory.link.wait(entry.kv.fetched)  # a step that broke off may have left a prefetch under way
         runs = [(entry.kv, entry.length) for entry in entries]
-        near = self.near(entries, positions, tails) if repeat else None
-        units, largest = self._units(entries, positions, tails, near is None)
+        kept = self.kept(entries, positions, tails) if repeat else None
+        units, largest = self._units(entries, positions, tails, kept is None)
         prefetch, device = self.prefetch, self.memory.device
         while device.free_bytes < (wanted := largest * (2 if prefetch and len(units) > 1 else 1)):
             if self.make_room(wanted):
-                units, largest = self._units(entries, positions, tails, near is None)  # what left is read from the host
+                units, largest = self._units(entries, positions, tails, kept is None)  # what left is read from the host
             elif prefetch:
                 prefetch = False  # one buffer may fit where two do not
             else:
                 break
-        if near is None and not units:
+        if kept is None and not units:
             return None
         try:
-            return Stream(self.memory, units, runs, tails, repeat=repeat, prefetch=prefetch, near=near)
+            return KVReader(self.memory, units, runs, tails, repeat=repeat, prefetch=prefetch, kept=kept)
         except BaseException:
-            if near is not None:
-                near.close()
+            if kept is not None:
+                kept.close()
             raise
 
     def _units(
-        self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None, near: bool = True
+        self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None, with_views: bool = True
     ) -> tuple[list[Unit], int]:
         """What has to be fetched for one pass, with or without what streaming heads see, and the bytes of the largest
         unit."""
@@ -237,14 +239,14 @@ class Offloading(Residency):
             unit
             for layer in layers
             for unit in self.units(layer, entries, positions, self._missing(layer, entries, positions))
-            if near or unit.view is None
+            if with_views or unit.view is None
         ]
         units = units if tails is None else self.with_tails(units, tails)
         runs = [(entry.kv, entry.length) for entry in entries]
-        largest = max((Stream.elements(self.memory, unit, runs, tails) for unit in units), default=0)
+        largest = max((KVReader.elements(self.memory, unit, runs, tails) for unit in units), default=0)
         return units, largest * self.memory.itemsize
 
-    def near(self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None) -> Stream | None:
+    def kept(self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None) -> KVReader | None:
         """What is fetched once and kept while a plan runs again and again: here nothing."""
         return None
 

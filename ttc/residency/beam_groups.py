@@ -11,7 +11,8 @@ import torch
 
 from ttc.attention.plan import Entry, private_entries
 from ttc.errors import OutOfMemory
-from ttc.memory.manager import KV, LayerShape, as_budget
+from ttc.memory.kv import KV, LayerShape
+from ttc.memory.manager import as_budget
 from ttc.residency.base import Offloading, Paths, balanced_sizes
 
 CUDA_HEADROOM = 0.1
@@ -122,7 +123,7 @@ class BeamGroups(Offloading):
             if upcoming and self.shared:
                 self._prepare(upcoming, seen.keys(), capacity * len(upcoming) * memory.bytes_per_token - tail_bytes)
             for kv in [copy for copies in self._copies.values() for copy in copies] if private else seen:
-                memory.settle(kv)
+                memory.wait_kv(kv)
         except BaseException:
             self.leave(tails)
             raise

@@ -10,8 +10,9 @@ from typing import Self
 import torch
 
 from ttc.attention.plan import Entry
-from ttc.attention.stream import Stream, Tails, Unit, View
-from ttc.memory.manager import KV, LayerShape
+from ttc.attention.stream import KVReader, Unit, View
+from ttc.memory.kv import KV, LayerShape
+from ttc.memory.tails import Tails
 from ttc.residency.base import Offloading, Paths
 from ttc.residency.streaming_heads import load_streaming_heads
 
@@ -82,20 +83,20 @@ class Headwise(Offloading):
                 if not streaming:
                     units.append(Unit(layer, group, tuple(missing)))
                 elif near:
-                    units.append(Unit(layer, group, near, view))
+                    units.append(Unit(layer, group, near, view=view))
         return units
 
-    def near(self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None) -> Stream | None:
+    def kept(self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None) -> KVReader | None:
         """What streaming heads see; None if keeping it leaves no room for the rest."""
         runs, device = [(entry.kv, entry.length) for entry in entries], self.memory.device
         units = [u for u in self._units(entries, positions, None)[0] if u.view] if self._streaming else []
-        elements = sum(Stream.elements(self.memory, unit, runs, None) for unit in units)
+        elements = sum(KVReader.elements(self.memory, unit, runs, None) for unit in units)
         if not units or elements * self.memory.itemsize > device.free_bytes:
             return None
-        near = Stream(self.memory, units, runs, repeat=True, keep=True)
+        kept = KVReader(self.memory, units, runs, repeat=True, keep=True)
         if device.free_bytes >= 2 * self._units(entries, positions, tails, False)[1]:
-            return near
-        near.close()
+            return kept
+        kept.close()
         return None
 
     def group_size(self, layer: int, tokens: int) -> int:

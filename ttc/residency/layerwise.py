@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from ttc.attention.plan import Entry, private_entries, shared_entries
-from ttc.attention.stream import TAILS, Tails, Unit
-from ttc.memory.manager import KV
+from ttc.attention.stream import Unit
+from ttc.memory.kv import KV
+from ttc.memory.tails import Tails
 from ttc.residency.base import Offloading, Paths
 
 
@@ -87,7 +88,7 @@ class Layerwise(Offloading):
         for layer, copy in enumerate(tails.kv.device):
             if copy is None:
                 unit = by_layer.get(layer, Unit(layer, slice(None), ()))
-                by_layer[layer] = replace(unit, parts=(TAILS, *unit.parts))
+                by_layer[layer] = replace(unit, tails=True)
         return [by_layer[layer] for layer in sorted(by_layer)]
 
     def layers_in_device(self, tokens: int) -> tuple[int, int]:
@@ -120,5 +121,5 @@ class Layerwise(Offloading):
             memory.evict(kv, "evict", range(self._layers, len(memory.shapes)))
         for kv in memory.live:
             memory.fetch(kv, "resident", range(self._layers))
-            memory.settle(kv)
+            memory.wait_kv(kv)
         return self._layers

@@ -9,9 +9,10 @@ from typing import Self
 import torch
 
 from ttc.attention.plan import Entry
-from ttc.attention.stream import Stream, Tails
+from ttc.attention.stream import KVReader
 from ttc.errors import InvalidInput
-from ttc.memory.manager import KV, LayerShape
+from ttc.memory.kv import KV, LayerShape
+from ttc.memory.tails import Tails
 from ttc.residency.base import Offloading, Paths
 
 
@@ -48,7 +49,7 @@ class Paged(Offloading):
 
     def stream(
         self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None, *, repeat: bool
-    ) -> Stream | None:
+    ) -> KVReader | None:
         self._fresh.clear()  # whatever is allocated after this pass finds them filled
         return super().stream(entries, positions, tails, repeat=repeat)
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from ttc.attention.plan import Entry
-from ttc.attention.stream import Stream, Tails
-from ttc.memory.manager import KV, KVMemory, LayerShape
+from ttc.attention.stream import KVReader
+from ttc.memory.kv import KV, LayerShape
+from ttc.memory.manager import KVMemory
+from ttc.memory.tails import Tails
 from ttc.residency.base import Paths, Residency, to_bytes
 
 
@@ -35,5 +37,5 @@ class Resident(Residency):
 
     def stream(
         self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None, *, repeat: bool
-    ) -> Stream | None:
+    ) -> KVReader | None:
         return None

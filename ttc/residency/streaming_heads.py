@@ -8,12 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ttc.errors import InvalidInput
-
-if TYPE_CHECKING:
-    pass
 
 
 def streaming_heads(shares: Sequence[Sequence[float]], fraction: float) -> list[tuple[int, int]]:

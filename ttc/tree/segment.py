@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count, takewhile
 
-from ttc.memory.manager import KV
+from ttc.memory.kv import KV
 
 MIN_SHARED_TOKENS = 8
 """A common prefix shorter than this is recomputed: one more segment in every later plan would cost more."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ttc.memory.manager import KV, KVMemory
+from ttc.memory.kv import KV
+from ttc.memory.manager import KVMemory
+from ttc.memory.recut import can_recut, recut
 from ttc.tree.branch import Branch
 from ttc.tree.segment import MIN_SHARED_TOKENS, Segment, common_prefix
 
@@ -70,7 +72,7 @@ class Tree:
 
     def split(self, segment: Segment, at: int) -> Segment:
         """Cut `segment` after `at` tokens. It keeps its identity as the lower part; the new upper part is returned."""
-        upper_kv, lower_kv = self.memory.recut([segment.storage], [at, len(segment.tokens) - at])
+        upper_kv, lower_kv = recut(self.memory, [segment.storage], [at, len(segment.tokens) - at])
         parent = segment.parent
         assert parent is not None
         upper = Segment(segment.tokens[:at], upper_kv, parent)
@@ -87,7 +89,7 @@ class Tree:
             if (
                 (most is None or joined <= most)
                 and len(parent.tokens) <= MERGE_RATIO * len(segment.tokens)
-                and self.memory.can_recut([parent.storage, segment.storage])
+                and can_recut(self.memory, [parent.storage, segment.storage])
             ):
                 self._absorb(parent, segment)
             else:
@@ -96,7 +98,7 @@ class Tree:
 
     def _absorb(self, parent: Segment, child: Segment) -> None:
         assert parent.parent is not None
-        (kv,) = self.memory.recut([parent.storage, child.storage], [len(parent.tokens) + len(child.tokens)])
+        (kv,) = recut(self.memory, [parent.storage, child.storage], [len(parent.tokens) + len(child.tokens)])
         above = parent.parent
         above.children[above.children.index(parent)] = child
         child.tokens, child.kv = parent.tokens + child.tokens, kv

@@ -16,7 +16,7 @@ from tests.helpers.models import build, prompt
 from tests.helpers.offloading import KIB, eight
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine, OutOfMemory
-from ttc.memory.manager import KV
+from ttc.memory.kv import KV
 from ttc.residency.base import balanced_sizes
 from ttc.residency.beam_groups import schedule_beams
 

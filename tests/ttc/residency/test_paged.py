@@ -31,7 +31,7 @@ def test_the_watermark_makes_room_without_waiting() -> None:
     assert link.to_host_bytes.total() == 2 * 1024 and link.exposed_s == 0
     assert all(map(engine.memory.is_resident, engine.memory.live))
     for kv in engine.memory.live:
-        link.complete(kv.written)  # as if computing had taken that long
+        link.wait_on_host(kv.written)  # as if computing had taken that long
     waited = link.exposed_s
     engine.generate([root], 12, sampling=GREEDY)
     engine.root(list(range(60, 77)))  # two pages more than fit

@@ -80,12 +80,12 @@ def test_sink_and_window_stay_on_the_device_for_a_step(tmp_path: Path, heads: li
     token_head = engine.memory.bytes_per_token // (LAYERS * HEADS)
     near, others = (4 + 4 + 3) * len(heads) * token_head, 59 * (len(EVERY) - len(heads)) * token_head
     moved = engine.memory.link.to_device_bytes
-    assert moved["near"] == near and moved["stream"] - steps * others in (0, others // LAYERS)  # reading ahead
+    assert moved["kept"] == near and moved["stream"] - steps * others in (0, others // LAYERS)  # reading ahead
     tails = steps * engine.memory.bytes_per_token
     tight, small = decoded(tails + near + 59 * token_head)  # one buffer, not the two that reading ahead takes
     assert tight == kept
     if len(heads) < len(EVERY):
-        assert small.memory.link.to_device_bytes["near"] == 0 < small.memory.link.to_device_bytes["stream"]
+        assert small.memory.link.to_device_bytes["kept"] == 0 < small.memory.link.to_device_bytes["stream"]
 
 
 @torch.no_grad()

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttc import OutOfMemory, Paged
-from ttc.memory.manager import KVMemory, LayerShape
+from ttc.memory.kv import LayerShape
+from ttc.memory.manager import KVMemory
+from ttc.memory.recut import can_recut
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
 from ttc.tree.segment import MIN_SHARED_TOKENS, Segment, worth_sharing
@@ -171,7 +173,7 @@ def test_memory_that_runs_out_half_way_leaves_the_tree_whole(
     for segment in (parent, leaf):
         tree.memory.write_back(segment.storage, "test")
     tree.drop(parent)
-    allocate, calls = KVMemory._buffer, iter(range(1, 100))
+    allocate, calls = KVMemory.buffer, iter(range(1, 100))
 
     def buffer(*arguments: Any, **options: Any) -> Any:
         if next(calls) == failing:
@@ -184,7 +186,7 @@ def test_memory_that_runs_out_half_way_leaves_the_tree_whole(
         else:
             tree.compact(leaf)
 
-    monkeypatch.setattr(KVMemory, "_buffer", buffer)
+    monkeypatch.setattr(KVMemory, "buffer", buffer)
     buffers = {"compact": 4, "split": 8}[change]  # of two layers in two tiers
     if failing <= buffers:
         with pytest.raises(torch.OutOfMemoryError):
@@ -219,7 +221,7 @@ def test_joining_and_cutting_keep_kv_in_whatever_tier_it_lies(data: Any) -> None
     for tier in (memory.device, memory.host):
         tier.peak_bytes = tier.used_bytes
         tier.budget_bytes = tier.used_bytes + 8 * data.draw(st.integers(0, 300))
-    fits = memory.can_recut([s.storage for s in cut])
+    fits = can_recut(memory, [s.storage for s in cut])
     before = lengths(leaf)
     if split:
         at = data.draw(st.integers(1, before[0] - 1))

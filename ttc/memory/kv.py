@@ -1,0 +1,94 @@
+"""KV of a run of tokens, and how keys and values lie in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ttc.memory.link import Transfer
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What one attention layer stores per token. K and V may differ in width (DeepSeek-V3).
+
+    window: how many tokens back the layer looks, None for all.
+    """
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+
+    @property
+    def elements(self) -> int:
+        """Numbers per token."""
+        return self.kv_heads * (self.key_dim + self.value_dim)
+
+    def lay_out(
+        self, buffer: Tensor, tokens: int, rows: int | None = None, heads: int | None = None, by_token: bool = False
+    ) -> LayerKV:
+        """Keys and values as views of a flat buffer, all keys first: (heads, tokens, dim), with `rows` in front of it
+        for tails.
+
+        heads: None for all of the layer's. by_token: one token of all rows lies side by side, so that it is written in
+        one piece; the views have the same shape.
+        """
+        lead = () if rows is None else (rows,)
+        lead = (*lead, self.kv_heads if heads is None else heads)
+        split = prod(lead) * tokens * self.key_dim
+        end = split + prod(lead) * tokens * self.value_dim
+        parts = ((buffer[:split], self.key_dim), (buffer[split:end], self.value_dim))
+        if by_token:
+            return LayerKV(*(part.view(tokens, *lead, dim).movedim(0, -2) for part, dim in parts))
+        return LayerKV(*(part.view(*lead, tokens, dim) for part, dim in parts))
+
+
+class LayerKV:
+    """Keys and values of one layer: (kv_heads, tokens, dim), or (rows, kv_heads, tokens, dim) for tails."""
+
+    __slots__ = ("keys", "values")
+
+    def __init__(self, keys: Tensor, values: Tensor):
+        self.keys, self.values = keys, values
+
+    @classmethod
+    def empty(
+        cls, shape: LayerShape, tokens: int, rows: int | None, dtype: torch.dtype, device: torch.device, on_host: bool
+    ) -> LayerKV:
+        """Keys and values in one new buffer. Host copies are pinned where the device is a CUDA device, and those of
+        tails lie token by token, as they are written."""
+        pinned = on_host and device.type == "cuda"
+        place = torch.device("cpu") if on_host else device
+        buffer = torch.empty(shape.elements * tokens * (rows or 1), dtype=dtype, device=place, pin_memory=pinned)
+        return shape.lay_out(buffer, tokens, rows, by_token=on_host and rows is not None)
+
+    @property
+    def both(self) -> tuple[Tensor, Tensor]:
+        return self.keys, self.values
+
+
+class KV:
+    """KV of a run of tokens: for each layer a copy on the device, on the host, or on both.
+
+    rows: None, or how many tails of `tokens` tokens lie side by side.
+    pinned: never evicted.
+    written, fetched: the last transfer to the host copies and to the device copies.
+    """
+
+    def __init__(self, layers: int, tokens: int, rows: int | None = None):
+        self.tokens, self.rows, self.pinned = tokens, rows, rows is not None
+        self.device: list[LayerKV | None] = [None] * layers
+        self.host: list[LayerKV | None] = [None] * layers
+        self.written: Transfer | None = None
+        self.fetched: Transfer | None = None
+
+    def on_device(self, layer: int) -> LayerKV:
+        """The device copy of a layer; asking for one that isn't there is a mistake of the engine."""
+        found = self.device[layer]
+        if found is None:
+            raise RuntimeError(f"layer {layer} of {self.tokens} tokens is not on the device")
+        return found

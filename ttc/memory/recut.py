@@ -1,0 +1,106 @@
+"""Cutting a run of KV into several, and joining several into one, within the tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ttc.memory.kv import KV
+from ttc.memory.manager import KVMemory
+
+
+def can_recut(memory: KVMemory, kvs: Sequence[KV]) -> bool:
+    """Whether there is room to `recut`, and no layer that all of `kvs` have on the device has to leave it."""
+    device_bytes, host_bytes = _needed_bytes(memory, kvs, _on_device(memory, kvs))
+    return device_bytes <= memory.device.free_bytes and host_bytes <= memory.host.free_bytes
+
+
+def recut(memory: KVMemory, kvs: Sequence[KV], lengths: Sequence[int]) -> list[KV]:
+    """Cut the run of tokens that `kvs` hold into KV of `lengths` tokens, which take their place: one into several
+    or several into one, copied within the tiers. They are as old as the last of `kvs`.
+
+    Layer by layer, so that it needs room for one layer alone. A layer is cut on the device if all of it is there,
+    else on the host; all layers on the host if the device has no room. Raises OutOfMemory, or what a copy raises,
+    and leaves `kvs` whole then.
+    """
+    layers, on_device = range(len(memory.shapes)), _on_device(memory, kvs)
+    if _needed_bytes(memory, kvs, on_device)[0] > memory.device.free_bytes:
+        nowhere = [False] * len(layers)
+        if _needed_bytes(memory, kvs, nowhere)[1] <= memory.host.free_bytes:
+            on_device = nowhere
+    device_bytes, host_bytes = _needed_bytes(memory, kvs, on_device)
+    memory.device.require(device_bytes)
+    memory.require_host(host_bytes, kvs)
+    for kv in kvs:
+        memory.evict(kv, "join", [layer for layer in layers if not on_device[layer]])
+        memory.wait_kv_on_host(kv)
+    cut, done = [KV(len(layers), length) for length in lengths], 0
+    memory.live.update(dict.fromkeys(cut))
+    try:
+        for layer in layers:
+            _take_over(memory, kvs, cut, layer)
+            done += 1
+    except BaseException:  # an allocator that fails within the budget, or a cancelled call
+        for layer in range(done):
+            _take_over(memory, cut, kvs, layer)
+        for kv in cut:
+            memory.free(kv)
+        raise
+    order = [new for kv in memory.live if kv not in cut for new in ([*cut, kv] if kv is kvs[-1] else [kv])]
+    memory.live = dict.fromkeys(order)
+    for kv in kvs:
+        memory.free(kv)
+    return cut
+
+
+def _on_device(memory: KVMemory, kvs: Sequence[KV]) -> list[bool]:
+    """For each layer, whether all of `kvs` have it on the device."""
+    return [all(kv.device[layer] for kv in kvs) for layer in range(len(memory.shapes))]
+
+
+def _needed_bytes(memory: KVMemory, kvs: Sequence[KV], on_device: Sequence[bool]) -> tuple[int, int]:
+    """The room on the device and on the host that `recut` needs, cutting the layers `on_device` there: for the
+    largest layer of each tier, and for what has to be written back first."""
+    tokens = sum(kv.tokens for kv in kvs)
+    device_bytes = host_bytes = moved_bytes = 0
+    for layer, per_token in enumerate(memory.layer_bytes_per_token):
+        lacking = [kv for kv in kvs if kv.host[layer] is None]
+        if on_device[layer]:
+            device_bytes = max(device_bytes, tokens * per_token)
+        else:
+            moved_bytes += sum(memory.layer_bytes(kv, layer) for kv in lacking)
+        if not on_device[layer] or not lacking:
+            host_bytes = max(host_bytes, tokens * per_token)
+    return device_bytes, moved_bytes + host_bytes
+
+
+def _take_over(memory: KVMemory, old: Sequence[KV], new: Sequence[KV], layer: int) -> None:
+    """Let `new` take over a layer of `old`, in each tier that has all of it."""
+    tiers = (
+        (memory.device, [kv.device for kv in old], [kv.device for kv in new]),
+        (memory.host, [kv.host for kv in old], [kv.host for kv in new]),
+    )
+    for tier, sources, targets in tiers:
+        parts = [part for copies in sources if (part := copies[layer]) is not None]
+        if len(parts) < len(old):
+            continue
+        made = [memory.buffer(kv, layer, host=tier is memory.host) for kv in new]
+        _copy_run([copy.keys for copy in parts], [copy.keys for copy in made])
+        _copy_run([copy.values for copy in parts], [copy.values for copy in made])
+        tier.take(sum(memory.layer_bytes(kv, layer) for kv in new))
+        for copies, copy in zip(targets, made, strict=True):
+            copies[layer] = copy
+    for tier, sources, _ in tiers:
+        for kv, copies in zip(old, sources, strict=True):
+            if copies[layer] is not None:
+                tier.give(memory.layer_bytes(kv, layer))
+                copies[layer] = None
+
+
+def _copy_run(old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+    """Copy a run of tokens from one tensor to several, or from several to one: (kv_heads, tokens, dim) each."""
+    sources = old[0].split([part.shape[1] for part in new], dim=1) if len(old) == 1 else old
+    targets = new[0].split([part.shape[1] for part in old], dim=1) if len(new) == 1 else new
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)

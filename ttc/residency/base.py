@@ -18,6 +18,7 @@ from ttc.errors import InvalidInput
 from ttc.memory.kv import KV, LayerShape
 from ttc.memory.manager import KVMemory
 from ttc.memory.tails import Tails
+from ttc.residency.grouping import balanced_sizes
 from ttc.tree.segment import Segment
 
 Paths = Sequence[Sequence[Segment]]
@@ -27,11 +28,6 @@ Paths = Sequence[Sequence[Segment]]
 def to_bytes(gib: float | None) -> int | None:
     """Whole bytes of a budget in GiB."""
     return None if gib is None else int(gib * 2**30)
-
-
-def balanced_sizes(num_beam: int, rounds: int) -> list[int]:
-    """Balanced Grouping (LBS section 4.2): as equal as possible; 16 beams in 3 rounds give [5, 5, 6]."""
-    return [(num_beam + i) // rounds for i in range(rounds)]
 
 
 @dataclass

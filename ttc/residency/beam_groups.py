@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import inf
 from typing import Self
@@ -10,10 +10,9 @@ from typing import Self
 import torch
 
 from ttc.attention.plan import Entry, private_entries
-from ttc.errors import OutOfMemory
 from ttc.memory.kv import KV, LayerShape
-from ttc.memory.manager import as_budget
-from ttc.residency.base import Offloading, Paths, balanced_sizes
+from ttc.residency.base import Offloading, Paths
+from ttc.residency.grouping import balanced_grouping, schedule_beams
 
 CUDA_HEADROOM = 0.1
 """The share of free CUDA memory that is left to activations when no budget is given."""
@@ -85,13 +84,11 @@ class BeamGroups(Offloading):
         def resident(kv: KV) -> bool:
             return not memory.missing_bytes(kv, seen[kv])
 
-        def schedule(limits: Sequence[int] | None = None) -> list[list[int]]:
-            return schedule_beams(kv_blocks, size, tail_bytes, budget, resident, limits, self.shared)
-
-        groups = schedule()
+        groups = schedule_beams(kv_blocks, size, tail_bytes, budget, resident, self.shared)
         if self.prefetch and len(groups) > 1:
-            balanced = schedule(balanced_sizes(len(paths), len(groups)))
-            groups = balanced if len(balanced) == len(groups) else groups
+            balanced = balanced_grouping(kv_blocks, size, tail_bytes, budget, resident, self.shared)
+            # beams taken out of their order may fill the device better, though rarely
+            groups = balanced if len(balanced) <= len(groups) else groups
         # with several groups all that the device holds may have to leave
         self.require_host(capacity * len(paths), len(paths) * tail_bytes + missing_bytes if len(groups) == 1 else inf)
         self.needed_bytes += missing_bytes
@@ -185,53 +182,3 @@ class BeamGroups(Offloading):
             cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
             free = torch.cuda.mem_get_info(device)[0] + cached
             self.memory.device.budget_bytes = self.memory.device.used_bytes + int(free * (1 - CUDA_HEADROOM))
-
-
-def schedule_beams(
-    kv_blocks: Sequence[Sequence[KV]],
-    block_bytes: Callable[[KV], int],
-    tail_bytes: int,
-    budget: float,
-    resident: Callable[[KV], bool] = lambda kv: False,
-    limits: Sequence[int] | None = None,
-    shared: bool = True,
-) -> list[list[int]]:
-    """LBS Algorithm 1: groups of beams, grown by the largest overlap of blocks.
-
-    kv_blocks: the blocks of each beam, beams in depth-first order, which breaks ties. tail_bytes: what a beam adds in
-    the step. A group is full at `budget` bytes, each block counted once (once per beam unless `shared`), where the
-    paper fixes its size from the largest beam; or at the number of beams that `limits` gives it. Overlap counts with
-    the group's blocks and with those on the device already: `resident` for the first group, then what the group before
-    it read. So the first beam of a group is not arbitrary, and what is there is used before it has to leave.
-    Raises OutOfMemory when one beam alone exceeds the budget.
-    """
-    unused = list(range(len(kv_blocks)))
-    groups: list[list[int]] = []
-    near = {kv for blocks in kv_blocks for kv in blocks if resident(kv)}
-    while unused:
-        cur: list[int] = []
-        union: set[KV] = set()
-        used = 0
-        limit = limits[len(groups)] if limits is not None and len(groups) < len(limits) else len(unused)
-        while unused and len(cur) < limit:
-            best = max(unused, key=lambda i: _overlap(kv_blocks[i], near, block_bytes))
-            added = sum(block_bytes(kv) for kv in kv_blocks[best] if not shared or kv not in union) + tail_bytes
-            if used + added > budget:
-                break
-            cur.append(best)
-            unused.remove(best)
-            union.update(kv_blocks[best])
-            near.update(kv_blocks[best])
-            used += added
-        if not cur:
-            raise OutOfMemory(
-                f"the device KV budget of {budget:,.0f} bytes is too small for one branch's step with its blocks and "
-                f"tail; a budget of {as_budget(added)} would do, or use shorter steps or memory=paged"
-            )
-        groups.append(cur)
-        near = set(union)
-    return groups
-
-
-def _overlap(blocks: Sequence[KV], near: set[KV], block_bytes: Callable[[KV], int]) -> int:
-    return sum(block_bytes(kv) for kv in blocks if kv in near)

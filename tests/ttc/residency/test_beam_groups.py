@@ -1,4 +1,4 @@
-"""Beam groups: which beams meet in one, and which blocks move for them. (LBS, Algorithm 1)"""
+"""Beam groups: which blocks move for them, when, and what leaves first. (LBS, section 4)"""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.exactness import assert_like_plain
@@ -15,53 +13,9 @@ from tests.helpers.links import late
 from tests.helpers.models import build, prompt
 from tests.helpers.offloading import KIB, eight
 from tests.helpers.tokenizers import Letters
-from ttc import BeamGroups, Engine, OutOfMemory
+from ttc import BeamGroups, Engine
 from ttc.memory.kv import KV
-from ttc.residency.base import balanced_sizes
-from ttc.residency.beam_groups import schedule_beams
-
-
-def blocks(*sizes: int) -> list[KV]:
-    return [KV(1, size) for size in sizes]
-
-
-def overlap(kv: KV) -> int:
-    return kv.tokens
-
-
-def test_balanced_grouping_is_the_papers() -> None:
-    assert balanced_sizes(16, 3) == [5, 5, 6]
-    shared, *own = blocks(1, *[1] * 16)
-    paths = [[shared, kv] for kv in own]
-    greedy = schedule_beams(paths, overlap, 0, 8)
-    assert [len(g) for g in greedy] == [7, 7, 2]
-    assert [len(g) for g in schedule_beams(paths, overlap, 0, 8, limits=balanced_sizes(16, 3))] == [5, 5, 6]
-
-
-def test_beams_that_share_blocks_meet_in_a_group() -> None:
-    a, b, *own = blocks(10, 10, *[1] * 6)
-    paths = [[a, own[0]], [b, own[1]], [a, own[2]], [b, own[3]], [a, own[4]], [b, own[5]]]
-    assert schedule_beams(paths, overlap, 0, 13) == [[0, 2, 4], [1, 3, 5]]
-    assert schedule_beams(paths, overlap, 0, 13, resident=lambda kv: kv is b) == [[1, 3, 5], [0, 2, 4]]
-    assert [len(g) for g in schedule_beams(paths, overlap, 0, 33, shared=False)] == [3, 3]
-
-
-@given(st.data())
-@settings(max_examples=60, deadline=None)
-def test_groups_hold_every_beam_once_within_the_budget(data: Any) -> None:
-    pool = blocks(*data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=8)))
-    paths = data.draw(st.lists(st.lists(st.sampled_from(pool), min_size=1, unique=True), min_size=1, max_size=9))
-    tail, budget = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 40))
-    largest = max(sum(kv.tokens for kv in path) for path in paths) + tail
-    if largest > budget:
-        with pytest.raises(OutOfMemory, match="would do"):
-            schedule_beams(paths, overlap, tail, budget)
-        return
-    groups = schedule_beams(paths, overlap, tail, budget)
-    assert sorted(beam for group in groups for beam in group) == list(range(len(paths)))
-    for group in groups:
-        union = {kv for beam in group for kv in paths[beam]}
-        assert sum(kv.tokens for kv in union) + tail * len(group) <= budget
+from ttc.tree.branch import Branch
 
 
 def test_groups_move_each_missing_block_once_and_nothing_when_all_fits() -> None:
@@ -94,6 +48,52 @@ def test_what_leaves_for_a_group_is_written_back_while_the_one_before_it_decodes
     first, second = written
     assert first and not any(first)  # nothing came before
     assert second and all(second)
+
+
+def separate(engine: Engine, count: int) -> list[Branch]:
+    """Branches that share nothing, in depth-first order: 16 tokens each, in two blocks."""
+    return engine.roots([[10 * salt + i for i in range(17)] for salt in range(1, count + 1)])
+
+
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_the_next_groups_blocks_are_fetched_while_one_decodes(prefetch: bool) -> None:
+    engine = make_engine(memory=BeamGroups(20 * KIB, block_tokens=8, prefetch=prefetch))
+    branches = separate(engine, 5)  # 2 KiB each, and tails of 1 KiB: two at a time when all are on the host
+    memory, residency = engine.memory, engine.residency
+    memory.device.budget_bytes = 7 * 1024
+    for kv in memory.live:
+        memory.evict(kv, "test")
+    enter, missing = residency.enter, list[int]()
+
+    def watched(paths: Any, upcoming: Any, capacity: int) -> KV:
+        missing.append(sum(not memory.is_resident(s.storage) for path in paths for s in path))
+        return enter(paths, upcoming, capacity)
+
+    residency.enter = watched  # type: ignore[method-assign]
+    engine.generate(branches, 8)
+    first, *others = missing
+    assert first > 0 and len(others) == 2
+    assert (sum(others) < 6) == prefetch  # room for two blocks is left beside the first group, of one branch
+    assert (memory.link.to_device_bytes["prefetch"] > 0) == prefetch
+
+
+def test_what_a_step_reads_last_leaves_first() -> None:
+    engine = make_engine(memory=BeamGroups(20 * KIB, block_tokens=8))
+    branches = separate(engine, 3)
+    paths = [branch.leaf.path() for branch in branches]
+    memory, residency = engine.memory, engine.residency
+    memory.device.budget_bytes = 3 * 1024
+    chosen = residency.groups(paths, 8)
+    assert [len(group) for group in chosen] == [1, 1, 1]
+    by_group = [[segment.storage for segment in paths[beam]] for (beam,) in chosen]
+    memory.device.budget_bytes = None
+    assert isinstance(residency, BeamGroups)
+    assert residency.eviction_order() == [*by_group[2], *by_group[1], *by_group[0]]
+    tails = residency.enter([paths[i] for i in chosen[0]], [paths[i] for i in chosen[1]], 8)
+    residency.leave(tails)
+    tails = residency.enter([paths[i] for i in chosen[1]], [paths[i] for i in chosen[2]], 8)
+    assert residency.eviction_order() == [*by_group[0], *by_group[2], *by_group[1]]  # the first is read no more
+    residency.leave(tails)
 
 
 def test_a_prefetch_that_no_step_waited_for_arrives_before_it_is_read() -> None:

@@ -1,0 +1,104 @@
+"""Which beams meet in a group, and in how many rounds. (LBS, Algorithm 1 and Balanced Grouping)"""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ttc import OutOfMemory
+from ttc.memory.kv import KV
+from ttc.residency.grouping import balanced_grouping, balanced_sizes, schedule_beams
+
+
+def blocks(*sizes: int) -> list[KV]:
+    return [KV(1, size) for size in sizes]
+
+
+def size(kv: KV) -> int:
+    return kv.tokens
+
+
+def test_balanced_grouping_is_the_papers() -> None:
+    assert balanced_sizes(16, 3) == [5, 5, 6]
+    shared, *own = blocks(1, *[1] * 16)
+    paths = [[shared, kv] for kv in own]
+    assert [len(g) for g in schedule_beams(paths, size, 0, 8)] == [7, 7, 2]
+    assert [len(g) for g in balanced_grouping(paths, size, 0, 8)] == [5, 5, 6]
+    assert [len(g) for g in balanced_grouping(paths, size, 0, 14, shared=False)] == [5, 5, 6]
+
+
+def test_beams_that_share_blocks_meet_in_a_group() -> None:
+    a, b, *own = blocks(10, 10, *[1] * 6)
+    paths = [[a, own[0]], [b, own[1]], [a, own[2]], [b, own[3]], [a, own[4]], [b, own[5]]]
+    assert schedule_beams(paths, size, 0, 13) == [[0, 2, 4], [1, 3, 5]]
+    assert schedule_beams(paths, size, 0, 13, resident=lambda kv: kv is b) == [[1, 3, 5], [0, 2, 4]]
+    assert [len(g) for g in schedule_beams(paths, size, 0, 33, shared=False)] == [3, 3]
+
+
+def test_groups_follow_what_is_resident_and_what_they_share() -> None:
+    trunk, left, right, *own = blocks(2, 4, 4, *[3] * 6)
+    paths = [[trunk, left, own[0]], [trunk, left, own[1]], [trunk, right, own[2]], [trunk, right, own[3]], [own[4]]]
+    assert balanced_grouping(paths, size, 0, 12) == [[0, 1], [2, 3], [4]]
+    assert balanced_grouping(paths, size, 0, 12, resident=lambda kv: kv is right) == [[2, 3], [0, 1], [4]]
+
+
+@st.composite
+def trees(draw: Any) -> tuple[list[list[KV]], int]:
+    """The paths of a random tree's leaves in depth-first order, and what each adds in a step."""
+    parents = draw(st.lists(st.integers(0, 5), min_size=1, max_size=14))
+    nodes = [([], blocks(draw(st.integers(1, 9)))[0])]
+    paths: list[list[KV]] = [[nodes[0][1]]]
+    for parent in parents:
+        above = paths[parent % len(paths)]
+        paths.append([*above, *blocks(draw(st.integers(1, 9)))])
+    inner = {id(kv) for path in paths for kv in path[:-1]}
+    leaves = [path for path in paths if id(path[-1]) not in inner]
+    order = {id(kv): i for i, kv in enumerate(kv for path in paths for kv in path)}
+    return sorted(leaves, key=lambda path: [order[id(kv)] for kv in path])[:9], draw(st.integers(0, 3))
+
+
+def group_bytes(paths: list[list[KV]], group: list[int], tail: int, shared: bool) -> int:
+    read = [kv for beam in group for kv in paths[beam]]
+    return sum(kv.tokens for kv in (set(read) if shared else read)) + tail * len(group)
+
+
+@given(trees(), st.integers(1, 60), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_balanced_grouping_takes_the_fewest_rounds_and_spreads_them_evenly(
+    tree: tuple[list[list[KV]], int], budget: int, shared: bool
+) -> None:
+    """Against every way to cut the beams into runs."""
+    paths, tail = tree
+    beams = len(paths)
+    cuts = [
+        [list(range(a, b)) for a, b in pairwise((0, *inner, beams))]
+        for count in range(beams)
+        for inner in combinations(range(1, beams), count)
+    ]
+    fitting = [cut for cut in cuts if all(group_bytes(paths, group, tail, shared) <= budget for group in cut)]
+    if not fitting:
+        with pytest.raises(OutOfMemory, match="would do"):
+            balanced_grouping(paths, size, tail, budget, shared=shared)
+        return
+    fewest = min(map(len, fitting))
+    evenest = min(sum(len(group) ** 2 for group in cut) for cut in fitting if len(cut) == fewest)
+    groups = balanced_grouping(paths, size, tail, budget, shared=shared)
+    assert sorted(groups) in fitting
+    assert len(groups) == fewest and sum(len(group) ** 2 for group in groups) == evenest
+
+
+@given(trees(), st.integers(1, 60))
+@settings(max_examples=60, deadline=None)
+def test_algorithm_1_holds_every_beam_once_within_the_budget(tree: tuple[list[list[KV]], int], budget: int) -> None:
+    paths, tail = tree
+    if max(group_bytes(paths, [beam], tail, True) for beam in range(len(paths))) > budget:
+        with pytest.raises(OutOfMemory, match="would do"):
+            schedule_beams(paths, size, tail, budget)
+        return
+    groups = schedule_beams(paths, size, tail, budget)
+    assert sorted(beam for group in groups for beam in group) == list(range(len(paths)))
+    assert all(group_bytes(paths, group, tail, True) <= budget for group in groups)

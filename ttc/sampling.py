@@ -1,12 +1,16 @@
-"""Sampling from next-token logits, one reproducible stream per branch."""
+"""Choosing the next token from logits, with random numbers that depend on the branch and the position alone."""
 
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Sequence
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +24,17 @@ is drawn among them."""
 
 TAIL = 2**40
 """The number under which they do: no token's."""
+
+SORTED_TOKENS = 1024
+"""Likeliest tokens that top-p looks at on a GPU; rows where they have too little probability are done again."""
+
+CHUNK, CHUNK_ON_CPU = 2**22, 2**18
+"""Logits that PyTorch works on at a time: temporary memory stays below some 200 MB, and in a processor's cache."""
+
+ROWS_PER_THREAD = 4
+"""Fewer rows are not worth a thread: a row takes about 0.1 ms."""
+
+NOT_FINITE, UNSURE = -1, -2
 
 
 @dataclass(frozen=True)
@@ -42,6 +57,27 @@ class Sampling:
             raise InvalidInput(f"min_p={self.min_p} must lie in [0, 1); 0 turns it off")
 
 
+SAMPLED = Sampling()
+"""Plain sampling from the model's own distribution."""
+
+
+class Draws(NamedTuple):
+    """What `draw` chose: one entry a row. All figures are the model's own: temperature 1, no filter."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    """Log-probability of the token."""
+    top1: list[float]
+    """Probability of the likeliest token."""
+    entropy: list[float] | None = None
+    """Of the next token, in nats."""
+    top_logprob: list[float] | None = None
+    """Mean log-probability of the k likeliest tokens; DeepConf's token confidence (Fu et al., 2025) is its negative."""
+
+
+# ---------------------------------------------------------------- random numbers
+
+
 def stream_key(*parts: object) -> int:
     """A 64-bit key from any printable parts: (run seed, problem id) for a root, (parent key, index) for a child."""
     digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
@@ -49,87 +85,169 @@ def stream_key(*parts: object) -> int:
 
 
 def streams(keys: Sequence[int], positions: Sequence[int]) -> np.ndarray:
-    """A 64-bit state for each (stream key, token position): counter-based, so nothing is kept and no order matters."""
-    return _mix(np.asarray(keys, np.uint64), np.asarray(positions, np.uint64))
+    """A 64-bit state (uint64) per key and token position: counter-based, so nothing is kept and no order matters."""
+    states = torch.from_numpy(np.asarray(keys, np.uint64).view(np.int64))
+    mixed: np.ndarray = _mix(states, torch.from_numpy(np.asarray(positions, np.int64))).numpy().view(np.uint64)
+    return mixed
 
 
-def gumbels(states: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """A standard Gumbel number for each (state, token), float64."""
-    uniform = ((_mix(states, tokens.astype(np.uint64)) >> np.uint64(11)) + 0.5) * 2.0**-53
-    noise: np.ndarray = -np.log(-np.log(uniform))
-    return noise
+def gumbels(states: Tensor, tokens: Tensor) -> Tensor:
+    """A standard Gumbel number, float64, for each (state, token), both int64."""
+    uniform = (_shift(_mix(states, tokens), 11).double() + 0.5) * 2.0**-53
+    return uniform.log_().neg_().log_().neg_()
 
 
-def _mix(states: np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """SplitMix64 (Steele, Lea & Flood, 2014): output number `counters` from each of `states`."""
-    x = states + (counters + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+def _mix(states: Tensor, counters: Tensor) -> Tensor:
+    """SplitMix64 (Steele, Lea & Flood, 2014): output number `counters` from each of `states`, the bits of int64."""
+    x = states + (counters + 1) * (0x9E3779B97F4A7C15 - 2**64)
+    x = (x ^ _shift(x, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
+    x = (x ^ _shift(x, 27)) * (0x94D049BB133111EB - 2**64)
+    return x ^ _shift(x, 31)
 
 
-def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Mask the tokens that `sampling` excludes with -inf. logits: (rows, vocab), already divided by temperature."""
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """x >> bits of the unsigned number."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+# ---------------------------------------------------------------- choosing
+
+
+def draw(logits: Tensor, sampling: Sampling, states: np.ndarray, *, statistics: bool = False, k: int = 20) -> Draws:
+    """Pick a token per row: the largest sum of log-probability and Gumbel noise (Maddison et al., 2014, section 2).
+
+    logits: (rows, vocab), of any floating type. states: one per row, of `streams`. statistics: the entropy and the mean
+    log-probability of the `k` likeliest tokens too.
+    The noise belongs to one token at one place of one branch, so rounding changes a choice only where the two best are
+    as close as the rounding. Inverting the cumulative distribution would not do: in its tail thousands of tokens lie
+    side by side, and every rounding moves the choice on to a neighbour.
+    Raises UnsupportedModel where a row's logits hold a NaN or their largest is infinite.
+    """
+    top = k if statistics else 0
+    kernel = _kernel() if logits.device.type == "cpu" and logits.dtype != torch.float64 else None
+    if kernel is not None:
+        columns = _draw_with_numba(kernel, logits, sampling, states, top)
+    else:
+        columns = draw_with_torch(logits, sampling, states, top)
+    if (columns[0] < 0).any():
+        raise UnsupportedModel("the model's logits are not finite; load it in another dtype, as dtype=float32")
+    tokens, *figures = columns.tolist()
+    return Draws([int(token) for token in tokens], *figures)
+
+
+def draw_with_torch(
+    logits: Tensor, sampling: Sampling, states: np.ndarray, k: int = 0, sorted_tokens: int = SORTED_TOKENS
+) -> np.ndarray:
+    """The columns of `Draws` as float64, (3 or 5, rows), on any device, with one small copy from it.
+
+    A token is NOT_FINITE where the logits are not. k: as in `draw`, 0 for no statistics. sorted_tokens: how many top-p
+    sorts at first.
+    """
+    on_device = torch.from_numpy(states.view(np.int64)).to(logits.device, non_blocking=True)
+    rows = max(1, (CHUNK_ON_CPU if logits.device.type == "cpu" else CHUNK) // logits.shape[-1])
+    parts = [
+        _draw_rows(logits[i : i + rows], sampling, on_device[i : i + rows], k, sorted_tokens)
+        for i in range(0, len(logits), rows)
+    ]
+    columns: np.ndarray = torch.cat(parts, 1).cpu().numpy()
+    if len(unsure := np.flatnonzero(columns[0] == UNSURE)):
+        again = logits[torch.as_tensor(unsure, device=logits.device)]
+        columns[:, unsure] = draw_with_torch(again, sampling, states[unsure], k, logits.shape[-1])
+    return columns
+
+
+def _draw_rows(logits: Tensor, sampling: Sampling, states: Tensor, k: int, sorted_tokens: int) -> Tensor:
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    largest, total = logits.amax(-1), logits.logsumexp(-1)
+    tokens = logits.argmax(-1) if sampling.temperature == 0 else _sample(logits, sampling, states, sorted_tokens)
+    chosen = logits.gather(-1, tokens.clamp_min(0)[:, None])[:, 0]
+    tokens = tokens.masked_fill(~(largest.isfinite() & total.isfinite()), NOT_FINITE)
+    columns = [tokens, chosen - total, (largest - total).exp()]
+    if k:
+        columns.append(torch.special.entr((logits - total[:, None]).exp_()).sum(-1))
+        columns.append(logits.topk(min(k, logits.shape[-1])).values.mean(-1) - total)
+    return torch.stack([column.double() for column in columns])  # token ids are exact in float64
+
+
+def _sample(logits: Tensor, sampling: Sampling, states: Tensor, sorted_tokens: int) -> Tensor:
+    """A token for each row; UNSURE where top-p must sort more."""
+    scaled, unsure = filter_logits(logits / sampling.temperature, sampling, sorted_tokens)
+    top = scaled.amax(-1, keepdim=True)
+    in_head, weights = scaled > top - HEAD, scaled.sub_(top)
+    race = gumbels(states[:, None], torch.arange(weights.shape[-1], device=weights.device)).add_(weights)
+    best, tokens = race.masked_fill(~in_head, float("-inf")).max(-1)
+    tail_noise = gumbels(states, torch.tensor(TAIL, device=weights.device))
+    tail = weights.exp_().masked_fill_(in_head, 0).sum(-1, dtype=torch.float64).log() + tail_noise
+    among_tail = race.masked_fill_(in_head, float("-inf")).argmax(-1)
+    return torch.where(tail > best, among_tail, tokens).masked_fill(unsure, UNSURE)
+
+
+def filter_logits(logits: Tensor, sampling: Sampling, sorted_tokens: int = SORTED_TOKENS) -> tuple[Tensor, Tensor]:
+    """Mask the tokens that `sampling` excludes with -inf. logits: (rows, vocab), already divided by temperature.
+
+    Of tokens that are equally likely, top-k keeps all or none and top-p the first. Also returns the rows, (rows,) bool,
+    where the `sorted_tokens` likeliest tokens have too little probability for top-p; they are masked wrongly.
+    """
+    unsure = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
     if 0 < sampling.top_k < logits.shape[-1]:
         floor = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < floor, float("-inf"))
     if sampling.top_p < 1:
-        ordered, index = logits.sort(dim=-1, descending=True)
-        probs = ordered.softmax(-1)
-        drop = probs.cumsum(-1) - probs >= sampling.top_p
-        logits = logits.masked_fill(torch.zeros_like(drop).scatter(-1, index, drop), float("-inf"))
+        likeliest = logits.topk(min(sorted_tokens, logits.shape[-1])).values.double()
+        probs = (likeliest - logits.double().logsumexp(-1, keepdim=True)).exp_()
+        count = (probs.cumsum(-1) - probs < sampling.top_p).sum(-1, keepdim=True).clamp_min(1)
+        if probs.shape[-1] < logits.shape[-1]:
+            unsure = count[:, 0] == probs.shape[-1]
+        cut = likeliest.gather(-1, count - 1).to(logits.dtype)
+        equal = logits == cut
+        drop = (logits < cut) | (equal & (equal.cumsum(-1) > count - (logits > cut).sum(-1, keepdim=True)))
+        logits = logits.masked_fill(drop, float("-inf"))
     if sampling.min_p > 0:
         floor = logits.amax(-1, keepdim=True) + float(np.log(sampling.min_p))
         logits = logits.masked_fill(logits < floor, float("-inf"))
-    return logits
+    return logits, unsure
 
 
-def choose(logits: Tensor, sampling: Sampling, states: np.ndarray) -> Tensor:
-    """Pick a token per row: the largest sum of log-probability and Gumbel noise (Maddison et al., 2014, section 2).
-
-    logits: (rows, vocab), at least float32. states: one per row, of `streams`.
-    The noise belongs to one token at one place of one stream, so rounding changes a choice only where the two best are
-    as close as the rounding. Inverting the cumulative distribution would not do: in its tail thousands of tokens lie
-    side by side, and every rounding moves the choice on to a neighbour.
-    """
-    if sampling.temperature == 0:
-        return logits.argmax(-1)
-    scaled = filter_logits(logits / sampling.temperature, sampling)
-    top = scaled.amax(-1, keepdim=True)
-    head = _places(scaled > top - HEAD)
-    rows, tokens = np.divmod(head, logits.shape[-1])
-    weights = scaled.sub_(top).view(-1)[torch.as_tensor(head, device=logits.device)].double().cpu().numpy()
-    total = scaled.exp_().sum(-1).cpu().numpy()
-    race, tail_noise = weights + gumbels(states[rows], tokens), gumbels(states, np.full(len(states), TAIL))
-    starts = np.searchsorted(rows, np.arange(len(states) + 1))
-    chosen = []
-    for row, (start, end) in enumerate(pairwise(starts)):
-        if start == end:
-            raise UnsupportedModel("the model's logits are not finite; load it in another dtype, as dtype=float32")
-        best = start + race[start:end].argmax()
-        tail = total[row] - np.exp(weights[start:end]).sum()  # may round to no more than 0
-        wins = tail > 0 and np.log(tail) + tail_noise[row] > race[best]
-        token = _in_tail(scaled[row], states[row]) if wins else None
-        chosen.append(int(tokens[best]) if token is None else token)
-    return torch.tensor(chosen, device=logits.device)
+# ---------------------------------------------------------------- on a CPU
 
 
-def _in_tail(weights: Tensor, state: np.ndarray) -> int | None:
-    """The winner among the tokens beyond the head, None if there are none. weights: (vocab,), 1 for the likeliest."""
-    tokens = _places((weights <= math.exp(-HEAD)) & (weights > 0))
-    if not len(tokens):
+@cache
+def _kernel() -> Callable[..., None] | None:
+    """The compiled function, or None where numba is missing or finds no folder to keep what it compiles."""
+    try:
+        from ttc.sampling_kernel import draw_rows
+    except (ImportError, RuntimeError) as error:
+        warnings.warn(f"sampling on the CPU is slow without numba ({error}): pip install numba", stacklevel=3)
         return None
-    found = weights[torch.as_tensor(tokens, device=weights.device)].double().log().cpu().numpy()
-    return int(tokens[(found + gumbels(state, tokens)).argmax()])
+    kernel: Callable[..., None] = draw_rows
+    return kernel
 
 
-def _places(mask: Tensor) -> np.ndarray:
-    """Where a mask is true, counted through its rows; NumPy is several times faster at it than PyTorch on a CPU."""
-    places: np.ndarray = (
-        np.flatnonzero(mask.numpy()) if mask.device.type == "cpu" else mask.flatten().nonzero()[:, 0].cpu().numpy()
-    )
-    return places
+@cache
+def _threads() -> ThreadPoolExecutor:
+    os.register_at_fork(after_in_child=_threads.cache_clear)
+    return ThreadPoolExecutor(thread_name_prefix="sampling")
 
 
-SAMPLED = Sampling()
-"""Plain sampling from the model's own distribution."""
+def _draw_with_numba(
+    kernel: Callable[..., None], logits: Tensor, sampling: Sampling, states: np.ndarray, k: int
+) -> np.ndarray:
+    """`draw_with_torch` by the compiled function, the rows shared among as many threads as PyTorch uses."""
+    half = logits.dtype == torch.bfloat16
+    bits = (logits if half else logits.float()).detach().contiguous().view(torch.int16 if half else torch.int32).numpy()
+    log_min_p = np.log(sampling.min_p) if sampling.min_p > 0 else -np.inf
+    settings = (np.float32(sampling.temperature), sampling.top_k, float(sampling.top_p), np.float32(log_min_p))
+    figures = np.empty((len(bits), 5 if k else 3))
+
+    def work(rows: slice) -> None:
+        shift, head, tail = np.int32(16 if half else 0), np.float32(HEAD), np.uint64(TAIL)
+        kernel(bits[rows], shift, *settings, head, tail, states[rows], k, figures[rows])
+
+    parts = max(1, min(torch.get_num_threads(), len(bits) // ROWS_PER_THREAD))
+    ends = [len(bits) * part // parts for part in range(parts + 1)]
+    first, *others = (slice(start, end) for start, end in pairwise(ends))
+    waiting = [_threads().submit(work, rows) for rows in others]
+    work(first)
+    for result in waiting:
+        result.result()
+    return figures.T

@@ -1,11 +1,11 @@
-"""`python -m experiments.bench prefix|memory|cache|breakdown [--quick] [--out FILE]`."""
+"""`python -m experiments.bench prefix|memory|cache|breakdown|sampling [--quick] [--out FILE]`."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from experiments.bench import breakdown, cache, memory, prefix
+from experiments.bench import breakdown, cache, memory, prefix, sampling
 
 RESULTS = Path("experiments/results")
 
@@ -24,6 +24,9 @@ def main() -> None:
     parts = commands.add_parser("breakdown", help="where the time of a decoding step goes")
     parts.add_argument("--model", default="smollm2-135m")
     parts.add_argument("--out", type=Path, default=RESULTS / "breakdown.json")
+    choosing = commands.add_parser("sampling", help="choosing tokens at 1, 16 and 256 rows")
+    choosing.add_argument("--model", default="smollm2-135m")
+    choosing.add_argument("--out", type=Path, default=RESULTS / "sampling.json")
     tiers = commands.add_parser("memory", help="a beam search whose KV does not fit, under each residency policy")
     tiers.add_argument("part", nargs="?", choices=["bytes", "sweep", "time", "all", "device"], default="all")
     tiers.add_argument("--quick", action="store_true", help="fewer beams and tokens")
@@ -45,6 +48,8 @@ def main() -> None:
         cache.run(arguments.problems, arguments.model, arguments.out)
     elif arguments.command == "breakdown":
         breakdown.run(arguments.model, arguments.out)
+    elif arguments.command == "sampling":
+        sampling.run(arguments.model, arguments.out)
     elif arguments.command == "memory" and arguments.part == "device":
         out = arguments.out or RESULTS / "memory_device.json"
         memory.run_device(arguments.shape, arguments.beams, arguments.step, arguments.quick, out)

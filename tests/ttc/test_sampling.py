@@ -1,7 +1,9 @@
-"""Sampling against plain references."""
+"""Sampling against plain references, and against the array operations that it replaced."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,9 +11,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+import ttc.sampling
+from experiments.bench.sampling import choose_by_arrays, draw_by_arrays, filter_by_sorting, numpy_gumbels
 from ttc import InvalidInput, Sampling, UnsupportedModel
-from ttc.sampling import HEAD, choose, filter_logits, gumbels, stream_key, streams
+from ttc.sampling import HEAD, Draws, draw, draw_with_torch, filter_logits, gumbels, stream_key, streams
+from ttc.sampling_kernel import BLOCK, cut_of
+
+
+def by_torch(logits: Tensor, sampling: Sampling, states: np.ndarray, **arguments: Any) -> Draws:
+    """`draw` as it is without the compiled function."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ttc.sampling, "_kernel", lambda: None)
+        return draw(logits, sampling, states, **arguments)
+
+
+both = pytest.mark.parametrize("way", [draw, by_torch], ids=["compiled", "torch"])
+Way = Callable[..., Draws]
 
 
 def reference(probs: np.ndarray, sampling: Sampling) -> set[int]:
@@ -29,9 +46,170 @@ def reference(probs: np.ndarray, sampling: Sampling) -> set[int]:
 def test_filters(seed: int, top_k: int, top_p: float, min_p: float) -> None:
     sampling = Sampling(1.0, top_k, top_p, min_p)
     logits = torch.randn(3, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 2
-    left = filter_logits(logits, sampling)
-    for row, probs in zip(left, logits.softmax(-1).numpy(), strict=True):
+    left, unsure = filter_logits(logits, sampling)
+    few, unsure_of_few = filter_logits(logits, sampling, sorted_tokens=4)
+    assert not unsure.any()
+    for row, row_of_few, again, probs in zip(left, few, unsure_of_few, logits.softmax(-1).numpy(), strict=True):
         assert set(row.isfinite().nonzero().flatten().tolist()) == reference(probs, sampling)
+        assert again or (row == row_of_few).all()
+
+
+def many_logits(kind: str, vocab: int = 3000) -> Tensor:
+    """40 rows: smooth, with many ties, with tokens that are impossible, with few different values, or all equal."""
+    random = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(40, vocab, generator=random) * torch.linspace(0.5, 6, 40)[:, None]
+    if kind == "ties":
+        return logits.bfloat16().float()
+    if kind == "impossible tokens":
+        logits[:, 1:] = logits[:, 1:].masked_fill(torch.rand(40, vocab - 1, generator=random) < 0.6, float("-inf"))
+    if kind == "few values":
+        return logits.round().clamp_max(9) + 0.0
+    return torch.full_like(logits, 2.5) if kind == "equal" else logits
+
+
+KINDS = ["smooth", "ties", "impossible tokens", "few values", "equal"]
+FILTERS = [
+    Sampling(0),
+    Sampling(),
+    Sampling(0.6),
+    Sampling(1.7),
+    Sampling(1, top_k=1),
+    Sampling(0.8, top_k=50),
+    Sampling(1, top_k=2990),
+    Sampling(1, top_p=0.3),
+    Sampling(1.3, top_p=0.95),
+    Sampling(1, top_p=0.9999),
+    Sampling(0.7, min_p=0.05),
+    Sampling(2.0, top_k=200, top_p=0.9, min_p=0.001),
+]
+
+
+@both
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sampling", FILTERS, ids=str)
+def test_the_same_tokens_are_drawn_as_by_array_operations(way: Way, kind: str, sampling: Sampling) -> None:
+    differing = 0
+    for vocab in (3000, 131, 5):
+        logits = many_logits(kind, vocab)
+        for i in range(2 if vocab == 3000 else 5):
+            states = streams([stream_key(kind, i)] * 40, range(40))
+            before, now = draw_by_arrays(logits, sampling, states), way(logits, sampling, states)
+            differing += int(np.not_equal(before[0], now.tokens).sum())
+    assert differing <= (0 if sampling.temperature == 0 else 1)  # of 480, where rounding decides
+
+
+def test_thousands_of_draws_from_a_large_vocabulary_are_the_same() -> None:
+    logits = many_logits("ties", 49_152)
+    for sampling in (Sampling(), Sampling(0.8, top_p=0.95)):
+        differing = 0
+        for i in range(25 if sampling.top_p == 1 else 3):
+            states = streams([stream_key(i)] * 40, range(40))
+            expected = choose_by_arrays(logits, sampling, states).numpy()
+            differing += int(np.not_equal(expected, draw(logits, sampling, states).tokens).sum())
+        assert differing <= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_compiled_filters_keep_what_sorting_keeps(kind: str) -> None:
+    logits = many_logits(kind)
+    for sampling in FILTERS[2:]:
+        temperature = np.float32(sampling.temperature)
+        expected = filter_by_sorting(logits / sampling.temperature, sampling) > float("-inf")
+        for row, kept in zip(logits.numpy(), expected.numpy(), strict=True):
+            scaled = row / temperature
+            maxima = np.array([row[i : i + BLOCK].max() for i in range(0, len(row), BLOCK)])
+            total = np.exp(row.astype(np.float64) - row.max()).sum()
+            with np.errstate(divide="ignore"):
+                log_min_p = np.log(np.float32(sampling.min_p))
+            cut, last = cut_of(
+                row.view(np.int32), np.int32(0), temperature, maxima, scaled.max(), total, sampling.top_k,
+                float(sampling.top_p), log_min_p, np.float32(HEAD),
+            )  # fmt: skip
+            found = (scaled > cut) | ((scaled == cut) & (np.arange(len(row)) <= last))
+            differing = (found & (scaled > -np.inf)) != kept
+            if sampling.top_p == 1:
+                assert not differing.any()
+            else:  # sorting adds up in float32, so only tokens where the sum is within rounding of top-p may differ
+                order = np.argsort(-scaled, kind="stable")
+                considered = order[: sampling.top_k or None]
+                probs = np.exp(scaled[considered].astype(np.float64) - scaled.max())
+                before = (np.cumsum(probs) - probs) / probs.sum()
+                assert np.abs(before - sampling.top_p)[differing[considered]].max(initial=0) < 3e-6
+                assert not differing[order[len(considered) :]].any()
+
+
+def test_top_p_sorts_more_where_the_likeliest_tokens_are_too_few() -> None:
+    logits = torch.cat([many_logits("smooth"), many_logits("equal")])
+    states = streams(range(80), range(80))
+    few, all_of_them = (draw_with_torch(logits, Sampling(top_p=0.9), states, 0, n) for n in (16, 3000))
+    assert (few == all_of_them).all() and (few[0] >= 0).all()
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sampling", [Sampling(0), Sampling(0.7, top_p=0.9)], ids=str)
+def test_figures_are_the_models_own(way: Way, dtype: torch.dtype, sampling: Sampling) -> None:
+    logits = torch.cat([many_logits(kind, 515)[::4] for kind in KINDS]).to(dtype)
+    draws = way(logits, sampling, streams(range(50), range(50)), statistics=True, k=7)
+    log_probs = logits.double().log_softmax(-1)
+    assert draws.logprobs == pytest.approx(log_probs.gather(-1, torch.tensor(draws.tokens)[:, None])[:, 0], abs=1e-5)
+    assert draws.top1 == pytest.approx(log_probs.amax(-1).exp(), abs=1e-6)
+    assert draws.entropy == pytest.approx(torch.special.entr(log_probs.exp()).sum(-1), abs=1e-5)
+    assert draws.top_logprob == pytest.approx(log_probs.sort(descending=True).values[:, :7].mean(-1), abs=1e-5)
+    without = way(logits, sampling, streams(range(50), range(50)))
+    assert without == (draws.tokens, draws.logprobs, draws.top1, None, None)
+
+
+def test_a_k_beyond_the_vocabulary_means_all_of_it() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0]])
+    for way in (draw, by_torch):
+        draws = way(logits, Sampling(), streams([1], [1]), statistics=True, k=20)
+        assert draws.top_logprob == pytest.approx([float(logits.log_softmax(-1).mean())], abs=1e-6)
+
+
+@both
+@pytest.mark.parametrize("sampling", FILTERS, ids=str)
+@pytest.mark.parametrize("value", ["nan", "-nan", "inf", "-inf"])
+def test_logits_that_are_not_finite_are_refused(way: Way, sampling: Sampling, value: str) -> None:
+    states = streams(range(6), range(6))
+    logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(0))
+    way(logits, sampling, states)
+    if value == "-inf":
+        logits[4] = float(value)
+    else:
+        logits[4, 123] = -torch.tensor(float("nan")) if value == "-nan" else float(value)
+    with pytest.raises(UnsupportedModel, match="not finite"):
+        way(logits, sampling, states)
+    with pytest.raises(UnsupportedModel, match="not finite"):
+        way(logits.bfloat16(), sampling, states)
+
+
+def test_without_numba_the_draws_are_the_same_and_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, states = many_logits("ties"), streams(range(40), range(40))
+    expected = draw(logits, Sampling(), states)
+    ttc.sampling._kernel.cache_clear()
+    monkeypatch.setitem(sys.modules, "ttc.sampling_kernel", None)
+    try:
+        with pytest.warns(UserWarning, match="slow without numba") as warned:
+            assert draw(logits, Sampling(), states).tokens == expected.tokens
+            assert draw(logits, Sampling(), states).tokens == expected.tokens
+        assert len(warned) == 1
+    finally:
+        ttc.sampling._kernel.cache_clear()
+
+
+def test_threads_and_the_layout_of_logits_change_nothing() -> None:
+    logits, states, sampling = many_logits("smooth"), streams(range(40), range(40)), Sampling(0.9, top_p=0.9)
+    expected, threads = draw(logits, sampling, states), torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert draw(logits, sampling, states) == expected
+    finally:
+        torch.set_num_threads(threads)
+    assert draw(logits.T.contiguous().T, sampling, states) == expected
+    one_by_one = [draw(logits[i : i + 1], sampling, states[i : i + 1]) for i in range(40)]
+    assert [d.tokens[0] for d in one_by_one] == expected.tokens
+    assert [d.logprobs[0] for d in one_by_one] == expected.logprobs
 
 
 @pytest.mark.parametrize(("vocab", "spread"), [(7, 1.0), (256, 3.0), (3000, 6.0)])
@@ -43,8 +221,8 @@ def test_tokens_come_with_their_probabilities(vocab: int, spread: float) -> None
     probs = logits.softmax(-1)[0].double().numpy()
     draws, key = 100_000, stream_key("probabilities", vocab)
     states = streams([key] * draws, range(draws))
-    tokens = torch.cat([choose(logits.expand(2000, -1), Sampling(), s) for s in states.reshape(-1, 2000)])
-    counts = np.bincount(tokens.numpy(), minlength=vocab)
+    tokens = np.concatenate([draw(logits.expand(2000, -1), Sampling(), s).tokens for s in states.reshape(-1, 2000)])
+    counts = np.bincount(tokens, minlength=vocab)
     assert counts[[0, vocab // 2, vocab - 1]].sum() == 0
     order = np.argsort(probs)[::-1]
     for taken in (order[:1], order[: vocab // 8], order[vocab // 8 :], order[-vocab // 2 :]):  # five standard errors
@@ -56,7 +234,7 @@ def test_the_tail_is_drawn_from_like_the_head() -> None:
     logits = torch.full((1, 50_001), -HEAD - 1.0)
     logits[0, 7] = 0.0
     states = streams([stream_key("tail")] * 4000, range(4000))
-    tokens = torch.cat([choose(logits.expand(100, -1), Sampling(), s) for s in states.reshape(-1, 100)]).numpy()
+    tokens = np.concatenate([draw(logits.expand(100, -1), Sampling(), s).tokens for s in states.reshape(-1, 100)])
     share = 50_000 * np.exp(-HEAD - 1) / (1 + 50_000 * np.exp(-HEAD - 1))
     others = tokens[tokens != 7]
     assert abs(len(others) / 4000 - share) < 5 * np.sqrt(share / 4000)
@@ -72,19 +250,19 @@ def test_rounding_does_not_change_what_is_drawn() -> None:
         for i in range(50):
             states = streams([stream_key(i)] * 40, range(40))
             rounded = logits + torch.randn(logits.shape, generator=random) * 1e-5
-            drawn = [choose(x, Sampling(temperature), states) for x in (logits, rounded)]
-            changed += int((drawn[0] != drawn[1]).sum())
+            drawn = [draw(x, Sampling(temperature), states).tokens for x in (logits, rounded)]
+            changed += int(np.not_equal(*drawn).sum())
         assert changed <= 1  # of 2,000; by the inverse of the cumulative distribution, twenty
 
 
-def test_greedy_and_what_filters_leave() -> None:
+@both
+def test_greedy_and_what_filters_leave(way: Way) -> None:
     states = streams([1, 2, 3], [0, 0, 0])
     logits = torch.tensor([[1.0, 3.0, 2.0]]).expand(3, -1)
-    assert choose(logits, Sampling(temperature=0), states).tolist() == [1, 1, 1]
-    assert choose(logits, Sampling(top_k=1), states).tolist() == [1, 1, 1]
-    assert choose(torch.tensor([[5.0, float("-inf")]]), Sampling(), states[:1]).tolist() == [0]
-    with pytest.raises(UnsupportedModel, match="not finite"):
-        choose(torch.full((1, 4), float("nan")), Sampling(), states[:1])
+    assert way(logits, Sampling(temperature=0), states).tokens == [1, 1, 1]
+    assert way(logits, Sampling(top_k=1), states).tokens == [1, 1, 1]
+    assert way(torch.tensor([[5.0, float("-inf")]]), Sampling(), states[:1]).tokens == [0]
+    assert way(torch.tensor([[-1.0, -0.0, 0.0]]), Sampling(0), states[:1]).tokens == [1]  # the first of equals
 
 
 def test_streams_depend_on_key_and_position_alone() -> None:
@@ -93,10 +271,11 @@ def test_streams_depend_on_key_and_position_alone() -> None:
     assert (streams(keys[::-1], positions[::-1])[::-1] == values).all()
     assert len(set(values.tolist())) == 500
     tokens = np.arange(100_000)
-    noise = gumbels(values[0], tokens)
-    assert (gumbels(values[0], tokens[::-1])[::-1] == noise).all() and np.isfinite(noise).all()
+    noise = numpy_gumbels(values[0], tokens)
+    every = gumbels(torch.from_numpy(values.view(np.int64))[:2, None], torch.from_numpy(tokens)).numpy()
+    assert every[0] == pytest.approx(noise, rel=1e-12, abs=1e-12) and np.isfinite(noise).all()
     assert abs(noise.mean() - np.euler_gamma) < 0.02 and abs(noise.var() - np.pi**2 / 6) < 0.05
-    for other in (gumbels(values[1], tokens), np.roll(noise, 1)):
+    for other in (every[1], np.roll(noise, 1)):
         assert abs(np.corrcoef(noise, other)[0, 1]) < 0.02
 
 

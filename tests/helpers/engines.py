@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.helpers.models import small
 from tests.helpers.tokenizers import WORDS, Letters, Words
 from ttc import Engine, Sampling
+from ttc.tree.branch import Branch
 
 GREEDY = Sampling(temperature=0)
 
@@ -26,3 +28,23 @@ def words_engine(tokenizer: type[Words] = Words) -> Engine:
         num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.5, eos_token_id=0, bos_token_id=None,
     )  # fmt: skip
     return Engine(LlamaForCausalLM(config), tokenizer())
+
+
+def forked(engine: Engine, n: int) -> list[Branch]:
+    """`n` branches of one short prompt."""
+    root = engine.root([1, 2, 3])
+    branches = engine.fork(root, n)
+    engine.release([root])
+    return branches
+
+
+def fail_at(engine: Engine, call: int) -> Callable[..., torch.Tensor]:
+    """`engine.runner.forward`, but its `call`-th call from now on raises."""
+    forward, calls = engine.runner.forward, iter(range(1, 1000))
+
+    def failing(*args: Any) -> torch.Tensor:
+        if next(calls) == call:
+            raise RuntimeError("device lost")
+        return forward(*args)
+
+    return failing

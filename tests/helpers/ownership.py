@@ -37,6 +37,7 @@ def assert_whole(engine: Engine, branches: Sequence[Branch]) -> None:
         assert [t for s in leaf.path() for t in s.tokens] == branch.tokens[: leaf.end]
         missing = len(branch.tokens) - 1 - leaf.end
         assert missing == 0 or (missing > 0 and engine.cache is not None)  # evicted
+        assert len(branch.logprobs) == len(branch.top1) == len(branch.generated)
 
 
 def assert_nothing_left(engine: Engine, branches: Sequence[Branch]) -> None:

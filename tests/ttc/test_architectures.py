@@ -37,24 +37,6 @@ def test_double_precision(family: str) -> None:
         assert_like_plain(plain, branch, bound=1e-9)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek_v3"])
-@torch.no_grad()
-def test_score_equals_plain_transformers(family: str) -> None:
-    plain = build(family)
-    engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=4)
-    branches = engine.roots([prompt(1, 12), prompt(2, 17)])
-    tails = [[[5, 6, 7], [5, 6, 8, 9, 1, 2], [5]], [[3], [4]]]
-    for branch, group, scores in zip(branches, tails, engine.score(branches, tails), strict=True):
-        for continuation, found in zip(group, scores, strict=True):
-            logits = plain(torch.tensor([branch.tokens + continuation]), use_cache=False).logits[0]
-            rows = logits[len(branch.tokens) - 1 : -1].log_softmax(-1)
-            expected = [float(row[token]) for row, token in zip(rows, continuation, strict=True)]
-            assert found == pytest.approx(expected, abs=1e-4 + 1e-5 * float(logits.abs().max()))
-    assert [len(b.tokens) for b in branches] == [12, 17]
-    engine.release(branches)
-    assert engine.kv_bytes() == 0
-
-
 def wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     original = ttc.attention.plan.DecodePlan.__init__
 

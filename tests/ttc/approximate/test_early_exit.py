@@ -303,20 +303,6 @@ def test_bad_calls_are_named() -> None:
     assert untouched(engine)
 
 
-@torch.no_grad()
-def test_given_tokens_are_computed_and_not_scored() -> None:
-    plain = build("llama")
-    engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=3)
-    branch = engine.root(prompt(1, 9))
-    given, tails = prompt(2, 7), [[5, 6, 7], [5, 6, 8, 9], [5]]
-    (found,) = engine.score([branch], [tails], given=[given])
-    for tail, row in zip(tails, found, strict=True):
-        tokens = branch.tokens + given + tail
-        logprobs = plain(torch.tensor([tokens]), use_cache=False).logits[0].log_softmax(-1)
-        places = range(len(tokens) - len(tail), len(tokens))
-        assert row == pytest.approx([float(logprobs[n - 1, tokens[n]]) for n in places], abs=1e-9)
-
-
 def test_a_model_whose_lens_is_not_its_end_is_refused() -> None:
     engine = Engine(build("llama"), Letters())
     branches, given = problems(engine)

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import ttc.model.loading
-from ttc import InvalidInput, UnsupportedModel
+from ttc import Engine, InvalidInput, Sampling, UnsupportedModel
 from ttc.model.loading import load, load_tokenizer
 
 
@@ -217,3 +217,39 @@ def test_the_tokenizer_comes_without_the_weights(tmp_path: Path) -> None:
     save(tmp_path)
     (tmp_path / "model.safetensors").write_text("not weights")
     assert load_tokenizer(str(tmp_path)).encode("a j", add_special_tokens=False) == [2, 11]
+
+
+def test_a_folder_is_loaded(tmp_path: Path) -> None:
+    save(tmp_path)
+    model, tokenizer = load(str(tmp_path), device="cpu", dtype="float32")
+    assert model.dtype == torch.float32 and not model.training
+    assert tokenizer.encode("a b", add_special_tokens=False) == [2, 3]
+    engine = Engine.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    branch = engine.root([3, 4])
+    engine.generate([branch], 3, sampling=Sampling(0))
+    assert len(branch.generated) in (1, 2, 3)
+
+
+def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="neither a folder"):
+        load("/no/such/folder")
+    with pytest.raises(UnsupportedModel, match="no file"):
+        load(str(tmp_path / "missing.gguf"))
+    with pytest.raises(UnsupportedModel, match=r"config\.json"):
+        load(str(tmp_path))
+    save(tmp_path)
+    for file in tmp_path.glob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(UnsupportedModel, match="no weights"):
+        load(str(tmp_path))
+    save(tmp_path)
+    with pytest.raises(InvalidInput, match="int8"):
+        load(str(tmp_path), dtype="int8")
+    with pytest.raises(InvalidInput, match="toaster"):
+        load(str(tmp_path), device="toaster")
+
+
+def test_an_unknown_hub_id_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UnsupportedModel, match="nobody/no-such-model"):
+        load("nobody/no-such-model")

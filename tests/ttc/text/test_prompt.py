@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from jinja2 import TemplateError
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from ttc import InvalidInput
 from ttc.text.prompt import PromptTemplate
@@ -88,3 +90,30 @@ def test_a_chat_template_takes_options_and_may_refuse() -> None:
     assert text == "FalseT[user]q[assistant]"
     with pytest.raises(InvalidInput, match="System role not supported"):
         PromptTemplate("{question}", system="Be brief.", options={"refuse": True}).text("q", Marked(chat="T"))
+
+
+def word_tokenizer(**options: Any) -> PreTrainedTokenizerFast:
+    words = ["<unk>", "<s>", "</s>", *"abcdefghij"]
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="</s>", **options)
+
+
+def test_prompts() -> None:
+    tokenizer = word_tokenizer()
+    plain = PromptTemplate(instruction="Solve: {question}", system="Be brief.", examples=(("1+1", "2"), ("2+2", "\n4")))
+    solved = "Question: Solve: 1+1\nAnswer: 2\n\nQuestion: Solve: 2+2\nAnswer:\n4"
+    expected = f"Be brief.\n\n{solved}\n\nQuestion: Solve: {{x}}\nAnswer:"
+    assert plain.text("{x}", tokenizer) == expected
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}>"
+    assert plain.text("3+3", tokenizer) == (
+        "[system]Be brief.[user]Solve: 1+1[assistant]2[user]Solve: 2+2[assistant]\n4[user]Solve: 3+3>"
+    )
+    assert PromptTemplate("{question}", chat=False).text("a b", tokenizer) == "Question: a b\nAnswer:"
+    assert PromptTemplate("{question}").tokens("c d", tokenizer)[-2:] != []
+    with pytest.raises(InvalidInput, match="empty"):
+        plain.text(" \n", tokenizer)
+    with pytest.raises(InvalidInput, match="question"):
+        PromptTemplate("Solve this")
+    with pytest.raises(InvalidInput, match="chat template"):
+        PromptTemplate(chat=True).text("q", word_tokenizer())

@@ -12,7 +12,8 @@ import torch
 from tests.helpers.models import build, prompt
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Headwise, InvalidInput, Sampling
-from ttc.residency.streaming_heads import load_streaming_heads, near_attention, save_streaming_heads, streaming_heads
+from ttc.calibration.head_attention import near_attention
+from ttc.residency.streaming_heads import load_streaming_heads, save_streaming_heads, streaming_heads
 
 LAYERS, HEADS = 2, 2
 EVERY = [(layer, head) for layer in range(LAYERS) for head in range(HEADS)]

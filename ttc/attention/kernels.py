@@ -22,14 +22,29 @@ Partial = tuple[Tensor, Tensor]
 class Layer:
     """What an attention layer says of itself: its index, score scale, soft cap and sliding window (tokens).
 
-    sink: how many first tokens are seen beside the window (`Headwise` with streaming heads; models have none).
+    recent, sink: of what the window leaves, the last `recent` and the first `sink` tokens alone are seen (`Headwise`
+    with streaming heads; None: all of it).
     """
 
     index: int
     scale: float
     softcap: float | None = None
     window: int | None = None
+    recent: int | None = None
     sink: int = 0
+
+    @property
+    def nearest(self) -> int | None:
+        """How many tokens back, its own counted, a row sees everything; None for all."""
+        return min((n for n in (self.window, self.recent) if n is not None), default=None)
+
+    def sees(self, positions: Tensor, keys: Tensor) -> Tensor:
+        """(rows, keys) bool: which keys, given by position, the rows at `positions` see. Causality is the caller's."""
+        behind = positions[:, None] - keys
+        seen = torch.ones_like(behind, dtype=torch.bool)
+        if self.recent is not None:
+            seen = (behind < self.recent) | (keys < self.sink)
+        return seen if self.window is None else seen & (behind < self.window)
 
 
 def partial_attention(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -38,7 +38,7 @@ class Plan(ABC):
         self.entries = list(entries)
         self.positions = list(positions)
         self.stream = stream
-        self._spans: dict[tuple[int, int, int], tuple[int, Tensor | None] | None] = {}
+        self._spans: dict[tuple[int, Layer], tuple[int, Tensor | None] | None] = {}
 
     def attend(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         """Store the new keys and values, then attend tails and entries: what is on the device, then what streams in.
@@ -47,6 +47,8 @@ class Plan(ABC):
         value_dim) and its log-sum-exp, both at least float32.
         """
         out, lse = self.attend_tails(layer, q, key, value)
+        for heads, view in self.stream.views.get(layer.index, ()) if self.stream is not None else ():
+            self.attend_tails_again(view.of(layer), heads, q, key, value, out[heads], lse[heads])
         absent = set[int]()
         for index, entry in enumerate(self.entries):
             if (copy := entry.kv.device[layer.index]) is not None:
@@ -67,13 +69,13 @@ class Plan(ABC):
         """What was not read must lie outside the layer's window: a wrong answer is worse than none."""
         needed = (index for index in absent if self.entries[index].rows.start < self.entries[index].rows.stop)
         for index in needed:
-            if layer.window is None or self._span(index, layer.window, layer.sink, device) is not None:
+            if layer.window is None or self._span(index, layer, device) is not None:
                 raise RuntimeError(f"entry {index} of layer {layer.index} is neither on the device nor in the stream")
 
     def _attend(self, layer: Layer, index: int, q: Tensor, copy: LayerKV, out: Tensor, lse: Tensor) -> None:
         """Fold one entry into (out, lse), which have the heads that q and the copy have."""
         entry = self.entries[index]
-        span = (0, None) if layer.window is None else self._span(index, layer.window, layer.sink, q.device)
+        span = (0, None) if layer.nearest is None else self._span(index, layer, q.device)
         if span is None:
             return
         (lo, visible), rows = span, entry.rows
@@ -96,20 +98,26 @@ class Plan(ABC):
     def attend_tails(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         """Store the new keys and values, and attend what each branch alone has seen of its tail."""
 
-    def _span(self, index: int, window: int, sink: int, device: torch.device) -> tuple[int, Tensor | None] | None:
-        """What a window leaves of an entry: (first key, (rows, keys) visibility or None for all), or None."""
-        key = index, window, sink
+    @abstractmethod
+    def attend_tails_again(
+        self, layer: Layer, heads: slice, q: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor
+    ) -> None:
+        """Put what `heads` alone see of the tails, as `layer` says, into (out, lse), which have these heads alone."""
+
+    def _span(self, index: int, layer: Layer, device: torch.device) -> tuple[int, Tensor | None] | None:
+        """What a layer sees of an entry: (first key, (rows, keys) visibility or None for all), or None."""
+        key = index, replace(layer, index=0)
         if key not in self._spans:
             entry = self.entries[index]
             positions = self.positions[entry.rows]
-            lo = 0 if entry.start < sink else max(0, min(positions) - window + 1 - entry.start)
+            reach = layer.window if entry.start < layer.sink else layer.nearest
+            lo = 0 if reach is None else max(0, min(positions) - reach + 1 - entry.start)
             span: tuple[int, Tensor | None] | None = None
             if lo < entry.length:
                 visible = None
-                if max(positions) - window + 1 > max(entry.start + lo, sink):
+                if layer.nearest is not None and max(positions) - layer.nearest + 1 > entry.start + lo:
                     keys = torch.arange(entry.start + lo, entry.start + entry.length, device=device)
-                    visible = keys[None] > torch.tensor(positions, device=device)[:, None] - window
-                    visible |= keys < sink
+                    visible = layer.sees(torch.tensor(positions, device=device), keys)
                 span = lo, visible
             self._spans[key] = span
         return self._spans[key]
@@ -154,6 +162,18 @@ class DecodePlan(Plan):
         out, lse = partial_attention(q.permute(2, 0, 1, 3), keys[:, :, lo:end], values[:, :, lo:end], layer)
         return _accumulator(out).permute(1, 2, 0, 3), lse.permute(1, 2, 0)
 
+    def attend_tails_again(
+        self, layer: Layer, heads: slice, q: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor
+    ) -> None:
+        copy, end = self.tails.on_device(layer.index), self.filled + 1
+        keys, values = (tensor[: q.shape[2], heads, :end] for tensor in copy.both)
+        positions = torch.tensor(self.positions, device=q.device)
+        places = positions[:, None] + torch.arange(-self.filled, 1, device=q.device)
+        visible = layer.sees(positions, places)[:, None, None]  # (branches, 1, 1, keys)
+        part = partial_attention(q[heads].permute(2, 0, 1, 3), keys, values, layer, visible=visible)
+        out.copy_(part[0].permute(1, 2, 0, 3))
+        lse.copy_(part[1].permute(1, 2, 0))
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -177,7 +197,7 @@ class ExtendPlan(Plan):
     ):
         super().__init__(entries, positions, stream)
         self.pieces, self.memory = list(pieces), memory
-        self._bands: dict[tuple[int, int], Tensor] = {}
+        self._bands: dict[tuple[int, int, Layer], Tensor] = {}
 
     def attend_tails(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         kv_heads, groups, rows, _ = q.shape
@@ -185,8 +205,19 @@ class ExtendPlan(Plan):
         out = torch.empty(kv_heads, groups, rows, value.shape[-1], dtype=dtype, device=q.device)
         lse = torch.empty(kv_heads, groups, rows, dtype=dtype, device=q.device)
         for piece in self.pieces:
+            self._store(piece, layer.index, key[:, piece.rows], value[:, piece.rows])
+        self._attend_pieces(layer, q, key, value, out, lse)
+        return out, lse
+
+    def attend_tails_again(
+        self, layer: Layer, heads: slice, q: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor
+    ) -> None:
+        self._attend_pieces(layer, q[heads], key[heads], value[heads], out, lse)
+
+    def _attend_pieces(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor) -> None:
+        groups = q.shape[1]
+        for piece in self.pieces:
             k, v = key[:, piece.rows], value[:, piece.rows]
-            self._store(piece, layer.index, k, v)
             # heads that share keys become the heads of one batch entry: a view, nothing is repeated
             out[:, :, piece.rows], lse[:, :, piece.rows] = partial_attention(
                 q[:, :, piece.rows],
@@ -194,9 +225,8 @@ class ExtendPlan(Plan):
                 v[:, None].expand(-1, groups, -1, -1),
                 layer,
                 causal=True,
-                visible=self._band(k.shape[1], layer.window, q.device),
+                visible=self._visible(piece, layer, q.device),
             )
-        return out, lse
 
     def _store(self, piece: Piece, layer: int, key: Tensor, value: Tensor) -> None:
         row = 0
@@ -209,13 +239,16 @@ class ExtendPlan(Plan):
                 self.memory.store(kv, layer, where, k, v)
             row += count
 
-    def _band(self, rows: int, window: int | None, device: torch.device) -> Tensor | None:
-        if window is None or rows <= window:
+    def _visible(self, piece: Piece, layer: Layer, device: torch.device) -> Tensor | None:
+        """What the rows of a piece see of each other beside what causality hides; None for all."""
+        positions = self.positions[piece.rows]
+        if layer.nearest is None or len(positions) <= layer.nearest:
             return None
-        if (rows, window) not in self._bands:
-            ones = torch.ones(rows, rows, dtype=torch.bool, device=device)
-            self._bands[rows, window] = ones.triu(1 - window)
-        return self._bands[rows, window]
+        key = len(positions), positions[0] if layer.sink else 0, replace(layer, index=0)
+        if key not in self._bands:
+            places = torch.tensor(positions, device=device)
+            self._bands[key] = layer.sees(places, places)
+        return self._bands[key]
 
 
 def _accumulator(out: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -17,14 +17,15 @@ from ttc.memory.tails import Tails
 
 @dataclass(frozen=True)
 class View:
-    """What a streaming head sees: the first `sink` tokens and the last `window` (HeadInfer, appendix D)."""
+    """What a streaming head sees: the first `sink` tokens and the last `window`, nothing that the model's own window
+    hides (HeadInfer, appendix D)."""
 
     sink: int
     window: int
 
     def of(self, layer: Layer) -> Layer:
         """The layer as its streaming heads compute it."""
-        return replace(layer, window=min(self.window, layer.window or self.window), sink=self.sink)
+        return replace(layer, recent=self.window, sink=self.sink)
 
     def reaches(self, start: int, length: int, position: int) -> bool:
         """Whether a row at `position` sees any of `length` tokens from `start` on."""
@@ -65,6 +66,8 @@ class KVReader:
     prefetch: fetch the next unit while one is read.
     keep: fetch each unit once and keep it, whatever the number of passes.
     kept: such a reader, read before this one.
+    views: for each layer its heads that do not see everything. What no unit holds, the tails and the rows of a pass
+    themselves, is limited by these.
     """
 
     def __init__(
@@ -78,12 +81,14 @@ class KVReader:
         prefetch: bool = True,
         keep: bool = False,
         kept: KVReader | None = None,
+        views: Mapping[int, Sequence[tuple[slice, View]]] | None = None,
     ):
         self.memory, self.units, self.runs, self.tails = memory, units, runs, tails
         self.repeat, self.prefetch, self.keep, self.kept = repeat, prefetch and len(units) > 1, keep, kept
         self.per_layer = Counter(unit.layer for unit in units)
         # some heads leave out what they don't see
-        self.sparse = kept is not None or any(unit.view is not None for unit in units)
+        self.views = views or {}
+        self.sparse = bool(self.views) or any(unit.view is not None for unit in units)
         sizes = [self.elements(memory, unit, runs, tails) for unit in units]
         sizes = sizes if keep else [max(sizes, default=0)] * (2 if self.prefetch else 1)
         self.buffers: list[Tensor] = list(memory.reserve(sum(sizes)).split(sizes))

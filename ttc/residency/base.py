@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -13,7 +13,7 @@ from typing import Self
 import torch
 
 from ttc.attention.plan import Entry, shared_entries
-from ttc.attention.stream import KVReader, Unit
+from ttc.attention.stream import KVReader, Unit, View
 from ttc.errors import InvalidInput
 from ttc.memory.kv import KV, LayerShape
 from ttc.memory.manager import KVMemory
@@ -216,10 +216,12 @@ class Offloading(Residency):
                 prefetch = False  # one buffer may fit where two do not
             else:
                 break
-        if kept is None and not units:
+        if kept is None and not units and not self.views:
             return None
         try:
-            return KVReader(self.memory, units, runs, tails, repeat=repeat, prefetch=prefetch, kept=kept)
+            return KVReader(
+                self.memory, units, runs, tails, repeat=repeat, prefetch=prefetch, kept=kept, views=self.views
+            )
         except BaseException:
             if kept is not None:
                 kept.close()
@@ -241,6 +243,11 @@ class Offloading(Residency):
         runs = [(entry.kv, entry.length) for entry in entries]
         largest = max((KVReader.elements(self.memory, unit, runs, tails) for unit in units), default=0)
         return units, largest * self.memory.itemsize
+
+    @property
+    def views(self) -> Mapping[int, Sequence[tuple[slice, View]]]:
+        """For each layer its heads that do not see everything: here none."""
+        return {}
 
     def kept(self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None) -> KVReader | None:
         """What is fetched once and kept while a plan runs again and again: here nothing."""

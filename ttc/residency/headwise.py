@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Self
@@ -24,8 +24,8 @@ class Headwise(Offloading):
     The device holds two head groups of one layer, and the tails of the branches that decode.
     head_group: KV heads fetched together; None for as many as fit the budget twice (adaptive).
     streaming_heads: approximate, off by default: a file of `ttc.residency.streaming_heads` that names heads which see
-    `sink_tokens` first and `window_tokens` last tokens only (and all of the step or chunk they are in); these stay on
-    the device while a step decodes, if there is room (head-wise sparsity, appendix D).
+    the first `sink_tokens` and the last `window_tokens` tokens of their branch only, and never more than the model's
+    own window; these tokens stay on the device while a step decodes, if there is room (head-wise sparsity, appendix D).
     """
 
     head_group: int | None = None
@@ -67,24 +67,39 @@ class Headwise(Offloading):
     ) -> list[Unit]:
         if not missing:
             return []
-        heads = self.memory.shapes[layer].kv_heads
         size = self.group_size(layer, sum(entries[index].length for index in missing))
-        view = View(self.sink_tokens, self.window_tokens)
+        view = self._view
         near = tuple(
             index
             for index in missing
             if view.reaches(entries[index].start, entries[index].length, min(positions[entries[index].rows]))
         )
         units = []
-        for streaming, alike in groupby(range(heads), lambda head: (layer, head) in self._streaming):
-            run = list(alike)
-            for first in range(run[0], run[-1] + 1, size):
-                group = slice(first, min(first + size, run[-1] + 1))
+        for streaming, run in self._head_runs(layer):
+            for first in range(run.start, run.stop, size):
+                group = slice(first, min(first + size, run.stop))
                 if not streaming:
                     units.append(Unit(layer, group, tuple(missing)))
                 elif near:
                     units.append(Unit(layer, group, near, view=view))
         return units
+
+    @property
+    def views(self) -> Mapping[int, Sequence[tuple[slice, View]]]:
+        return {
+            layer: [(run, self._view) for streaming, run in self._head_runs(layer) if streaming]
+            for layer in sorted({layer for layer, _ in self._streaming})
+        }
+
+    @property
+    def _view(self) -> View:
+        return View(self.sink_tokens, self.window_tokens)
+
+    def _head_runs(self, layer: int) -> list[tuple[bool, slice]]:
+        """The layer's heads in runs of neighbours that stream, or do not."""
+        heads = range(self.memory.shapes[layer].kv_heads)
+        runs = [(alike, list(run)) for alike, run in groupby(heads, lambda head: (layer, head) in self._streaming)]
+        return [(streaming, slice(run[0], run[-1] + 1)) for streaming, run in runs]
 
     def kept(self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None) -> KVReader | None:
         """What streaming heads see; None if keeping it leaves no room for the rest."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.helpers.engines import GREEDY
+from tests.helpers.exactness import assert_like_plain
 from tests.helpers.models import build, prompt
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Headwise, InvalidInput, Sampling
@@ -34,21 +37,60 @@ def next_logprob(engine: Engine, tokens: list[int], token: int) -> float:
 
 
 @torch.no_grad()
-def test_streaming_heads_see_sink_and_window(tmp_path: Path) -> None:
-    plain = build("llama").eval()
-    assert (plain.config.num_hidden_layers, plain.config.num_key_value_heads) == (LAYERS, HEADS)
-    tokens, sink, window = prompt(3, 40), 3, 7
-    seen = torch.ones(40, 40).tril().bool()
-    keys = torch.arange(40)
-    seen[-1] &= (keys < sink) | (keys > 39 - window)  # the prompt before it was one chunk, which sees itself whole
-    mask = torch.zeros(40, 40).masked_fill(~seen, float("-inf"))[None, None]
-    eager = copy.deepcopy(plain)
+def masked_logits(plain: Any, tokens: list[int], heads: list[tuple[int, int]], sink: int, window: int) -> torch.Tensor:
+    """Log-probabilities of plain attention (tokens, vocab), whose mask leaves `heads` sink and window alone."""
+    count, eager = len(tokens), copy.deepcopy(plain).eval()
     eager.set_attn_implementation("eager")
-    expected = eager(torch.tensor([tokens]), attention_mask=mask, use_cache=False).logits[0, -1].log_softmax(-1)
-    found = next_logprob(engine_with(plain, tmp_path / "heads.json", EVERY, sink, window), tokens, 9)
-    assert found == pytest.approx(float(expected[9]), abs=1e-4)
-    exact = eager(torch.tensor([tokens]), use_cache=False).logits[0, -1].log_softmax(-1)
-    assert abs(found - float(exact[9])) > 1e-3  # it is an approximation
+    place = torch.arange(count)
+    causal = place[:, None] >= place
+    seen = causal & ((place < sink) | (place[:, None] - place < window))
+    groups = plain.config.num_attention_heads // HEADS
+    for index, layer in enumerate(eager.model.layers):
+        mask = torch.stack([seen if (index, head // groups) in heads else causal for head in range(groups * HEADS)])
+        mask = torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))[None]
+        layer.register_forward_pre_hook(
+            lambda _, args, kwargs, mask=mask: (args, {**kwargs, "attention_mask": mask}), with_kwargs=True
+        )
+    logits: torch.Tensor = eager(torch.tensor([tokens]), use_cache=False).logits[0]
+    return logits.log_softmax(-1)
+
+
+@pytest.mark.parametrize("heads", [EVERY, EVERY[1:2], EVERY[::2]])
+@pytest.mark.parametrize("prefill_tokens", [5, 512])
+def test_streaming_heads_see_sink_and_window_of_their_branch_alone(
+    tmp_path: Path, heads: list[tuple[int, int]], prefill_tokens: int
+) -> None:
+    """Whatever is computed beside them, however a prompt is cut into chunks and a text into steps."""
+    plain, sink, window = build("llama"), 3, 7
+    engine = engine_with(plain, tmp_path / "heads.json", heads, sink, window)
+    engine.runtime = replace(engine.runtime, prefill_tokens=prefill_tokens)
+    first, second, third = engine.roots([prompt(3, 40), prompt(4, 11), prompt(5, 2)])
+    branches = [*engine.fork(first, 2), second, third]
+    engine.generate(branches, [3, 12, 9, 12], sampling=GREEDY)
+    engine.generate(branches, [12, 2, 9, 3], sampling=GREEDY)
+    for branch in branches:
+        expected = masked_logits(plain, branch.tokens, heads, sink, window)
+        for place, (token, logprob) in enumerate(zip(branch.generated, branch.logprobs, strict=True)):
+            row = expected[branch.prompt_length + place - 1]
+            assert token == int(row.argmax()) and logprob == pytest.approx(float(row[token]), abs=1e-4)
+    scored = engine.score(branches[:1], [[[9, 8, 7]]])[0][0]
+    rows = masked_logits(plain, [*branches[0].tokens, 9, 8], heads, sink, window)[-3:]
+    assert scored == pytest.approx([float(row[t]) for row, t in zip(rows, [9, 8, 7], strict=True)], abs=1e-4)
+    exact = torch.log_softmax(plain(torch.tensor([branches[0].tokens])).logits[0, -1], -1)
+    assert abs(scored[0] - float(exact[9])) > 1e-3  # it is an approximation
+
+
+def test_streaming_heads_see_nothing_beyond_the_models_own_window(tmp_path: Path) -> None:
+    """A view of everything changes nothing, not even where the model's window hides the first tokens."""
+    plain = build("gemma3")
+    config = plain.config.get_text_config()
+    heads = [(i, j) for i in range(config.num_hidden_layers) for j in range(config.num_key_value_heads)]
+    engine = engine_with(plain, tmp_path / "heads.json", heads, 8, 100)
+    assert any(shape.window and shape.window < 30 for shape in engine.memory.shapes)
+    branches = engine.roots([prompt(3, 49), prompt(4, 20)])
+    engine.generate(branches, 6, sampling=GREEDY)
+    for branch in branches:
+        assert_like_plain(plain, branch)
 
 
 def test_a_window_over_everything_is_exact_and_a_small_one_moves_less(tmp_path: Path) -> None:

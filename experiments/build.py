@@ -8,6 +8,8 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.data import load_examples
+from experiments.escapes import resolve_escapes
 from experiments.schema import VERIFIERS, CalibratedExitConfig, schema_of
 from ttc.approximate.early_exit import EarlyExit
 from ttc.calibration.confidence_gate import Calibration
@@ -19,12 +21,14 @@ from ttc.text.prompt import PromptTemplate
 
 
 def resolved(config: DictConfig) -> DictConfig:
-    """The configuration with an inner verifier and calibrations, where they are named, replaced by what they hold.
+    """The configuration with typed escapes resolved, and with an inner verifier and calibrations, where they are named,
+    replaced by what they hold.
 
     So the run's folder shows the settings that are used. Raises InvalidInput for an unknown name, and for a
     calibration that was made for another model, data set or search, or on the same problems.
     """
     config = config.copy()
+    resolve_escapes(config)
     gate, plain = (
         config.verifier,
         [OmegaConf.to_container(part, resolve=True) for part in (config.dataset, config.search)],
@@ -58,8 +62,9 @@ def make_verifier(config: DictConfig) -> Verifier | None:
 
 def make_template(config: DictConfig) -> PromptTemplate:
     data = config.dataset
-    examples = tuple((e.question, e.answer) for e in data.examples)
-    return PromptTemplate(data.instruction, data.system, examples, data.chat, OmegaConf.to_container(data.chat_options))
+    examples = (*((e.question, e.answer) for e in data.examples), *load_examples(data))
+    options = OmegaConf.to_container(data.chat_options)
+    return PromptTemplate(data.instruction, data.system, examples, data.chat, data.raw, options)
 
 
 def make_engine(config: DictConfig) -> Engine:

@@ -1,23 +1,26 @@
-"""Data sets: rows from the hub, from a file or from reasoning-gym become problems."""
+"""Data sets: rows, or what reasoning-gym makes, become problems and solved examples."""
 
 from __future__ import annotations
 
 import random
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from experiments.rows import Row, rows_of_file, rows_of_hub
 from experiments.schema import DatasetConfig
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem, Result
-from ttc.text.answers import as_number, extract_answer, same_answer
+from ttc.text.answers import as_number, check_gold, extract_answer, same_answer
+from ttc.text.prompt import check_text
 
-Row = dict[str, Any]
+Reader = Callable[[Row, str, DatasetConfig], Problem]
 FILLER = (
     "This paragraph is background and has no bearing on the question that follows it. The library opens in the morning "
     "and closes in the evening. Visitors leave their coats at the entrance and speak quietly in the reading room. On "
@@ -68,110 +71,134 @@ def _load(config: DatasetConfig) -> Task:
     extract_answer("", config.answer_kind)  # refuses an unknown kind
     stop = None if config.limit is None else config.offset + config.limit
     if config.task is not None:
+        if config.shots:
+            raise InvalidInput(
+                f"dataset.shots={config.shots} solved examples cannot be made for dataset.task={config.task}; write "
+                "them into dataset.examples"
+            )
         if config.path is not None or config.hub is not None:
             raise InvalidInput(
                 f"dataset.task={config.task} makes its problems itself, so {config.path or config.hub} would not be "
                 "read; for a file: dataset=file dataset.path=FILE"
             )
         return _reasoning_gym(config, config.offset, stop)
-    rows = list(_rows(config))
+    rows = _rows(config)
     if not rows[config.offset :]:
         raise InvalidInput(
             f"the data set {config.name} has {len(rows)} rows, none after dataset.offset={config.offset}"
         )
-    if config.reader not in READERS:
-        raise InvalidInput(f"dataset.reader={config.reader} is unknown; use one of {', '.join(READERS)}")
-    read, problems, failures = READERS[config.reader], dict[str, Problem](), []
-    for number, row in list(enumerate(rows))[config.offset : stop]:
-        name = f"{config.name}-{number}"
-        try:
-            problem = read(row, name, config)
-            if problem.id in problems:
-                raise InvalidInput(f"the id {problem.id!r} stands on an earlier row already")
-            problems[problem.id] = problem
-        except (InvalidInput, KeyError, TypeError, AttributeError, ValueError) as error:
-            reason = f"the row has no field {error}" if isinstance(error, KeyError) else str(error)
-            failures.append((name, f"{type(error).__name__}: {reason}"))
+    numbered = list(enumerate(rows))[config.offset : stop]
+    problems, failures = _read(numbered, config)
     if not problems:
         raise InvalidInput(
             f"none of the {len(failures)} rows of {config.name} can be used as dataset.reader={config.reader}; "
             f"{failures[0][0]}: {failures[0][1]}"
         )
-    return Task(list(problems.values()), failures, partial(_same, kind=config.answer_kind))
+    shown = {question for question, _ in load_examples(config)}
+    if both := [p.id for p in problems if p.question in shown]:
+        raise InvalidInput(
+            f"{both[0]} is among the dataset.shots={config.shots} solved examples, which would give its answer away; "
+            "take the examples from other rows: dataset.shots_path, dataset.shots_split or dataset.offset"
+        )
+    return Task(problems, failures, partial(_same, kind=config.answer_kind))
+
+
+def load_examples(config: DatasetConfig) -> list[tuple[str, str]]:
+    """The `dataset.shots` solved (question, answer) pairs that stand before each question.
+
+    An answer is the row's worked solution where it has one, else "The answer is ...". They are the first rows, or drawn
+    by `dataset.shots_seed`; rows that cannot be used are left out.
+    """
+    if config.shots == 0:
+        return []
+    if config.shots < 0:
+        raise InvalidInput(f"dataset.shots={config.shots} must be 0 or more")
+    if config.shots_path is not None:
+        rows = rows_of_file(config.shots_path, "dataset.shots_path")
+    elif config.shots_split is not None and config.hub is not None and config.path is None:
+        rows = rows_of_hub(config.hub, config.subset, config.shots_split)
+    else:
+        raise InvalidInput(
+            f"dataset.shots={config.shots} solved examples come from a file, dataset.shots_path=FILE, or for a data "
+            "set of the hub from dataset.shots_split=SPLIT"
+        )
+    usable, failures = _read(list(enumerate(rows)), config)
+    if len(usable) < config.shots:
+        why = f"; {failures[0][0]}: {failures[0][1]}" if failures else ""
+        raise InvalidInput(f"dataset.shots={config.shots} examples are wanted, and {len(usable)} rows can be used{why}")
+    if config.shots_seed is not None:
+        random.Random(config.shots_seed).shuffle(usable)
+    return [
+        (p.question, str(p.metadata.get("solution") or f"The answer is {p.answer}.")) for p in usable[: config.shots]
+    ]
+
+
+def _rows(config: DatasetConfig) -> list[Row]:
+    if config.path is not None:
+        return rows_of_file(config.path)
+    if config.hub is not None:
+        return rows_of_hub(config.hub, config.subset, config.split)
+    raise InvalidInput(f"the data set {config.name} names no source; give dataset.path, dataset.hub or dataset.task")
+
+
+def _read(rows: list[tuple[int, Row]], config: DatasetConfig) -> tuple[list[Problem], list[tuple[str, str]]]:
+    """The problems of numbered rows, and (name, reason) of each row that cannot be one."""
+    read, problems, failures = find_reader(config.reader), dict[str, Problem](), []
+    for number, row in rows:
+        name = f"{config.name}-{number}"
+        try:
+            problem = _checked(read(row, name, config), config)
+            if problem.id in problems:
+                raise InvalidInput(f"the id {problem.id!r} stands on an earlier row already")
+            problems[problem.id] = problem
+        except Exception as error:  # readers may be anyone's: a row that ends one is that row's failure
+            reason = str(error)
+            if isinstance(error, KeyError):
+                fields = f", only {', '.join(map(str, row))}" if isinstance(row, dict) else ""
+                reason = f"the row has no field {error}{fields}; name the field as in dataset.fields.question=NAME"
+            failures.append((name, f"{type(error).__name__}: {reason}"))
+    return list(problems.values()), failures
+
+
+def _checked(problem: Any, config: DatasetConfig) -> Problem:
+    """The problem, once its texts can be put to a model and its gold answer can be given."""
+    if not isinstance(problem, Problem):
+        raise InvalidInput(f"dataset.reader={config.reader} gave a {type(problem).__name__}, not a ttc Problem")
+    for value, what in (
+        (problem.question, "the question"),
+        (problem.id, "the id"),
+        (problem.answer, "the gold answer"),
+    ):
+        check_text(value, what)
+    check_gold(problem.answer or "", config.answer_kind)
+    return problem
+
+
+def find_reader(name: str) -> Reader:
+    """The reader of that name, or the function at a dotted path, which may lie in the folder of the command."""
+    if name in READERS:
+        return READERS[name]
+    module, _, function = name.rpartition(".")
+    if not module:
+        raise InvalidInput(
+            f"dataset.reader={name} is unknown; use one of {', '.join(READERS)}, or the dotted path of your own "
+            "function (row, id, dataset) -> Problem"
+        )
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+    try:
+        found = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise InvalidInput(f"dataset.reader={name} cannot be imported: {error}") from error
+    if not callable(found):
+        raise InvalidInput(f"dataset.reader={name} is a {type(found).__name__}, not a function (row, id, dataset)")
+    reader: Reader = found
+    return reader
 
 
 def _same(problem: Problem, answer: str | None, kind: str) -> bool:
     return problem.answer is not None and same_answer(problem.answer, answer, kind)
-
-
-# ---------------------------------------------------------------- where rows come from
-
-
-def _rows(config: DatasetConfig) -> Iterable[Row]:
-    if config.path is not None:
-        path = Path(config.path).expanduser()
-        if not path.is_file():
-            raise InvalidInput(f"dataset.path={config.path} is not a file")
-        kinds = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
-        if path.suffix not in kinds:
-            raise InvalidInput(f"dataset.path={config.path} ends in {path.suffix!r}; use one of {', '.join(kinds)}")
-        if kinds[path.suffix] == "json":
-            return _json_rows(path)
-        try:
-            return _csv_rows(path) if path.suffix == ".csv" else _parquet_rows(path)
-        except Exception as error:
-            raise InvalidInput(f"dataset.path={config.path} cannot be read: {error}") from error
-    if config.hub is None:
-        raise InvalidInput(
-            f"the data set {config.name} names no source; give dataset.path, dataset.hub or dataset.task"
-        )
-    import datasets
-
-    try:
-        return datasets.load_dataset(config.hub, config.subset, split=config.split)
-    except Exception as error:
-        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        raise InvalidInput(
-            f"cannot load {config.hub} from the hub ({reason[0]}); check the name, your network and, for gated data, "
-            "`hf auth login`, or give a local copy: dataset.path=FILE"
-        ) from error
-
-
-def _json_rows(path: Path) -> list[Row]:
-    import json
-
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path} is not UTF-8 text ({error}); convert it, as with iconv -t utf-8") from error
-    if path.suffix == ".json":
-        try:
-            rows = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise InvalidInput(f"{path} is not JSON: {error}") from error
-        if not isinstance(rows, list):
-            raise InvalidInput(f"{path} holds a {type(rows).__name__}; a .json data set is a list of objects")
-        return rows
-    rows = []
-    for line in filter(str.strip, text.split("\n")):  # other separators may stand inside a string
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            rows.append({"unreadable line": str(error)})
-    return rows
-
-
-def _csv_rows(path: Path) -> Iterable[Row]:
-    import datasets
-
-    found: Iterable[Row] = datasets.Dataset.from_csv(str(path), keep_default_na=False)  # "None" may be a choice
-    return found
-
-
-def _parquet_rows(path: Path) -> list[Row]:
-    import pyarrow.parquet
-
-    return pyarrow.parquet.read_table(path).to_pylist()
 
 
 # ---------------------------------------------------------------- what a row means
@@ -185,16 +212,19 @@ def _text(row: Row, name: str) -> str:
 
 
 def _gsm8k(row: Row, name: str, config: DatasetConfig) -> Problem:
-    """The gold answer follows `####`."""
-    solution = str(row["answer"])
+    """The gold answer follows `####`, after the worked solution."""
+    solution = _text(row, config.fields.answer or "answer")
     _, mark, gold = solution.rpartition("####")
     if not mark or as_number(gold) is None:
         raise InvalidInput(f"the gold answer {solution[-40:]!r} has no number after ####")
-    return Problem(_text(row, "question"), name, gold.strip().replace(",", ""))
+    question = _text(row, config.fields.question or "question")
+    return Problem(question, name, gold.strip().replace(",", ""), {"solution": solution})
 
 
 def _math500(row: Row, name: str, config: DatasetConfig) -> Problem:
-    return Problem(_text(row, "problem"), name, _text(row, "answer"), {"level": row.get("level")})
+    question, answer = _text(row, config.fields.question or "problem"), _text(row, config.fields.answer or "answer")
+    about = {"level": row.get("level"), "solution": row.get(config.fields.solution or "solution")}
+    return Problem(question, name, answer, about)
 
 
 def _arc(row: Row, name: str, config: DatasetConfig) -> Problem:
@@ -215,12 +245,18 @@ def _gpqa(row: Row, name: str, config: DatasetConfig) -> Problem:
 
 
 def _plain(row: Row, name: str, config: DatasetConfig) -> Problem:
-    """Fields `question` and `answer`, and an `id` if there is one."""
-    given = row.get("id")
-    return Problem(_text(row, "question"), name if given in (None, "") else str(given), _text(row, "answer"))
+    """Fields `question` and `answer`, and if there are any, an `id` and a worked `solution`."""
+    fields = config.fields
+    given, solution = row.get(fields.id or "id"), row.get(fields.solution or "solution")
+    problem = Problem(_text(row, fields.question or "question"), name, _text(row, fields.answer or "answer"))
+    return replace(
+        problem,
+        id=name if given in (None, "") else str(given),
+        metadata={} if solution is None else {"solution": _text(row, fields.solution or "solution")},
+    )
 
 
-READERS: dict[str, Callable[[Row, str, DatasetConfig], Problem]] = {
+READERS: dict[str, Reader] = {
     "plain": _plain,
     "gsm8k": _gsm8k,
     "math500": _math500,
@@ -246,7 +282,10 @@ def _import_reasoning_gym() -> Any:
     try:
         import reasoning_gym
     except ImportError as error:
-        raise InvalidInput(f"generated problems need reasoning-gym ({error}): pip install 'ttc[tasks]'") from error
+        raise InvalidInput(
+            f"generated problems need reasoning-gym ({error}): pip install reasoning-gym, or without a C compiler "
+            "pip install --no-deps reasoning-gym and, as they are missed, the packages that it names"
+        ) from error
     return reasoning_gym
 
 

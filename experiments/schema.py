@@ -6,10 +6,12 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 import search
@@ -36,14 +38,32 @@ class Example:
 
 
 @dataclass
-class DatasetConfig:
-    """Where problems come from and how they are asked.
+class FieldNames:
+    """What a row's fields are called, where it is not what the reader expects. solution: worked out, for examples."""
 
-    hub, subset, split: a data set of the hub. path: a local file instead (jsonl, json, csv, parquet). task, params,
-    size, seed: a task of reasoning-gym. reader: how a row is read (`experiments.data.READERS`). limit, offset: which
-    problems; a task makes as many as `limit` says, `size` without one. chat_options: what else the chat template takes,
-    as {enable_thinking: false}. end: strings that finish an answer. pad_chars: neutral text before each question until
-    it has so many characters, to measure long prompts.
+    question: str | None = None
+    answer: str | None = None
+    id: str | None = None
+    solution: str | None = None
+
+
+@dataclass
+class DatasetConfig:
+    r"""Where problems come from and how they are asked.
+
+    hub, subset, split: a data set of the hub. path: a local file instead (jsonl, json, csv, tsv, parquet). task,
+    params, size, seed: a task of reasoning-gym.
+    reader: how a row is read, by a name of `experiments.data.READERS` or the dotted path of a function that takes a
+    row, an id and these settings and returns a `ttc` Problem. fields: what the row's fields are called.
+    limit, offset: which problems; a task makes as many as `limit` says, `size` without one.
+    instruction: the words around a question. raw: they are the whole prompt, with no chat template around them.
+    chat_options: what else the chat template takes, as {enable_thinking: false}.
+    examples: solved examples that come first. shots: how many more are taken from shots_path, a file, or shots_split,
+    a split of the hub; its first rows, or rows drawn by shots_seed.
+    end: strings that finish an answer. In these, the instruction, the examples and the search's texts `\n` is a line
+    break and `\t` a tab, unless they begin a LaTeX command (`\neq`).
+    private: the questions are not to be published, so that records keep ids and answers alone.
+    pad_chars: neutral text before each question until it has so many characters, to measure long prompts.
     """
 
     name: str = "???"
@@ -52,6 +72,7 @@ class DatasetConfig:
     split: str = "test"
     path: str | None = None
     reader: str = "plain"
+    fields: FieldNames = field(default_factory=FieldNames)
     task: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
     size: int = 50
@@ -64,9 +85,15 @@ class DatasetConfig:
     instruction: str = STEP_BY_STEP
     system: str | None = None
     chat: bool | None = None
+    raw: bool = False
     chat_options: dict[str, Any] = field(default_factory=dict)
     examples: list[Example] = field(default_factory=list)
+    shots: int = 0
+    shots_path: str | None = None
+    shots_split: str | None = None
+    shots_seed: int | None = None
     end: list[str] = field(default_factory=list)
+    private: bool = False
 
 
 @dataclass
@@ -181,7 +208,23 @@ def extended(name: str, part: type) -> type:
 
 
 IN_NAME = ("dataset", "dataset.path", "search", "verifier", "run.seed")
-"""Overrides that the default name of a run shows by itself, or leaves out."""
+"""Overrides that the default name of a run shows by itself."""
+
+
+def data_label(name: str, path: str | None) -> str:
+    """The data set as a part of a run's name: its name and that of its file, so that each file has its own runs."""
+    stem = "" if path is None else Path(path).stem
+    parts = [part for part in ("" if name == "file" and stem else name, "" if stem == name else stem) if part]
+    return re.sub(r"[^\w.=+-]+", "_", "-".join(parts))
+
+
+def verifier_label(search: Any, verifier: str) -> str:
+    """The verifier as a part of a run's name, nothing for a search that asks for no ratings."""
+    try:
+        rated = instantiate(search, _convert_="all").needs_verifier
+    except Exception:  # a wrong setting, which the run itself refuses by name
+        rated = True
+    return f"-{verifier}" if rated else ""
 
 
 def overrides_suffix(overrides: Sequence[str], silent: Sequence[str]) -> str:
@@ -198,6 +241,12 @@ def register() -> None:
     OmegaConf.register_new_resolver(
         "overrides_suffix",
         lambda: overrides_suffix(HydraConfig.get().overrides.task, (*MAY_CHANGE, "run.name")),
+        replace=True,
+    )
+    OmegaConf.register_new_resolver("data_label", data_label, replace=True)
+    OmegaConf.register_new_resolver(
+        "verifier_label",
+        lambda *, _root_: verifier_label(_root_.search, HydraConfig.get().runtime.choices.verifier),
         replace=True,
     )
     store = ConfigStore.instance()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from search.base import Plan, Search
+from ttc.errors import InvalidInput
 from ttc.protocols import Expand, Step
 from ttc.tree.branch import Branch
 
@@ -15,6 +16,14 @@ class Greedy(Search):
 
     temperature: float = 0.0
     max_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.temperature != 0:
+            raise InvalidInput(
+                f"temperature={self.temperature} samples, and greedy search takes the most likely token; for one "
+                "sample use best_of_n or self_consistency with n=1"
+            )
 
     @property
     def needs_verifier(self) -> bool:

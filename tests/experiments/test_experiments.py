@@ -125,7 +125,7 @@ def test_text_files_are_read_as_they_are(tmp_path: Path) -> None:
     table = tmp_path / "rows.csv"
     columns = ["Question", "Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3))]
     table.write_text(",".join(columns) + "\nq,None,N/A,1,2\n")
-    (problem,) = load_task(dataset(name="gpqa", path=str(table))).problems
+    (problem,) = load_task(dataset(name="gpqa", path=str(table), answer_kind="choice")).problems
     assert ") None" in problem.question and ") N/A" in problem.question
 
 
@@ -378,5 +378,6 @@ def test_a_sweep_runs_every_search(tmp_path: Path) -> None:
     arguments = ["-m", searches, "dataset=gsm8k", f"dataset.path={path}", "dataset.limit=1"]
     subprocess.run(job(tmp_path, *arguments), check=True, capture_output=True)
     assert sorted(p.parent.name for p in tmp_path.glob("*/summary.json")) == [
-        f"gsm8k-{name}-arithmetic-seed0" for name in ("beam_search", "best_of_n", "greedy", "self_consistency")
+        f"gsm8k-rows-{name}-seed0"
+        for name in ("beam_search-arithmetic", "best_of_n-arithmetic", "greedy", "self_consistency")
     ]

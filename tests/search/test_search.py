@@ -310,3 +310,16 @@ def test_bad_parameters_are_named(make: Any, message: str) -> None:
 def test_problems_keep_their_identity() -> None:
     by_id = run(Greedy(max_tokens=5), [Problem("same", id="1"), Problem("same", id="2")], verifier=None)
     assert by_id[0].best.text != by_id[1].best.text
+
+
+def test_a_problem_that_is_no_text_fails_alone() -> None:
+    given: Any = [None, "fine", {"question": "q"}, "half \ud83d"]
+    nothing, fine, keys, torn = run(Greedy(max_tokens=3), given, verifier=None)
+    assert fine.best is not None and fine.error is None
+    for failed, reason in ((nothing, "NoneType"), (keys, "dict"), (torn, "surrogate")):
+        assert failed.best is None and failed.error.startswith("InvalidInput") and reason in failed.error
+
+
+def test_greedy_that_would_sample_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"temperature=0\.7 samples.*best_of_n"):
+        Greedy(temperature=0.7)

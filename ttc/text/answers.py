@@ -38,6 +38,27 @@ def extract_answer(text: str, kind: str = "number") -> str | None:
     return _EXTRACTORS[kind](text)
 
 
+def check_gold(gold: str, kind: str) -> None:
+    """Raise InvalidInput for a gold answer that no extracted answer of this kind can ever equal."""
+    solution = "####" in gold
+    if kind in ("number", "strict"):
+        wrong, wanted = as_number(gold) is None, "a number"
+    elif kind == "choice":
+        wrong, wanted = re.fullmatch("[A-Z]", gold.strip()) is None, "a capital letter"
+    else:
+        wrong, wanted = solution, "an answer alone"
+    if wrong:
+        shown = repr(gold if len(gold) <= 60 else f"...{gold[-57:]}")
+        way = (
+            "it is a whole solution with the answer after ####, which dataset.reader=gsm8k reads"
+            if solution
+            else "give the answer alone, or the answer_kind that it has: number, choice, math or text"
+        )
+        raise InvalidInput(
+            f"the gold answer {shown} is not {wanted}, so that with answer_kind={kind} none is right; {way}"
+        )
+
+
 def _number(text: str) -> str | None:
     stated = _strict(text)
     if stated is not None:

@@ -19,28 +19,31 @@ class PromptTemplate:
 
     instruction: the user's words, `{question}` in them replaced by the question. examples: solved (question, answer)
     pairs that come first. chat: use the tokenizer's chat template; None for when it has one. Without it examples
-    and question are written as "Question: ...\\nAnswer:". options: what else the chat template takes.
+    and question are written as "Question: ...\\nAnswer:". raw: the instruction is the whole prompt, as it stands, with
+    neither of the two around it. options: what else the chat template takes.
     """
 
     instruction: str = STEP_BY_STEP
     system: str | None = None
     examples: tuple[tuple[str, str], ...] = ()
     chat: bool | None = None
+    raw: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if "{question}" not in self.instruction:
             raise InvalidInput(f"the instruction {self.instruction!r} must hold {{question}}, where the question goes")
+        if self.raw and self.chat:
+            raise InvalidInput("raw=true and chat=true exclude each other: a raw prompt goes through no chat template")
 
     def text(self, question: str, tokenizer: Any) -> str:
-        """The prompt as text."""
-        if not question.strip():
-            raise InvalidInput("the question is empty; give some text to solve")
+        """The prompt as text. Raises InvalidInput for a question that is no text, or that no tokenizer can read."""
+        check_text(question, "the question")
         turns = [(self.instruction.replace("{question}", q), a) for q, a in (*self.examples, (question, ""))]
         has_template = getattr(tokenizer, "chat_template", None) is not None
         if self.chat and not has_template:
             raise InvalidInput("chat=true was asked for, but the tokenizer has no chat template; set chat to null")
-        if has_template and self.chat is not False:
+        if has_template and self.chat is not False and not self.raw:
             messages = [{"role": "system", "content": self.system}] if self.system else []
             for user, assistant in turns:
                 messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
@@ -55,14 +58,34 @@ class PromptTemplate:
                     f"the tokenizer's chat template refuses the prompt: {error}; leave the system text or the examples "
                     "out, or set chat to false"
                 ) from error
-        head = f"{self.system}\n\n" if self.system else ""
-        return head + "\n\n".join(
-            f"Question: {q}\nAnswer:{a if not a or a[0].isspace() else ' ' + a}" for q, a in turns
-        )
+        asked = [q if self.raw else f"Question: {q}\nAnswer:" for q, _ in turns]
+        written = [q + _answer(q, a) for q, (_, a) in zip(asked, turns, strict=True)]
+        return (f"{self.system}\n\n" if self.system else "") + "\n\n".join(written)
 
     def tokens(self, question: str, tokenizer: Any) -> list[int]:
         """The prompt as tokens."""
         return prompt_tokens(self.text(question, tokenizer), tokenizer)
+
+
+def _answer(asked: str, answer: str) -> str:
+    """An example's answer as it follows what asks for it, set off by a space where neither has one."""
+    apart = not answer or answer[0].isspace() or asked[-1].isspace()
+    return answer if apart else f" {answer}"
+
+
+def check_text(value: Any, what: str) -> None:
+    """Raise InvalidInput unless `value` is text that is not empty and that a tokenizer can read."""
+    if not isinstance(value, str):
+        raise InvalidInput(f"{what} is {value!r}, of type {type(value).__name__}; give it as text")
+    if not value.strip():
+        raise InvalidInput(f"{what} is empty; give some text to solve")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidInput(
+            f"{what} holds {value[error.start]!a} at character {error.start}, half of a pair that stands for one "
+            "sign (a lone surrogate); the text was cut or decoded wrongly, so make the file again"
+        ) from error
 
 
 def prompt_tokens(text: str, tokenizer: Any) -> list[int]:

@@ -117,3 +117,23 @@ def test_prompts() -> None:
         PromptTemplate("Solve this")
     with pytest.raises(InvalidInput, match="chat template"):
         PromptTemplate(chat=True).text("q", word_tokenizer())
+
+
+def test_a_raw_prompt_is_the_instruction_and_nothing_else() -> None:
+    raw = PromptTemplate("Q: {question}\nA:", examples=(("1+1?", "2"), ("2+2?", "\n4")), raw=True)
+    assert raw.text("3+3?", Marked(chat="T")) == "Q: 1+1?\nA: 2\n\nQ: 2+2?\nA:\n4\n\nQ: 3+3?\nA:"
+    assert PromptTemplate("{question}", raw=True).tokens("Hi", Marked(chat="T")) == [1, ord("H"), ord("i")]
+    assert PromptTemplate("{question} ", examples=(("a", "b"),), raw=True).text("c", Marked()) == "a b\n\nc "
+    with pytest.raises(InvalidInput, match="raw=true and chat=true"):
+        PromptTemplate("{question}", raw=True, chat=True)
+
+
+@pytest.mark.parametrize("question", [None, 3, {"question": "q"}, ["q"], b"q"])
+def test_a_question_that_is_no_text_is_refused_by_its_type(question: Any) -> None:
+    with pytest.raises(InvalidInput, match=f"of type {type(question).__name__}"):
+        PLAIN.tokens(question, Marked())
+
+
+def test_half_a_surrogate_pair_is_refused_where_it_stands() -> None:
+    with pytest.raises(InvalidInput, match=r"'\\ud83d' at character 3"):
+        PLAIN.tokens("ab \ud83d", Marked())

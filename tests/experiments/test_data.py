@@ -1,0 +1,235 @@
+"""Data sets of one's own: names of fields, readers, gold answers, bad rows, solved examples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+from experiments.build import make_template, resolved
+from experiments.data import load_examples, load_task
+from experiments.schema import DatasetConfig, data_label, register
+from tests.helpers.tokenizers import Letters
+from ttc import InvalidInput
+from ttc.protocols import Problem
+
+GSM8K = [
+    {"question": "Ann has 2 pens and buys 3. How many?", "answer": "2 + 3 = <<2+3=5>>5 pens.\n#### 5"},
+    {"question": "Bob has 4 pens and loses 1. How many?", "answer": "4 - 1 = <<4-1=3>>3 pens.\n#### 3"},
+    {"question": "Cy buys 600 pens twice. How many?", "answer": "600 x 2 = 1,200 pens.\n#### 1,200"},
+]
+
+
+def dataset(**fields: Any) -> Any:
+    return OmegaConf.merge(OmegaConf.structured(DatasetConfig), {"name": "file"} | fields)
+
+
+def jsonl(path: Path, rows: list[Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def composed(*overrides: str) -> Any:
+    """The configuration of `python -m experiments.run` with these words typed after it."""
+    register()
+    with initialize_config_module("conf", version_base="1.3"):
+        return resolved(compose("config", overrides=list(overrides)))
+
+
+# ---------------------------------------------------------------- gold answers
+
+
+def test_whole_solutions_as_gold_answers_are_refused_with_the_reader_that_helps(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "test.jsonl", GSM8K)
+    with pytest.raises(InvalidInput, match=r"none of the 3 rows.*file-0: .*whole solution.*dataset\.reader=gsm8k"):
+        load_task(composed("dataset=file", f"dataset.path={path}").dataset)
+    task = load_task(composed("dataset=file", f"dataset.path={path}", "dataset.reader=gsm8k").dataset)
+    assert [p.answer for p in task.problems] == ["5", "3", "1200"] and not task.failures
+
+
+@pytest.mark.parametrize(
+    ("kind", "gold", "fits"),
+    [
+        ("number", "5", True),
+        ("number", 5, True),
+        ("number", "$1,200.50", True),
+        ("number", "3/4", True),
+        ("number", r"\frac{3}{4}", True),
+        ("number", "5 apples", False),
+        ("number", "five", False),
+        ("strict", "five", False),
+        ("choice", "B", True),
+        ("choice", "b", False),
+        ("choice", "AB", False),
+        ("choice", "the second", False),
+        ("math", r"x^2 + 1", True),
+        ("math", "so x = 2\n#### 2", False),
+        ("text", "five apples", True),
+        ("text", "so it is\n#### five", False),
+    ],
+)
+def test_a_gold_answer_that_nothing_can_equal_fails_alone(tmp_path: Path, kind: str, gold: Any, fits: bool) -> None:
+    good = {"number": "1", "strict": "1", "choice": "A", "math": "1", "text": "1"}[kind]
+    rows = [{"question": "q", "answer": good}, {"question": "r", "answer": gold}]
+    task = load_task(dataset(path=jsonl(tmp_path / "rows.jsonl", rows), answer_kind=kind))
+    assert [p.id for p in task.problems] == ["file-0", "file-1"][: 1 + fits]
+    if not fits:
+        ((name, reason),) = task.failures
+        assert name == "file-1" and "the gold answer" in reason and f"answer_kind={kind}" in reason
+
+
+# ---------------------------------------------------------------- bad rows
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": None, "answer": "1"},
+        {"question": {"text": "q"}, "answer": "1"},
+        {"question": ["q"], "answer": "1"},
+        {"question": "half a sign: \ud83d", "answer": "1"},
+        {"question": "q", "answer": None},
+        {"question": "q", "answer": "\udc00"},
+        {"question": "q", "answer": "1", "id": "\ud800"},
+        {"question": " ", "answer": "1"},
+        {"question": "q"},
+        "q",
+        None,
+        [1],
+    ],
+)
+def test_a_bad_row_is_named_by_its_number_and_stops_nothing(tmp_path: Path, row: Any) -> None:
+    good = {"question": "q?", "answer": "1"}
+    task = load_task(dataset(path=jsonl(tmp_path / "rows.jsonl", [good, row, good])))
+    assert [p.id for p in task.problems] == ["file-0", "file-2"]
+    assert [name for name, _ in task.failures] == ["file-1"]
+    json.dumps(task.failures, ensure_ascii=False).encode()  # what a record can hold
+
+
+# ---------------------------------------------------------------- fields, readers, tables
+
+
+def test_fields_have_the_names_that_are_given(tmp_path: Path) -> None:
+    rows = [{"prompt": "q?", "target": "7", "key": "first"}]
+    path = jsonl(tmp_path / "rows.jsonl", rows)
+    names = ["dataset.fields.question=prompt", "dataset.fields.answer=target", "dataset.fields.id=key"]
+    task = load_task(composed("dataset=file", f"dataset.path={path}", *names).dataset)
+    assert task.problems == [Problem("q?", "first", "7")]
+    with pytest.raises(
+        InvalidInput, match=r"no field 'question', only prompt, target, key; .*dataset\.fields\.question"
+    ):
+        load_task(composed("dataset=file", f"dataset.path={path}").dataset)
+
+
+def test_a_reader_of_ones_own_is_found_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_readers.py").write_text(
+        "from ttc.protocols import Problem\n\n\n"
+        "def backwards(row, id, dataset):\n    return Problem(row['q'][::-1], id, str(row['a'][0]))\n\n\n"
+        "def forgets(row, id, dataset):\n    return row['q'], row['a']\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    path = jsonl(tmp_path / "rows.jsonl", [{"q": "abc", "a": [4]}, {"q": "def", "a": []}])
+    task = load_task(dataset(path=path, reader="my_readers.backwards"))
+    assert task.problems == [Problem("cba", "file-0", "4")]
+    assert task.failures == [("file-1", "IndexError: list index out of range")]
+    for reader, message in (
+        ("my_readers.forgets", "gave a tuple, not a ttc Problem"),
+        ("my_readers.missing", "cannot be imported"),
+        ("no_such_module.read", "cannot be imported"),
+        ("my_readers.Problem.__doc__", "cannot be imported"),
+        ("poetry", "is unknown; use one of plain"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            load_task(dataset(path=path, reader=reader))
+
+
+def test_cells_of_tables_are_read_as_text(tmp_path: Path) -> None:
+    (tmp_path / "rows.tsv").write_text("question\tanswer\nIs it 1, 2 or None?\t007\nNone\tNA\n")
+    task = load_task(dataset(path=str(tmp_path / "rows.tsv"), answer_kind="text"))
+    assert [(p.question, p.answer) for p in task.problems] == [("Is it 1, 2 or None?", "007"), ("None", "NA")]
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "label"),
+    [
+        ("sums", None, "sums"),
+        ("file", "/x/mine.jsonl", "mine"),
+        ("file", None, "file"),
+        ("gsm8k", "../y/hard test.jsonl", "gsm8k-hard_test"),
+        ("gsm8k", "gsm8k.jsonl", "gsm8k"),
+        ("../a/b", None, ".._a_b"),
+    ],
+)
+def test_runs_on_other_files_have_other_names(name: str, path: str | None, label: str) -> None:
+    assert data_label(name, path) == label
+
+
+# ---------------------------------------------------------------- solved examples and prompts
+
+
+def test_solved_examples_come_before_the_question_as_in_lm_eval(tmp_path: Path) -> None:
+    test, train = jsonl(tmp_path / "test.jsonl", GSM8K[2:]), jsonl(tmp_path / "train.jsonl", GSM8K[:2])
+    config = composed(
+        "dataset=gsm8k",
+        f"dataset.path={test}",
+        "dataset.shots=2",
+        f"dataset.shots_path={train}",
+        "dataset.raw=true",
+        r'dataset.instruction="Question: {question}\nAnswer:"',
+    )
+    (problem,) = load_task(config.dataset).problems
+    chat = Letters()
+    chat.chat_template = "not used"
+    assert make_template(config).text(problem.question, chat) == (
+        f"Question: {GSM8K[0]['question']}\nAnswer: {GSM8K[0]['answer']}\n\n"
+        f"Question: {GSM8K[1]['question']}\nAnswer: {GSM8K[1]['answer']}\n\n"
+        f"Question: {GSM8K[2]['question']}\nAnswer:"
+    )
+
+
+def test_examples_without_a_solution_state_the_answer(tmp_path: Path) -> None:
+    rows = [{"question": "a?", "answer": "1"}, {"question": "b?", "answer": "2", "why": "Two."}, {"question": "c?"}]
+    path = jsonl(tmp_path / "rows.jsonl", rows)
+    config = dataset(shots=2, shots_path=path, fields={"solution": "why"})
+    assert load_examples(config) == [("a?", "The answer is 1."), ("b?", "Two.")]
+    many = jsonl(tmp_path / "many.jsonl", [{"question": f"{i}?", "answer": str(i)} for i in range(20)])
+    drawn = [load_examples(dataset(shots=5, shots_path=many, shots_seed=seed)) for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2] and all(len(set(examples)) == 5 for examples in drawn)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"shots": 4}, "4 examples are wanted, and 3 rows"),
+        ({"shots": -1}, r"dataset\.shots=-1"),
+        ({"shots": 1}, "file-0 is among the"),
+        ({"shots": 1, "shots_path": None}, r"dataset\.shots_path=FILE"),
+        ({"shots": 1, "shots_path": "/no/such/file.jsonl"}, r"dataset\.shots_path=/no/such/file\.jsonl is not a file"),
+        ({"shots": 1, "path": None, "task": "chain_sum"}, r"dataset\.examples"),
+    ],
+)
+def test_examples_that_cannot_be_had_are_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", GSM8K)
+    with pytest.raises(InvalidInput, match=message):
+        load_task(dataset(**({"path": path, "shots_path": path, "reader": "gsm8k"} | fields)))
+
+
+def test_line_breaks_typed_in_a_shell_reach_the_model_and_the_search() -> None:
+    config = composed(
+        r'dataset.instruction="Q: {question}\nA:"',
+        r'dataset.end=["\n\n","Q:"]',
+        r'search.delimiter="\n\n"',
+        "search=beam_search",
+    )
+    assert config.dataset.instruction == "Q: {question}\nA:"
+    assert list(config.dataset.end) == ["\n\n", "Q:"]
+    assert config.search.delimiter == "\n\n"
+    assert make_template(config).instruction == "Q: {question}\nA:"
+
+
+def test_boxed_answers_are_asked_for_as_before() -> None:
+    assert r"\boxed{}" in composed("dataset=math500").dataset.instruction

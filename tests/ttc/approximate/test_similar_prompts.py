@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import fmean
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.helpers.exactness import assert_like_plain
 from tests.helpers.models import small
 from tests.helpers.tokenizers import text
 from ttc import BlockCache, Branch, Engine, InvalidInput, Paged, Sharing
-from ttc.approximate.similar_prompts import CONTEXT, differing, layer_weights
+from ttc.approximate.similar_prompts import CONTEXT, differing
 
 LAYERS = 4
 ROOT = "A farm has 12 hens and 3 cows. How many legs are there?"
@@ -166,9 +167,10 @@ def test_a_refused_variant_is_exact_and_its_probe_is_its_prefill() -> None:
 
 @pytest.mark.parametrize("pooling", ["matched", "mean", "last"])
 @pytest.mark.parametrize("words", [REWORDED, ROOT[:-1] + " in all, and on the whole?", ROOT[10:], "Count the legs."])
-def test_sigma_is_equation_2_over_the_probed_layers(pooling: str, words: str) -> None:
+@pytest.mark.parametrize("alpha", [1.5, -6.0])
+def test_sigma_is_equation_2_over_the_probed_layers(alpha: float, pooling: str, words: str) -> None:
     """Against the hidden states of plain transformers, of each prompt alone."""
-    engine = make_engine(LAYERS, 256, sharing=similar(tau=-1, pooling=pooling, alpha=1.5, same_numbers=False))
+    engine = make_engine(LAYERS, 256, sharing=similar(tau=-1, pooling=pooling, alpha=alpha, same_numbers=False))
     (branch,) = engine.variants(engine.root(text(ROOT)), [text(words)])
     plain = small(LAYERS, 256)
     regions = differing(text(ROOT)[:-1], text(words)[:-1])
@@ -187,9 +189,21 @@ def test_sigma_is_equation_2_over_the_probed_layers(pooling: str, words: str) ->
             alike.append((fmean(map(max, cosines)) + fmean(map(max, zip(*cosines, strict=True)))) / 2)
         else:
             alike.append(_cosine(own.mean(0), root.mean(0)))
-    expected = sum(w * s for w, s in zip(layer_weights(2, LAYERS, 1.5), alike, strict=True))
+    first, second = math.exp(alpha * 1 / LAYERS), math.exp(alpha * 2 / LAYERS)
+    expected = (first * alike[0] + second * alike[1]) / (first + second)
     assert branch.substituted is not None
     assert branch.substituted.similarity == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_large_alpha_leaves_the_deepest_probed_layer_alone() -> None:
+    found = []
+    for alpha in (-99.0, 0.0, 99.0):
+        engine = make_engine(LAYERS, 256, sharing=similar(tau=-1, alpha=alpha))
+        (branch,) = engine.variants(engine.root(text(ROOT)), [text(REWORDED)])
+        assert branch.substituted is not None
+        found.append(branch.substituted.similarity)
+    assert abs(found[0] - found[2]) > 1e-3  # the layers differ
+    assert found[1] == pytest.approx((found[0] + found[2]) / 2, abs=1e-5)
 
 
 def _cosine(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -13,7 +13,7 @@ from typing import Any, overload
 from search.base import Plan, Request, Search, ranked
 from ttc.errors import BudgetExceeded, InvalidInput, VerifierError
 from ttc.protocols import Aggregation, Backend, Expand, Extract, Problem, Rate, Release, Result, Vary, Verifier
-from ttc.sampling import stream_key
+from ttc.sampling import random_key
 from ttc.text.answers import extract_answer
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch
@@ -191,7 +191,7 @@ class _Driver:
         return roots
 
     def _seed(self, problem: Problem) -> int:
-        return stream_key(self.seed, problem.id or problem.question)
+        return random_key(self.seed, problem.id or problem.question)
 
     def _failed(self, index: int, problem: Problem, error: InvalidInput) -> _Run:
         nothing = Branch([], None, 0, Usage(), lambda tokens: "")

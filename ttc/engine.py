@@ -32,7 +32,7 @@ from ttc.passes.stops import Stops, check_step
 from ttc.protocols import Purpose
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
-from ttc.sampling import SAMPLED, Sampling, stream_key
+from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.trace import Trace
 from ttc.tree.branch import Branch
 from ttc.tree.eviction import BlockCache
@@ -152,7 +152,7 @@ class Engine:
         for prompt in prompts:
             self.limits.check_prompt(len(prompt))
         branches = [
-            Branch(prompt, self.tree.hold(self.tree.trunk), stream_key(seed), Usage(), self.decode)
+            Branch(prompt, self.tree.hold(self.tree.trunk), random_key(seed), Usage(), self.decode)
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
         return self._prefilled(branches, "prompt")

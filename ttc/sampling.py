@@ -78,13 +78,13 @@ class Draws(NamedTuple):
 # ---------------------------------------------------------------- random numbers
 
 
-def stream_key(*parts: object) -> int:
+def random_key(*parts: object) -> int:
     """A 64-bit key from any printable parts: (run seed, problem id) for a root, (parent key, index) for a child."""
     digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
-def streams(keys: Sequence[int], positions: Sequence[int]) -> np.ndarray:
+def random_states(keys: Sequence[int], positions: Sequence[int]) -> np.ndarray:
     """A 64-bit state (uint64) per key and token position: counter-based, so nothing is kept and no order matters."""
     states = torch.from_numpy(np.asarray(keys, np.uint64).view(np.int64))
     mixed: np.ndarray = _mix(states, torch.from_numpy(np.asarray(positions, np.int64))).numpy().view(np.uint64)
@@ -116,8 +116,8 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 def draw(logits: Tensor, sampling: Sampling, states: np.ndarray, *, statistics: bool = False, k: int = 20) -> Draws:
     """Pick a token per row: the largest sum of log-probability and Gumbel noise (Maddison et al., 2014, section 2).
 
-    logits: (rows, vocab), of any floating type. states: one per row, of `streams`. statistics: the entropy and the mean
-    log-probability of the `k` likeliest tokens too.
+    logits: (rows, vocab), of any floating type. states: one per row, of `random_states`.
+    statistics: the entropy and the mean log-probability of the `k` likeliest tokens too.
     The noise belongs to one token at one place of one branch, so rounding changes a choice only where the two best are
     as close as the rounding. Inverting the cumulative distribution would not do: in its tail thousands of tokens lie
     side by side, and every rounding moves the choice on to a neighbour.

@@ -18,7 +18,7 @@ from torch import Tensor
 from experiments.bench.prefix import machine
 from ttc.errors import UnsupportedModel
 from ttc.model.loading import load
-from ttc.sampling import HEAD, TAIL, Sampling, draw, draw_with_torch, stream_key, streams
+from ttc.sampling import HEAD, TAIL, Sampling, draw, draw_with_torch, random_key, random_states
 
 ROWS = (1, 16, 256)
 SAMPLINGS = {
@@ -27,7 +27,7 @@ SAMPLINGS = {
     "top-p 0.95": Sampling(top_p=0.95),
     "top-k 50": Sampling(top_k=50),
 }
-SECONDS = 4.0
+SECONDS = 1.0
 """Spent on each case."""
 
 
@@ -137,7 +137,7 @@ def run(model_name: str, out: Path) -> None:
     rows = []
     for count in ROWS:
         logits = half[:count].float()
-        states = streams([stream_key(row) for row in range(count)], [0] * count)
+        states = random_states([random_key(row) for row in range(count)], [0] * count)
         for name, sampling in SAMPLINGS.items():
             ways: dict[str, Callable[[], Any]] = {
                 "arrays": lambda: draw_by_arrays(logits, sampling, states),  # noqa: B023

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tests.helpers.tokenizers import Letters
 from ttc.errors import InvalidInput
 from ttc.protocols import Purpose
-from ttc.sampling import SAMPLED, Sampling, stream_key
+from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.tree.branch import Branch
 from ttc.usage import Usage
 
@@ -34,7 +34,7 @@ class FakeBackend:
             raise InvalidInput(f"the prompt is longer than {self.longest} tokens")
         seeds = range(len(prompts)) if seeds is None else seeds
         pairs = zip(prompts, seeds, strict=True)
-        return self._hold([Branch(tokens, None, stream_key(seed), Usage(), self.decode) for tokens, seed in pairs])
+        return self._hold([Branch(tokens, None, random_key(seed), Usage(), self.decode) for tokens, seed in pairs])
 
     def variants(
         self, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]] | None = None
@@ -95,7 +95,7 @@ class FakeBackend:
     def _step(self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]) -> None:
         start = len(branch.tokens)
         for _ in range(limit):
-            letter = self.letters[stream_key(branch.key, len(branch.tokens)) % len(self.letters)]
+            letter = self.letters[random_key(branch.key, len(branch.tokens)) % len(self.letters)]
             branch.tokens.append(ord(letter))
             branch.usage.generated_tokens += 1
             text = self.decode(branch.tokens[start:])

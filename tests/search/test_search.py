@@ -14,7 +14,7 @@ from search.driver import aggregate
 from tests.helpers.backends import FakeBackend
 from tests.helpers.tokenizers import Letters
 from ttc import InvalidInput, Sampling
-from ttc.sampling import stream_key
+from ttc.sampling import random_key
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch
 from ttc.usage import Usage
@@ -45,27 +45,27 @@ def continuation(key: int, start: int, limit: int) -> str:
     """What the fake backend writes for a stream."""
     text = ""
     while len(text) < limit and not text.endswith("0"):
-        text += str(stream_key(key, start + len(text)) % 10)
+        text += str(random_key(key, start + len(text)) % 10)
     return text
 
 
 def root_of(result: Result, seed: int = 0) -> tuple[int, int]:
     """The key of a result's root and the length of its prompt."""
     length = len(PromptTemplate().tokens(result.problem.question, Letters()))
-    return stream_key(stream_key(seed, result.problem.id or result.problem.question)), length
+    return random_key(random_key(seed, result.problem.id or result.problem.question)), length
 
 
 def test_greedy_is_one_branch() -> None:
     result = run(Greedy(max_tokens=12), "q", verifier=None)
     key, length = root_of(result)
-    assert [b.text for b in result.branches] == [continuation(stream_key(key, 0), length, 12)]
+    assert [b.text for b in result.branches] == [continuation(random_key(key, 0), length, 12)]
     assert result.best is result.branches[0]
 
 
 def test_best_of_n_takes_the_best_rated() -> None:
     result = run(BestOfN(n=6, max_tokens=9), "q")
     key, length = root_of(result)
-    texts = [continuation(stream_key(key, i), length, 9) for i in range(6)]
+    texts = [continuation(random_key(key, i), length, 9) for i in range(6)]
     scores = [sum(map(int, t)) for t in texts]
     assert result.best.text == texts[scores.index(max(scores))]
     assert [b.score for b in result.branches] == sorted(map(float, scores), reverse=True)
@@ -84,8 +84,8 @@ def test_beam_search_against_a_reference() -> None:
         new = []
         for _, parent, text in going:
             for i in range(size * width if step == 0 else width):
-                part = continuation(stream_key(parent, i), length + len(text), tokens)
-                new.append((float(sum(map(int, part))), stream_key(parent, i), text + part))
+                part = continuation(random_key(parent, i), length + len(text), tokens)
+                new.append((float(sum(map(int, part))), random_key(parent, i), text + part))
         beams = sorted(kept + new, key=lambda b: -b[0])[:size]
     assert [(b.score, b.text) for b in result.branches] == [(score, text) for score, _, text in beams]
 

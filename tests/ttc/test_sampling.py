@@ -16,7 +16,7 @@ from torch import Tensor
 import ttc.sampling
 from experiments.bench.sampling import choose_by_arrays, draw_by_arrays, filter_by_sorting, numpy_gumbels
 from ttc import InvalidInput, Sampling, UnsupportedModel
-from ttc.sampling import HEAD, Draws, draw, draw_with_torch, filter_logits, gumbels, stream_key, streams
+from ttc.sampling import HEAD, Draws, draw, draw_with_torch, filter_logits, gumbels, random_key, random_states
 from ttc.sampling_kernel import BLOCK, cut_of
 
 
@@ -92,7 +92,7 @@ def test_the_same_tokens_are_drawn_as_by_array_operations(way: Way, kind: str, s
     for vocab in (3000, 131, 5):
         logits = many_logits(kind, vocab)
         for i in range(2 if vocab == 3000 else 5):
-            states = streams([stream_key(kind, i)] * 40, range(40))
+            states = random_states([random_key(kind, i)] * 40, range(40))
             before, now = draw_by_arrays(logits, sampling, states), way(logits, sampling, states)
             differing += int(np.not_equal(before[0], now.tokens).sum())
     assert differing <= (0 if sampling.temperature == 0 else 1)  # of 480, where rounding decides
@@ -103,7 +103,7 @@ def test_thousands_of_draws_from_a_large_vocabulary_are_the_same() -> None:
     for sampling in (Sampling(), Sampling(0.8, top_p=0.95)):
         differing = 0
         for i in range(25 if sampling.top_p == 1 else 3):
-            states = streams([stream_key(i)] * 40, range(40))
+            states = random_states([random_key(i)] * 40, range(40))
             expected = choose_by_arrays(logits, sampling, states).numpy()
             differing += int(np.not_equal(expected, draw(logits, sampling, states).tokens).sum())
         assert differing <= 1
@@ -140,7 +140,7 @@ def test_the_compiled_filters_keep_what_sorting_keeps(kind: str) -> None:
 
 def test_top_p_sorts_more_where_the_likeliest_tokens_are_too_few() -> None:
     logits = torch.cat([many_logits("smooth"), many_logits("equal")])
-    states = streams(range(80), range(80))
+    states = random_states(range(80), range(80))
     few, all_of_them = (draw_with_torch(logits, Sampling(top_p=0.9), states, 0, n) for n in (16, 3000))
     assert (few == all_of_them).all() and (few[0] >= 0).all()
 
@@ -150,20 +150,20 @@ def test_top_p_sorts_more_where_the_likeliest_tokens_are_too_few() -> None:
 @pytest.mark.parametrize("sampling", [Sampling(0), Sampling(0.7, top_p=0.9)], ids=str)
 def test_figures_are_the_models_own(way: Way, dtype: torch.dtype, sampling: Sampling) -> None:
     logits = torch.cat([many_logits(kind, 515)[::4] for kind in KINDS]).to(dtype)
-    draws = way(logits, sampling, streams(range(50), range(50)), statistics=True, k=7)
+    draws = way(logits, sampling, random_states(range(50), range(50)), statistics=True, k=7)
     log_probs = logits.double().log_softmax(-1)
     assert draws.logprobs == pytest.approx(log_probs.gather(-1, torch.tensor(draws.tokens)[:, None])[:, 0], abs=1e-5)
     assert draws.top1 == pytest.approx(log_probs.amax(-1).exp(), abs=1e-6)
     assert draws.entropy == pytest.approx(torch.special.entr(log_probs.exp()).sum(-1), abs=1e-5)
     assert draws.top_logprob == pytest.approx(log_probs.sort(descending=True).values[:, :7].mean(-1), abs=1e-5)
-    without = way(logits, sampling, streams(range(50), range(50)))
+    without = way(logits, sampling, random_states(range(50), range(50)))
     assert without == (draws.tokens, draws.logprobs, draws.top1, None, None)
 
 
 def test_a_k_beyond_the_vocabulary_means_all_of_it() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0]])
     for way in (draw, by_torch):
-        draws = way(logits, Sampling(), streams([1], [1]), statistics=True, k=20)
+        draws = way(logits, Sampling(), random_states([1], [1]), statistics=True, k=20)
         assert draws.top_logprob == pytest.approx([float(logits.log_softmax(-1).mean())], abs=1e-6)
 
 
@@ -171,7 +171,7 @@ def test_a_k_beyond_the_vocabulary_means_all_of_it() -> None:
 @pytest.mark.parametrize("sampling", FILTERS, ids=str)
 @pytest.mark.parametrize("value", ["nan", "-nan", "inf", "-inf"])
 def test_logits_that_are_not_finite_are_refused(way: Way, sampling: Sampling, value: str) -> None:
-    states = streams(range(6), range(6))
+    states = random_states(range(6), range(6))
     logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(0))
     way(logits, sampling, states)
     if value == "-inf":
@@ -185,7 +185,7 @@ def test_logits_that_are_not_finite_are_refused(way: Way, sampling: Sampling, va
 
 
 def test_without_numba_the_draws_are_the_same_and_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, states = many_logits("ties"), streams(range(40), range(40))
+    logits, states = many_logits("ties"), random_states(range(40), range(40))
     expected = draw(logits, Sampling(), states)
     ttc.sampling._kernel.cache_clear()
     monkeypatch.setitem(sys.modules, "ttc.sampling_kernel", None)
@@ -199,7 +199,7 @@ def test_without_numba_the_draws_are_the_same_and_one_line_says_so(monkeypatch: 
 
 
 def test_threads_and_the_layout_of_logits_change_nothing() -> None:
-    logits, states, sampling = many_logits("smooth"), streams(range(40), range(40)), Sampling(0.9, top_p=0.9)
+    logits, states, sampling = many_logits("smooth"), random_states(range(40), range(40)), Sampling(0.9, top_p=0.9)
     expected, threads = draw(logits, sampling, states), torch.get_num_threads()
     try:
         torch.set_num_threads(3)
@@ -219,8 +219,8 @@ def test_tokens_come_with_their_probabilities(vocab: int, spread: float) -> None
     logits[0, 1 : vocab // 4] = 0.0 if vocab < 3000 else -HEAD - 0.5
     logits[0, [0, vocab // 2, vocab - 1]] = float("-inf")
     probs = logits.softmax(-1)[0].double().numpy()
-    draws, key = 100_000, stream_key("probabilities", vocab)
-    states = streams([key] * draws, range(draws))
+    draws, key = 100_000, random_key("probabilities", vocab)
+    states = random_states([key] * draws, range(draws))
     tokens = np.concatenate([draw(logits.expand(2000, -1), Sampling(), s).tokens for s in states.reshape(-1, 2000)])
     counts = np.bincount(tokens, minlength=vocab)
     assert counts[[0, vocab // 2, vocab - 1]].sum() == 0
@@ -233,7 +233,7 @@ def test_tokens_come_with_their_probabilities(vocab: int, spread: float) -> None
 def test_the_tail_is_drawn_from_like_the_head() -> None:
     logits = torch.full((1, 50_001), -HEAD - 1.0)
     logits[0, 7] = 0.0
-    states = streams([stream_key("tail")] * 4000, range(4000))
+    states = random_states([random_key("tail")] * 4000, range(4000))
     tokens = np.concatenate([draw(logits.expand(100, -1), Sampling(), s).tokens for s in states.reshape(-1, 100)])
     share = 50_000 * np.exp(-HEAD - 1) / (1 + 50_000 * np.exp(-HEAD - 1))
     others = tokens[tokens != 7]
@@ -248,7 +248,7 @@ def test_rounding_does_not_change_what_is_drawn() -> None:
     for temperature in (0.8, 1.0):
         changed = 0
         for i in range(50):
-            states = streams([stream_key(i)] * 40, range(40))
+            states = random_states([random_key(i)] * 40, range(40))
             rounded = logits + torch.randn(logits.shape, generator=random) * 1e-5
             drawn = [draw(x, Sampling(temperature), states).tokens for x in (logits, rounded)]
             changed += int(np.not_equal(*drawn).sum())
@@ -257,7 +257,7 @@ def test_rounding_does_not_change_what_is_drawn() -> None:
 
 @both
 def test_greedy_and_what_filters_leave(way: Way) -> None:
-    states = streams([1, 2, 3], [0, 0, 0])
+    states = random_states([1, 2, 3], [0, 0, 0])
     logits = torch.tensor([[1.0, 3.0, 2.0]]).expand(3, -1)
     assert way(logits, Sampling(temperature=0), states).tokens == [1, 1, 1]
     assert way(logits, Sampling(top_k=1), states).tokens == [1, 1, 1]
@@ -266,9 +266,9 @@ def test_greedy_and_what_filters_leave(way: Way) -> None:
 
 
 def test_streams_depend_on_key_and_position_alone() -> None:
-    keys, positions = [stream_key(0, i) for i in range(500)], list(range(500))
-    values = streams(keys, positions)
-    assert (streams(keys[::-1], positions[::-1])[::-1] == values).all()
+    keys, positions = [random_key(0, i) for i in range(500)], list(range(500))
+    values = random_states(keys, positions)
+    assert (random_states(keys[::-1], positions[::-1])[::-1] == values).all()
     assert len(set(values.tolist())) == 500
     tokens = np.arange(100_000)
     noise = numpy_gumbels(values[0], tokens)

@@ -13,7 +13,7 @@ from ttc.memory.kv import KV
 from ttc.memory.tails import Tails, freeze, keep_rows
 from ttc.passes.runtime import Runtime
 from ttc.passes.stops import Stops
-from ttc.sampling import Sampling, draw, streams
+from ttc.sampling import Sampling, draw, random_states
 from ttc.tree.branch import Branch, StepEnd, by_problem
 from ttc.tree.segment import Segment
 from ttc.usage import count_pass
@@ -110,7 +110,7 @@ class DecodeStep:
         return ended
 
     def _append(self, active: Sequence[Branch], logits: Tensor) -> None:
-        states = streams([b.key for b in active], [len(b.tokens) for b in active])
+        states = random_states([b.key for b in active], [len(b.tokens) for b in active])
         draws = draw(logits, self.sampling, states)
         for branch, token, logprob, top1 in zip(active, draws.tokens, draws.logprobs, draws.top1, strict=True):
             branch.append(token, logprob, top1)

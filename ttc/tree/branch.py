@@ -9,7 +9,7 @@ from math import nan
 from typing import Literal
 
 from ttc.errors import InvalidInput
-from ttc.sampling import stream_key
+from ttc.sampling import random_key
 from ttc.tree.segment import Segment
 from ttc.usage import Usage
 
@@ -86,7 +86,7 @@ class Branch:
 
     def child(self) -> Branch:
         """A copy with its own stream; the tree's reference counts are the caller's business."""
-        key = stream_key(self.key, self._forks)
+        key = random_key(self.key, self._forks)
         twin = Branch(self.tokens, self._leaf, key, self.usage, self._decode, self.root_id)
         twin.prompt_length, twin.given_end = self.prompt_length, self.given_end
         for mine, theirs in zip(self.columns(), twin.columns(), strict=True):

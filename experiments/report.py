@@ -8,29 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.bench import breakdown, cache, memory, prefix
+from experiments.bench import breakdown, cache, default_task, memory, prefix
 from experiments.paper.rksc import plots
 from experiments.paper.rksc import tables as rksc
 
 RESULTS = Path(__file__).parent / "results"
 
 
-def default_task(result: dict[str, Any]) -> str:
-    """Searches on the default task at about one token budget."""
-    lines = ["| search | verifier | accuracy | 95% interval | tokens per problem |", "|---|---|---|---|---|"]
-    for row in result["rows"]:
-        low, high = row["accuracy_95"]
-        lines.append(
-            f"| {row['search']} | {row['verifier']} | {row['accuracy']:.1%} | {low:.1%} to {high:.1%} | "
-            f"{row['generated_tokens_per_problem']:.0f} |"
-        )
-    return "\n".join(lines)
-
-
 Table = Callable[[dict[str, Any]], str]
 TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "README.md": {
-        "default_task": ("default_task", default_task),
+        "default_task": ("default_task", default_task.table),
+    },
+    "docs/benchmarks.md": {
         "prefix": ("prefix", prefix.table),
         "breakdown": ("breakdown", breakdown.table),
         "memory_bytes": ("memory", memory.bytes_table),

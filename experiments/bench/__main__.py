@@ -1,11 +1,11 @@
-"""`python -m experiments.bench prefix|memory|cache|breakdown|sampling [--quick] [--out FILE]`."""
+"""`python -m experiments.bench default_task|prefix|breakdown|sampling|memory|cache [--out FILE]`."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from experiments.bench import breakdown, cache, memory, prefix, sampling
+from experiments.bench import breakdown, cache, default_task, memory, prefix, sampling
 
 RESULTS = Path("experiments/results")
 
@@ -14,9 +14,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.bench")
     commands = parser.add_subparsers(dest="command", required=True)
     shared = commands.add_parser("prefix", help="decoding B branches on a shared prefix, against plain transformers")
-    shared.add_argument("--quick", action="store_true", help="fewer cases, the two with a target among them")
+    sizes = shared.add_mutually_exclusive_group()
+    sizes.add_argument("--quick", dest="size", action="store_const", const="quick", default="full", help="fewer cases")
+    sizes.add_argument("--short", dest="size", action="store_const", const="short", help="the README's five cases")
     shared.add_argument("--model", default="smollm2-135m")
-    shared.add_argument("--out", type=Path, default=RESULTS / "prefix.json")
+    shared.add_argument("--out", type=Path, help="default: prefix.json, or prefix_SIZE.json, in experiments/results")
+    task = commands.add_parser("default_task", help="four searches on the default task")
+    task.add_argument("--problems", type=int, default=200)
+    task.add_argument("--out", type=Path, default=RESULTS / "default_task.json")
     blocks = commands.add_parser("cache", help="RSBCM against LRU in a best-first search")
     blocks.add_argument("--problems", type=int, default=16)
     blocks.add_argument("--model", default="smollm2-135m")
@@ -44,6 +49,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.command == "arm":
         prefix.run_arm(arguments.name, arguments.tokens, arguments.branches, arguments.model)
+    elif arguments.command == "default_task":
+        default_task.run(arguments.problems, arguments.out)
     elif arguments.command == "cache":
         cache.run(arguments.problems, arguments.model, arguments.out)
     elif arguments.command == "breakdown":
@@ -57,7 +64,8 @@ def main() -> None:
         out = arguments.out or RESULTS / "memory.json"
         memory.run(arguments.part, arguments.quick, arguments.model, out, arguments.trace)
     else:
-        prefix.run(arguments.quick, arguments.model, arguments.out)
+        name = "prefix" if arguments.size == "full" else f"prefix_{arguments.size}"
+        prefix.run(arguments.size, arguments.model, arguments.out or RESULTS / f"{name}.json")
 
 
 if __name__ == "__main__":

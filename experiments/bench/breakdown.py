@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from experiments.bench.prefix import machine, prompt, read_bandwidth
+from experiments.bench.prefix import prompt, read_bandwidth
+from experiments.provenance import provenance
 from ttc.attention.hf_hook import IMPLEMENTATION, tree_attention
 from ttc.engine import Engine
 from ttc.model.loading import load
@@ -62,13 +63,8 @@ def run(model_name: str, out: Path) -> None:
     engine.limits.eos_ids = frozenset()
     bandwidth = read_bandwidth()
     rows = [_measure(engine, tokens, branches, weights, bandwidth) for tokens, branches in CASES]
-    result = {
-        "command": "python -m experiments.bench breakdown",
-        "machine": machine(),
-        "model": f"{model_name}, bfloat16, its real weights; random prompts; sampled tokens",
-        "simulated": "nothing",
-        "rows": rows,
-    }
+    model = f"{model_name}, bfloat16, its real weights; random prompts; sampled tokens"
+    result = provenance("python -m experiments.bench breakdown", model=model) | {"rows": rows}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
     print(table(result))

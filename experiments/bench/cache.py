@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_module
 
-from experiments.bench.prefix import machine
 from experiments.build import make_template
 from experiments.data import load_task
+from experiments.provenance import provenance
 from search import BestFirst, solve
 from ttc import BlockCache, Engine
 from ttc.model.loading import load
@@ -37,13 +37,11 @@ def run(problems: int, model_name: str, out: Path) -> None:
             rows.append(_measure(model, tokenizer, options, cache) | {"share": share, "order": order})
     for row in rows:
         row["answers_changed"] = sum(a != b for a, b in zip(row["answers"], rows[0]["answers"], strict=True))
-    result = {
-        "command": f"python -m experiments.bench cache --problems {problems}",
-        "machine": machine(),
-        "model": f"{model_name}, float32, its real weights; sums, best-first search, arithmetic verifier",
-        "simulated": "nothing",
-        "rows": rows,
-    }
+    result = provenance(
+        f"python -m experiments.bench cache --problems {problems}",
+        model=f"{model_name}, float32, its real weights; sums, best-first search, arithmetic verifier",
+    )
+    result |= {"rows": rows}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
     print(table(result))

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, OPTConfig
 
-from experiments.bench.prefix import machine, prompt
+from experiments.bench.prefix import prompt
+from experiments.provenance import provenance
 from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Resident, Sampling
 from ttc.cost_model.transfer import KVShape, Workload, beam_scheduling_bytes, token_by_token_bytes
 from ttc.errors import OutOfMemory
@@ -26,9 +27,12 @@ from ttc.tree.branch import Branch
 BUDGET_SHARE = 7 / 64
 """Of the KV of all beams at full length, what the device holds: LBS's 7 GiB of 64."""
 
-LINK_TO_COMPUTE = (64 * 2**30 / 25e9) / ((13.4e9 + 64 * 2**30) / 1008e9)
-"""Moving the KV of all beams takes so many times as long as a step with all of it resident: LBS's 64 GiB over 25 GB/s,
-against reading them and the weights of OPT-6.7B at an RTX 4090's 1,008 GB/s."""
+LINK_GBPS = 15.75
+"""LBS's link is PCIe Gen4 with eight lanes: at most so many 1e9 bytes a second."""
+
+LINK_TO_COMPUTE = (64 * 2**30 / (LINK_GBPS * 1e9)) / ((13.4e9 + 64 * 2**30) / 1008e9)
+"""Moving the KV of all beams takes about 54 times as long as a step with all of it resident: LBS's 64 GiB over its
+link, against reading them and the weights of OPT-6.7B at an RTX 4090's 1,008 GB/s."""
 
 ARMS: dict[str, Callable[..., Residency]] = {
     "layerwise": lambda **o: Layerwise(shared=False, block_tokens=4096, **o),
@@ -42,6 +46,9 @@ ARMS: dict[str, Callable[..., Residency]] = {
 }
 """LBS's ablation (Figure 12): its baseline, then one mechanism more in each arm. The others share KV as well."""
 
+FAIR = "layerwise, shared"
+"""The baseline that a tree-shaped cache deserves: layer-wise as well, but no beam moves a copy of what it shares."""
+
 PRIVATE = ("layerwise", "inter-token")
 """Arms that move a copy of the KV for every beam: what the beams share makes no difference to their bytes."""
 
@@ -52,12 +59,16 @@ BYTES = (
     ("inter-token", 128),
     ("+ inter-beam", 32),
     ("+ prefetch", 32),
+    ("layerwise, shared", 32),
 )
 """Arms and step lengths whose bytes are counted."""
 
-SWEEP = ("layerwise", "inter-token", "+ inter-beam", "+ prefetch")
-"""LBS's switches, whose bytes are counted for each of `SWEEP_BEAMS` and `SWEEP_STEPS`."""
+SWEEP = ("layerwise", "layerwise, shared", "inter-token", "+ inter-beam", "+ prefetch")
+"""The baseline as the paper has it and over the shared tree, then LBS's switches, whose bytes are counted for each of
+`SWEEP_BEAMS` and `SWEEP_STEPS`."""
 
+COUNTED = "a random Llama of 32 layers, 1 KV head of 4, float32; bytes are counted, times say nothing"
+SHARE = "7/64 of the KV of all beams at full length, nothing shared"
 SWEEP_BEAMS = (4, 16, 32, 64)
 SWEEP_STEPS = (32, 64, 128)
 SWEEP_BUDGET = "the larger of 7/64 of the KV of all beams and 1.25 times that of one, at full length, nothing shared"
@@ -194,7 +205,7 @@ def budget_bytes(model: Any, tokenizer: Any, case: Case) -> int:
 def run(part: str, quick: bool, model_name: str, out: Path, trace: Path | None) -> None:
     """Measure, print tables, and write the figures after each arm, so that none is lost."""
     result = json.loads(out.read_text()) if out.exists() else {}
-    result |= {"machine": machine(), "budget": "7/64 of the KV of all beams at full length, nothing shared"}
+    result = {part: found for part, found in result.items() if isinstance(found, dict) and "rows" in found}
     if part in ("bytes", "all"):
         _bytes(result, quick, out)
     if part in ("sweep", "all"):
@@ -210,13 +221,11 @@ def run_device(shape: str, beams: int, step_tokens: int, quick: bool, out: Path)
     model = shaped(shape, width=128) if quick else shaped(shape)
     case = Case(beams, 128, 192 if quick else 1920, step_tokens)
     budget = None if quick else 7 * 2**30
-    result: dict[str, Any] = {
-        "machine": machine() | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),
-        "command": f"python -m experiments.bench memory device --shape {shape} --beams {beams} --step {step_tokens}"
+    result = provenance(
+        f"python -m experiments.bench memory device --shape {shape} --beams {beams} --step {step_tokens}"
         + (" --quick" if quick else ""),
-        "model": f"{shape}'s dimensions, {model.config.num_hidden_layers} layers, {model.dtype}, random weights",
-        "rows": [],
-    }
+        model=f"{shape}'s dimensions, {model.config.num_hidden_layers} layers, {model.dtype}, random weights",
+    ) | {"rows": list[dict[str, Any]]()}
     for arm in ARMS:
         try:
             result["rows"].append(measure(model, Silent(), arm, case, budget=budget))
@@ -236,11 +245,8 @@ def _save(result: dict[str, Any], out: Path) -> None:
 def _bytes(result: dict[str, Any], quick: bool, out: Path) -> None:
     beams, new_tokens = (16, 384) if quick else (64, 1920)
     model = tiny()
-    found = result["bytes"] = {
-        "command": "python -m experiments.bench memory bytes" + (" --quick" if quick else ""),
-        "model": "a random Llama of 32 layers, 1 KV head of 4, float32; bytes are counted, times say nothing",
-        "rows": [],
-    }
+    command = "python -m experiments.bench memory bytes" + (" --quick" if quick else "")
+    found = result["bytes"] = provenance(command, model=COUNTED) | {"budget": SHARE, "rows": []}
     for arm, step in BYTES:
         found["rows"].append(measure(model, Silent(), arm, Case(beams, 128, new_tokens, step, arm not in PRIVATE)))
         _save(result, out)
@@ -249,12 +255,8 @@ def _bytes(result: dict[str, Any], quick: bool, out: Path) -> None:
 
 def _sweep(result: dict[str, Any], quick: bool, out: Path) -> None:
     model = tiny()
-    found = result["sweep"] = {
-        "command": "python -m experiments.bench memory sweep" + (" --quick" if quick else ""),
-        "model": "a random Llama of 32 layers, 1 KV head of 4, float32; bytes are counted, times say nothing",
-        "budget": SWEEP_BUDGET,
-        "rows": [],
-    }
+    command = "python -m experiments.bench memory sweep" + (" --quick" if quick else "")
+    found = result["sweep"] = provenance(command, model=COUNTED) | {"budget": SWEEP_BUDGET, "rows": []}
     for beams in SWEEP_BEAMS[:2] if quick else SWEEP_BEAMS:
         for step in SWEEP_STEPS:
             case = Case(beams, 128, 2 * step if quick else 384, step)
@@ -277,14 +279,12 @@ def _time(result: dict[str, Any], quick: bool, model_name: str, out: Path, trace
     resident = measure(model, tokenizer, "resident", case)
     step_s = resident["total_s"] / case.new_tokens
     gbps = full_bytes(Engine(model, tokenizer), case) / (LINK_TO_COMPUTE * step_s) / 1e9
-    found = result["time"] = {
-        "command": "python -m experiments.bench memory time" + (" --quick" if quick else ""),
-        "model": f"{model_name}, bfloat16, its real weights, packed; random prompt and selection",
-        "simulated": f"the link: {gbps:.3f} GB/s, over which the KV of all beams takes {LINK_TO_COMPUTE:.0f} resident "
-        "steps, as in LBS's setting (25 GB/s, RTX 4090)",
-        "link_gbps": gbps,
-        "rows": [],
-    }
+    found = result["time"] = provenance(
+        "python -m experiments.bench memory time" + (" --quick" if quick else ""),
+        model=f"{model_name}, bfloat16, its real weights, packed; random prompt and selection",
+        simulated=f"the link: {gbps:.3f} GB/s, over which the KV of all beams takes {LINK_TO_COMPUTE:.0f} resident "
+        "steps, as in LBS's setting (PCIe Gen4 x8, RTX 4090)",
+    ) | {"budget": SHARE, "link_gbps": gbps, "rows": []}
     for arm in ARMS:
         found["rows"].append(resident if arm == "resident" else measure(model, tokenizer, arm, case, gbps))
         print(json.dumps(found["rows"][-1]), flush=True)
@@ -306,16 +306,19 @@ def write_trace(model: Any, tokenizer: Any, case: Case, gbps: float, path: Path)
 def bytes_table(result: dict[str, Any]) -> str:
     """Bytes from host to device as a Markdown table."""
     lines = [
-        "| way | step | to the device | of layer-wise | of Eqs. 1-3 | counted / model | counted / lower bound |",
-        "|---|---|---|---|---|---|---|",
+        "| way | step | to the device | of layer-wise | of layer-wise, shared | of Eqs. 1-3 | counted / model "
+        "| counted / lower bound |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     rows = result["bytes"]["rows"]
+    bases = {row["arm"]: sum(row["to_device_bytes"].values()) for row in rows}
     for row in rows:
-        moved, base = sum(row["to_device_bytes"].values()), sum(rows[0]["to_device_bytes"].values())
+        moved, base = sum(row["to_device_bytes"].values()), bases["layerwise"]
+        fair = f"{moved / bases[FAIR]:.2%}" if bases.get(FAIR) else ""
         model = f"{moved / row['model_bytes']:.3f}" if "model_bytes" in row else ""
         bound = _over_bound(moved, row)
         lines.append(
-            f"| {row['arm']} | {row['step_tokens']} | {moved / 2**20:,.1f} MiB | {moved / base:.2%} | "
+            f"| {row['arm']} | {row['step_tokens']} | {moved / 2**20:,.1f} MiB | {moved / base:.2%} | {fair} | "
             f"{moved / row['baseline_bytes']:.2%} | {model} | {bound} |"
         )
     return "\n".join(lines)
@@ -323,19 +326,19 @@ def bytes_table(result: dict[str, Any]) -> str:
 
 def sweep_table(result: dict[str, Any]) -> str:
     """Bytes from host to device per switch, as a Markdown table: a line for each number of beams and step length."""
-    lines = [
-        "| beams | step | layer-wise | inter-token | + inter-beam | + prefetch | inter-token: counted / model "
-        "| the last two: counted / lower bound |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
     cases: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
     for row in result["sweep"]["rows"]:
         cases.setdefault((row["beams"], row["step_tokens"]), {})[row["arm"]] = row
+    arms = [arm for arm in SWEEP if all(arm in rows for rows in cases.values())]
+    lines = [
+        f"| beams | step | {' | '.join(arms)} | inter-token: counted / model | the last two: counted / lower bound |",
+        "|---|---" + "|---" * (len(arms) + 2) + "|",
+    ]
     for (beams, step), rows in cases.items():
-        moved = {arm: sum(row["to_device_bytes"].values()) for arm, row in rows.items()}
-        shares = " | ".join(f"{moved[arm] / moved['layerwise']:.2%}" for arm in SWEEP[1:])
+        moved = {arm: sum(rows[arm]["to_device_bytes"].values()) for arm in arms}
+        shares = " | ".join(f"{moved[arm] / moved['layerwise']:.2%}" for arm in arms[1:])
         model = moved["inter-token"] / rows["inter-token"]["model_bytes"]
-        bounds = ", ".join(_over_bound(moved[arm], rows[arm]) for arm in SWEEP[2:])
+        bounds = ", ".join(_over_bound(moved[arm], rows[arm]) for arm in arms[-2:])
         lines.append(
             f"| {beams} | {step} | {moved['layerwise'] / 2**20:,.1f} MiB | {shares} | {model:.3f} | {bounds} |"
         )

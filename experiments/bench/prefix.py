@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
-import platform
 import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from experiments.provenance import provenance
 from ttc.engine import Engine
 from ttc.model.loading import load
 
 CASES = ((64, 1), (256, 8), (256, 32), (1024, 8), (1024, 32), (4096, 8), (4096, 32))
+SHORT = ((64, 1), (256, 8), (1024, 8), (1024, 32), (4096, 8))
+"""The README's cases, for `generate` and the engine alone."""
+
 QUICK = ((64, 1), (256, 8), (4096, 8), (4096, 32))
 NEW_TOKENS = 24
 Figures = dict[str, float | None]
@@ -151,33 +153,35 @@ def _seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def run(quick: bool, model_name: str, out: Path) -> None:
-    """Run every case and arm, print ratios against `generate`, and write the figures."""
+def run(size: str, model_name: str, out: Path) -> None:
+    """Run the cases and arms of a size ("full", "quick" or "short"), print ratios against `generate`, and write the
+    figures."""
+    cases, arms = {"full": (CASES, ARMS), "quick": (QUICK, ARMS), "short": (SHORT, ("generate", "engine"))}[size]
     model, _ = load(model_name, dtype=torch.bfloat16)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     del model
     bandwidth = read_bandwidth()
     rows = []
-    for tokens, branches in QUICK if quick else CASES:
-        for arm in ARMS:
+    for tokens, branches in cases:
+        for arm in arms:
             case = {"tokens": tokens, "branches": branches, "arm": arm}
             rows.append(case | _measure(arm, tokens, branches, model_name))
             print(json.dumps(rows[-1]), flush=True)
     for row in rows:
         if row["arm"] == "engine" and "kv_bytes" in row:
             row["floor_ms"] = (weights + row["kv_bytes"]) / bandwidth * 1e3
-    result = {
-        "command": "python -m experiments.bench prefix" + (" --quick" if quick else ""),
-        "machine": machine(),
-        "model": f"{model_name}, bfloat16, its real weights; random prompts; sampled tokens",
-        "simulated": "nothing",
+    result = provenance(
+        "python -m experiments.bench prefix" + ("" if size == "full" else f" --{size}"),
+        model=f"{model_name}, bfloat16, its real weights; random prompts; sampled tokens",
+    )
+    result |= {
         "read_bandwidth_gb_s": bandwidth / 1e9,
         "weight_bytes": weights,
         "rows": rows,
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
-    print(table(result))
+    print(short_table(result) if size == "short" else table(result))
 
 
 def _measure(arm: str, tokens: int, branches: int, model_name: str) -> dict[str, Any]:
@@ -186,16 +190,6 @@ def _measure(arm: str, tokens: int, branches: int, model_name: str) -> dict[str,
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]}
     return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    cpu = platform.processor()
-    if Path("/proc/cpuinfo").exists():
-        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0].partition(":")[2].strip() if names else cpu
-    versions = {name: version(name) for name in ("torch", "transformers")}
-    return {"cpu": cpu, "threads": torch.get_num_threads(), "python": platform.python_version(), **versions}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -219,5 +213,21 @@ def table(result: dict[str, Any]) -> str:
         lines.append(
             f"{head} {row['prefill_s']:.2f} s | {row['step_ms']:.1f} ms{floor} | {ratio} | {kv} | "
             f"{row['peak_bytes'] / 2**30:.2f} GiB |"
+        )
+    return "\n".join(lines)
+
+
+def short_table(result: dict[str, Any]) -> str:
+    """The engine beside `generate`, a line for each case, as a Markdown table."""
+    lines = [
+        "| prefix | branches | step, `generate` | step, engine | faster | prefill, `generate` | prefill, engine |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    rows = {(r["tokens"], r["branches"], r["arm"]): r for r in result["rows"]}
+    for tokens, branches in dict.fromkeys((r["tokens"], r["branches"]) for r in result["rows"]):
+        plain, own = rows[tokens, branches, "generate"], rows[tokens, branches, "engine"]
+        lines.append(
+            f"| {tokens:,} | {branches} | {plain['step_ms']:.0f} ms | {own['step_ms']:.0f} ms | "
+            f"{plain['step_ms'] / own['step_ms']:.1f}x | {plain['prefill_s']:.1f} s | {own['prefill_s']:.1f} s |"
         )
     return "\n".join(lines)

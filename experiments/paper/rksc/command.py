@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.bench.prefix import machine
 from experiments.paper.rksc import arms, phrasings, prefix, stress, tables, verification
 from experiments.paper.rksc.setting import Setting
+from experiments.provenance import provenance
 from ttc.errors import InvalidInput
 
 Measure = Callable[[Sequence[str], int, int], Iterable[dict[str, Any]]]
@@ -57,14 +57,13 @@ def main(arguments: argparse.Namespace) -> None:
         words = [part, *([f"--problems {problems}"] if usual else []), *overrides]
         if part in HELD_OUT:
             words.insert(2, f"--held-out {arguments.held_out}")
-        about = {
-            "command": "python -m experiments.paper rksc " + " ".join(words),
-            "machine": machine(),
-            "model": f"{config.model.name}, with the weights that this name loads",
-            "simulated": f"a link of {gbps} GB/s" if (gbps := config.memory.get("link_gbps")) else "nothing",
-        }
         file = arguments.out / file_name(part, config.model.name)
         for found in measure(overrides, problems, arguments.held_out):
+            about = provenance(
+                "python -m experiments.paper rksc " + " ".join(words),
+                model=f"{config.model.name}, with the weights that this name loads",
+                simulated=f"a link of {gbps} GB/s" if (gbps := config.memory.get("link_gbps")) else "nothing",
+            )
             result = about | found
             file.write_text(as_text(result), encoding="utf-8")
         print(tables.TABLES[part](result))

@@ -1,0 +1,66 @@
+"""Figures name the code that made them, and the README shows none that other code made."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.provenance import changed_modules, code_hash, provenance
+from experiments.report import RESULTS
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module `measured_code` that can be rewritten."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "measured_code", raising=False)
+    return tmp_path / "measured_code.py"
+
+
+def written(file: Path, text: str) -> str:
+    file.write_text(text)
+    importlib.invalidate_caches()
+    code_hash.cache_clear()
+    return code_hash("measured_code")
+
+
+def test_comments_docstrings_and_layout_change_no_hash_and_code_does(module: Path) -> None:
+    first = written(module, '"""A."""\n\ndef f(x):\n    """B."""\n    return x + 1  # one\n')
+    assert written(module, "def f(x):\n\n    return (x +\n        1)\n") == first
+    assert written(module, "def f(x):\n    return x + 2\n") != first
+
+
+def test_a_record_tells_which_modules_changed_or_went(module: Path) -> None:
+    record = {"code": {"measured_code": written(module, "x = 1\n"), "measured_code.gone": "0", "ttc.gone": "0"}}
+    assert changed_modules(record) == ["measured_code.gone", "ttc.gone"]
+    written(module, "x = 2\n")
+    assert changed_modules(record) == ["measured_code", "measured_code.gone", "ttc.gone"]
+
+
+def test_a_record_names_command_machine_versions_commit_and_code() -> None:
+    import ttc.errors  # noqa: F401
+
+    made = provenance("a command", model="a model, random weights")
+    assert made["command"] == "a command" and made["simulated"] == "nothing"
+    assert {"cpu", "threads", "python", "torch", "transformers"} <= made["machine"].keys()
+    assert made["code"]["ttc.errors"] == code_hash("ttc.errors")
+    assert changed_modules(made) == []
+
+
+def records(found: Any) -> Iterator[dict[str, Any]]:
+    """The records of a file: itself, or its parts."""
+    yield from [found] if "machine" in found else [part for part in found.values() if isinstance(part, dict)]
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
+def test_every_record_names_its_command_machine_versions_and_commit(file: Path) -> None:
+    for record in records(json.loads(file.read_text(encoding="utf-8"))):
+        assert "python -m experiments." in str(record.get("command", record.get("commands")))
+        assert len(record["commit"]) >= 40 and record["model"] and record["simulated"]
+        assert {"torch", "transformers"} <= (record.get("versions") or record["machine"]).keys()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.bench.prefix import machine
+from experiments.provenance import provenance
 from ttc.errors import UnsupportedModel
 from ttc.model.loading import load
 from ttc.sampling import HEAD, TAIL, Sampling, draw, draw_with_torch, random_key, random_states
@@ -150,14 +150,9 @@ def run(model_name: str, out: Path) -> None:
                 way()
             differing = int(np.not_equal(ways["arrays"]()[0], ways["compiled"]().tokens).sum())
             rows.append({"rows": count, "sampling": name, "ms": _medians(ways), "differing_tokens": differing})
-    result = {
-        "command": "python -m experiments.bench sampling",
-        "machine": machine(),
-        "model": f"{model_name}, bfloat16, its real weights; logits along a text that it sampled",
-        "simulated": "nothing",
-        "vocabulary": half.shape[-1],
-        "rows": rows,
-    }
+    model = f"{model_name}, bfloat16, its real weights; logits along a text that it sampled"
+    result = provenance("python -m experiments.bench sampling", model=model)
+    result |= {"vocabulary": half.shape[-1], "rows": rows}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
     print(table(result))

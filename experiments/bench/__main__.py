@@ -1,11 +1,11 @@
-"""`python -m experiments.bench default_task|prefix|breakdown|sampling|memory|cache [--out FILE]`."""
+"""`python -m experiments.bench default_task|prefix|breakdown|sampling|memory|cache|architectures [--out FILE]`."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from experiments.bench import breakdown, cache, default_task, memory, prefix, sampling
+from experiments.bench import architectures, breakdown, cache, default_task, memory, prefix, sampling
 
 RESULTS = Path("experiments/results")
 
@@ -41,6 +41,9 @@ def main() -> None:
     tiers.add_argument("--step", type=int, default=32, help="tokens, of `device`")
     tiers.add_argument("--out", type=Path, help="default: memory.json or memory_device.json in experiments/results")
     tiers.add_argument("--trace", type=Path, help="write a timeline of one run here (Chrome trace format)")
+    every = commands.add_parser("architectures", help="every causal language model of transformers: exact or refused?")
+    every.add_argument("case", nargs="*", help="the models to try; default: all")
+    every.add_argument("--out", type=Path, default=RESULTS / "architectures.json")
     arm = commands.add_parser("arm", help="one measurement in this process (what `prefix` starts)")
     arm.add_argument("name", choices=prefix.ARMS)
     arm.add_argument("tokens", type=int)
@@ -51,6 +54,8 @@ def main() -> None:
         prefix.run_arm(arguments.name, arguments.tokens, arguments.branches, arguments.model)
     elif arguments.command == "default_task":
         default_task.run(arguments.problems, arguments.out)
+    elif arguments.command == "architectures":
+        architectures.run(arguments.case, arguments.out)
     elif arguments.command == "cache":
         cache.run(arguments.problems, arguments.model, arguments.out)
     elif arguments.command == "breakdown":

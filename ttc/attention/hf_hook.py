@@ -1,4 +1,4 @@
-"""The attention function that Hugging Face models call, registered as `IMPLEMENTATION`.
+"""The attention function that Hugging Face models call, registered as `IMPLEMENTATION`, and putting it into a model.
 
 The plan travels as the keyword argument `tree_plan`. No mask is registered under the name, so transformers builds
 none.
@@ -6,7 +6,10 @@ none.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -17,6 +20,12 @@ from ttc.attention.plan import Plan
 from ttc.errors import UnsupportedModel
 
 IMPLEMENTATION = "ttc_tree"
+
+Choice = list[tuple[Any, str | None]]
+"""What a model's attention was set to: each configuration in it, with the name of its attention implementation."""
+
+_OWN: WeakKeyDictionary[torch.nn.Module, Choice] = WeakKeyDictionary()
+"""What the models that run over the engine's attention were set to before."""
 
 
 def tree_attention(
@@ -37,7 +46,7 @@ def tree_attention(
     if tree_plan is None:
         raise UnsupportedModel(
             f"{type(module).__name__} was called without a plan: it ran outside the engine, or its model does not pass "
-            "keyword arguments on to attention. To use the model elsewhere: model.set_attn_implementation('sdpa')"
+            "keyword arguments on to attention. To use the model elsewhere: with engine.lent() as model"
         )
     heads, dim, kv_heads = query.shape[1], query.shape[3], key.shape[1]
     scale = dim**-0.5 if scaling is None else scaling
@@ -46,7 +55,61 @@ def tree_attention(
     out, lse = tree_plan.attend(layer, q, key[0], value[0])
     if s_aux is not None:  # attention sinks: one more score per head, with no value behind it
         out = out * torch.sigmoid(lse - s_aux.to(lse.dtype).view(kv_heads, -1, 1))[..., None]
-    return out.to(query.dtype).flatten(0, 1).transpose(0, 1)[None], None
+    return out.to(query.dtype).flatten(0, 1).transpose(0, 1)[None].contiguous(), None
 
 
 AttentionInterface.register(IMPLEMENTATION, tree_attention)
+
+
+def install(model: Any) -> None:
+    """Set the model's attention to the engine's, and remember what it was."""
+    if not is_installed(model):
+        _OWN[model] = _choice(model)
+        model.set_attn_implementation(IMPLEMENTATION)
+
+
+def uninstall(model: Any) -> None:
+    """Set the model's attention to what it was before `install`; a copy of such a model gets its eager attention."""
+    if is_installed(model):
+        if model in _OWN:
+            _restore(_OWN.pop(model))
+        else:
+            model.set_attn_implementation("eager")
+
+
+def is_installed(model: Any) -> bool:
+    """Whether the model's attention is the engine's."""
+    return bool(model.config.get_text_config()._attn_implementation == IMPLEMENTATION)
+
+
+@contextmanager
+def attention_set_to(model: Any, implementation: str) -> Iterator[None]:
+    """The model over another attention implementation, and as it was afterwards, whatever happens."""
+    before = _choice(model)
+    try:
+        model.set_attn_implementation(implementation)
+        yield
+    finally:
+        _restore(before)
+
+
+def _choice(model: Any) -> Choice:
+    configs = {id(model.config): model.config}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if hasattr(config, "_attn_implementation"):
+            configs[id(config)] = config
+    waiting = list(configs.values())
+    while waiting:  # parts that belong to no module, or to one that keeps no configuration
+        config = waiting.pop()
+        for name in getattr(config, "sub_configs", None) or {}:
+            part = getattr(config, name, None)
+            if part is not None and id(part) not in configs:
+                configs[id(part)] = part
+                waiting.append(part)
+    return [(config, config._attn_implementation) for config in configs.values()]
+
+
+def _restore(choice: Choice) -> None:
+    for config, implementation in choice:
+        config._attn_implementation_internal = implementation  # the property would change the parts as well

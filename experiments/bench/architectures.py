@@ -1,0 +1,325 @@
+"""Every causal language model of transformers that a small configuration builds: exact, refused, or wrong?
+
+Each model is random, with windows and chunks of 16 tokens, and grows a small tree of greedy branches that are longer
+than those; every branch is then compared with one plain run of the same weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import multiprocessing
+import signal
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassFieldValidationError
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from experiments.bench.prefix import machine
+from ttc.engine import Engine
+from ttc.errors import UnsupportedModel
+from ttc.sampling import Sampling
+from ttc.tree.branch import Branch
+
+VOCAB, WINDOW, PREFIX, SECONDS = 128, 16, 40, 60
+SPECIAL = ("bos_token_id", "eos_token_id")
+SMALL: dict[str, Any] = {
+    **dict.fromkeys(["hidden_size", "d_model", "n_embd", "embed_dim", "embedding_size", "word_embed_proj_dim"], 32),
+    **dict.fromkeys(["emb_dim", "dim_model", "hidden_dim", "lru_width", "embedding_dim"], 32),
+    **dict.fromkeys(["intermediate_size", "ffn_dim", "d_ff", "dff", "ffn_hidden_size", "decoder_ffn_dim"], 48),
+    **dict.fromkeys(["n_inner", "intermediate_size_mlp", "shared_intermediate_size", "encoder_ffn_dim"], 48),
+    **dict.fromkeys(["dense_intermediate_size", "prefix_dense_intermediate_size", "expert_ffn_hidden_size"], 48),
+    **dict.fromkeys(["moe_intermediate_size", "shared_expert_intermediate_size"], 16),
+    **dict.fromkeys(["moe_shared_expert_intermediate_size", "shared_experts_intermediate_size"], 16),
+    **dict.fromkeys(["num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"], 4),
+    **dict.fromkeys(["num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"], 4),
+    **dict.fromkeys(["encoder_attention_heads", "swa_num_attention_heads", "attention_heads"], 4),
+    **dict.fromkeys(["num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads", "num_query_groups"], 2),
+    **dict.fromkeys(["head_dim", "kv_channels", "attention_head_dim", "swa_head_dim", "dim_head"], 8),
+    **dict.fromkeys(["query_pre_attn_scalar", "attention_head_size"], 8),
+    **dict.fromkeys(["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"], 4),
+    **dict.fromkeys(["num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k"], 2),
+    **dict.fromkeys(["n_group", "topk_group", "num_expert_group", "n_shared_experts", "num_shared_experts"], 1),
+    **dict.fromkeys(["q_lora_rank", "kv_lora_rank"], 16),
+    **dict.fromkeys(["sliding_window", "sliding_window_size", "attention_window_size", "window_size"], WINDOW),
+    **dict.fromkeys(["attention_chunk_size", "keep_window_size", "local_attention"], WINDOW),
+    **dict.fromkeys(["max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length"], 256),
+    **dict.fromkeys(["initializer_range", "init_std"], 0.3),
+    **dict.fromkeys(SPECIAL, None),
+    "vocab_size": VOCAB,
+    "vocab_size_per_layer_input": VOCAB,
+    "pad_token_id": 0,
+    "hidden_size_per_layer_input": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "qk_head_dim": 12,
+    "v_head_dim": 6,
+    "first_k_dense_replace": 1,
+    "num_kv_shared_layers": 0,
+    "max_window_layers": 1,
+    "use_sliding_window": True,
+    "is_decoder": True,
+    "rotary_dim": 4,
+    "mamba_d_state": 8,
+    "mamba_d_head": 8,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 1,
+    "type_vocab_size": 2,
+    "original_max_position_embeddings": 256,
+}
+"""Fields of configurations, by name, and what makes the model small; a configuration gets those that it has."""
+
+CONV, FULL, LOCAL = "conv", "full_attention", "sliding_attention"
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+BY_HAND: dict[str, dict[str, Any]] = {
+    "cohere_compass_text": {"layer_types": [LOCAL, FULL] * 2, "rope_parameters": {LOCAL: ROPE, FULL: ROPE}},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+        "ffn_config": {"moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "lfm2_moe": {"layer_types": [FULL] * 4, "num_dense_layers": 1},
+    "xmod": {"default_language": "en_XX"},
+    "zaya": {"num_experts_per_tok": 1},
+    "gemma3n_text: shared KV": {"num_kv_shared_layers": 2},
+    "gemma4_text: shared KV": {"num_kv_shared_layers": 2, "layer_types": [LOCAL, FULL] * 2},
+    "lfm2: convolutions": {"layer_types": [CONV, FULL, CONV, FULL]},
+    "llama4_text: no chunks": {"layer_types": [FULL] * 4},
+    "llama: yarn": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
+    "mixtral: no window": {"sliding_window": None},
+    "phimoe: no window": {"sliding_window": None},
+    "qwen2: no window": {"use_sliding_window": False},
+    "qwen2_moe: no window": {"use_sliding_window": False},
+}
+"""What single families need beside `SMALL`, and variants of families ("family: variant")."""
+
+
+class CannotBuild(Exception):
+    """A small configuration does not build this family; the message says why."""
+
+
+class Characters:
+    """A tokenizer of one token per character."""
+
+    eos_token_id = None
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return [ord(c) % VOCAB for c in text]
+
+    def decode(self, tokens: list[int], **_: Any) -> str:
+        return "".join(map(chr, tokens))
+
+
+def cases() -> list[str]:
+    """All causal language models of the installed transformers by their `model_type`, and the variants."""
+    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *BY_HAND})
+
+
+def model_class(case: str) -> str:
+    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(case.split(":")[0], "?"))
+
+
+def config_of(case: str, window: int = WINDOW) -> Any:
+    """A small configuration, made by rule. Raises CannotBuild."""
+    name = CONFIG_MAPPING_NAMES.get(case.split(":")[0])
+    config_class = getattr(transformers, name or "", None)
+    if config_class is None:
+        raise CannotBuild("transformers has no configuration class for it")
+    return _shrink(config_class, BY_HAND.get(case, {}), window)
+
+
+def _shrink(config_class: Any, by_hand: dict[str, Any], window: int) -> Any:
+    default = config_class()
+    names = set(default.to_dict()) | set(getattr(config_class, "__dataclass_fields__", {}))
+    fields = {name: value for name, value in SMALL.items() if name in names}
+    fields |= {name: window for name in fields if fields[name] == WINDOW and _is_window(name)}
+    if "kv_lora_rank" in names:  # multi-head latent attention
+        fields |= {"num_key_value_heads": 4, "head_dim": 4}
+    for part, part_class in (getattr(default, "sub_configs", None) or {}).items():
+        inner = by_hand.get(part, {})
+        part_class = type(getattr(default, part)) if getattr(default, part, None) is not None else part_class
+        if isinstance(inner, dict) and hasattr(part_class, "model_type"):
+            fields[part] = _shrink(part_class, inner, window)
+    fields |= {name: value for name, value in by_hand.items() if name not in (default.sub_configs or {})}
+    try:
+        return config_class(**fields)
+    except StrictDataclassFieldValidationError:  # its special tokens cannot be None
+        return config_class(**{name: value for name, value in fields.items() if name not in SPECIAL})
+
+
+def _is_window(name: str) -> bool:
+    return "window" in name or "chunk" in name or "local" in name
+
+
+def build(case: str, window: int = WINDOW) -> Any:
+    """A small random model in float32. Raises CannotBuild."""
+    torch.manual_seed(0)
+    try:
+        model = transformers.AutoModelForCausalLM.from_config(config_of(case, window), dtype=torch.float32).eval()
+    except CannotBuild:
+        raise
+    except Exception as error:
+        raise CannotBuild(f"{type(error).__name__}: {error}") from error
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():  # large enough for attention to matter
+            if weight.ndim > 1 and weight.is_floating_point():
+                weight.normal_(0, 0.3, generator=generator)
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.eos_token_id = None
+    return model.requires_grad_(False)
+
+
+def tokens(seed: int, length: int) -> list[int]:
+    return torch.randint(1, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def grow(engine: Engine) -> list[Branch]:
+    """Three ragged branches over a prefix longer than any window, two of them forked again."""
+    greedy = Sampling(temperature=0)
+    root = engine.root(tokens(1, PREFIX), seed=1)
+    level = engine.fork(root, 3)
+    engine.release([root])
+    engine.extend(level[:2], [tokens(2, 5), tokens(3, 1)])
+    engine.generate(level, [6, 3, 9], sampling=greedy)
+    last = engine.fork(level[0], 2) + engine.fork(level[1], 2) + level[2:]
+    engine.release(level[:2])
+    engine.extend([last[1], last[3]], [tokens(4, 2), tokens(5, 3)])
+    engine.generate(last, 6, sampling=greedy)
+    return last
+
+
+@torch.no_grad()
+def difference(model: Any, branches: Iterable[Branch]) -> tuple[float, float]:
+    """(largest difference of a log-probability from a plain run's, the difference that is allowed), in nats."""
+    worst, allowed = 0.0, 0.0
+    for branch in branches:
+        logits = model(input_ids=torch.tensor([branch.tokens]), use_cache=False).logits[0].double()
+        rows = logits.log_softmax(-1)
+        allowed = max(allowed, 1e-4 + 1e-5 * float(logits.abs().max()))
+        for place, (token, logprob) in enumerate(zip(branch.generated, branch.logprobs, strict=True)):
+            row = rows[branch.prompt_length + place - 1]
+            if logprob == logprob:  # else a given token
+                gap = max(abs(float(row[token]) - logprob), float(row.max() - row[token]))
+                worst = max(worst, gap if gap == gap else float("inf"))
+    return worst, allowed
+
+
+def examine(case: str, window: int = WINDOW) -> dict[str, Any]:
+    """One row of the table: {case, model, verdict, ...}; the verdict is exact, refused, wrong or not built."""
+    row: dict[str, Any] = {"case": case, "model": model_class(case)}
+    try:
+        model = build(case, window)
+        with torch.no_grad():
+            model(input_ids=torch.tensor([tokens(1, PREFIX)]), use_cache=False)
+    except Exception as error:
+        return row | {"verdict": "not built", "reason": _short(error)}
+    try:
+        engine = Engine(copy.deepcopy(model), Characters(), prefill_tokens=16)
+    except UnsupportedModel as error:
+        return row | {"verdict": "refused", "reason": _short(error)}
+    try:
+        worst, allowed = difference(model, grow(engine))
+    except Exception as error:
+        return row | {"verdict": "wrong", "reason": f"accepted, then {type(error).__name__}: {_short(error)}"}
+    verdict = "exact" if worst <= allowed else "wrong"
+    return row | {"verdict": verdict, "worst_nats": worst, "allowed_nats": allowed}
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _examine_quietly(case: str) -> dict[str, Any]:
+    def late(*_: Any) -> None:
+        raise TimeoutError
+
+    warnings.simplefilter("ignore")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    try:
+        return examine(case)
+    finally:
+        signal.alarm(0)
+
+
+def sweep(names: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """A row for each case. Another process computes them, so that a model that crashes it does not end the sweep."""
+    pool: ProcessPoolExecutor | None = None
+    for case in names:
+        pool = pool or ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+        lost = {"case": case, "model": model_class(case), "verdict": "wrong"}
+        try:
+            yield pool.submit(_examine_quietly, case).result()
+        except BrokenProcessPool:
+            pool = None
+            yield lost | {"reason": "the process died"}
+        except TimeoutError:
+            yield lost | {"reason": f"took longer than {SECONDS} s"}
+    if pool is not None:
+        pool.shutdown()
+
+
+def run(names: list[str], out: Path) -> None:
+    """Sweep, print the table and write it; exit with an error if a model is wrong."""
+    rows = []
+    for row in sweep(names or cases()):
+        rows.append(row)
+        print(f"{row['case']:26} {row['verdict']:9} {row.get('reason') or format(row['worst_nats'], '.1e')}", flush=True)
+    result = {
+        "command": " ".join(["python -m experiments.bench architectures", *names]),
+        "machine": machine(),
+        "model": "every causal language model of transformers, small and random, float32",
+        "simulated": "nothing",
+        "rows": rows,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    print(summary(result))
+    if wrong := [row["case"] for row in rows if row["verdict"] == "wrong"]:
+        raise SystemExit(f"wrong: {', '.join(wrong)}")
+
+
+def summary(result: dict[str, Any]) -> str:
+    """How many models got each verdict."""
+    count = Counter(row["verdict"] for row in result["rows"])
+    return ", ".join(f"{count[verdict]} {verdict}" for verdict in ("exact", "refused", "wrong", "not built"))
+
+
+NOT_REACHED = "does not dispatch attention"
+
+
+def table(result: dict[str, Any]) -> str:
+    """The models by verdict, and the reasons of those that are refused, in Markdown."""
+    by_verdict = {v: [r for r in result["rows"] if r["verdict"] == v] for v in ("exact", "refused", "wrong", "not built")}
+    reached = [r for r in by_verdict["refused"] if NOT_REACHED not in r["reason"]]
+    others = [r for r in by_verdict["refused"] if NOT_REACHED in r["reason"]]
+    lines = ["| verdict | models |", "|---|---|"]
+    for verdict, rows in (("exact", by_verdict["exact"]), ("wrong", by_verdict["wrong"])):
+        lines.append(f"| {verdict} ({len(rows)}) | {_names(rows)} |")
+    lines.append(f"| refused: attention cannot be reached ({len(others)}) | {_names(others)} |")
+    lines.append(f"| refused for another reason, below ({len(reached)}) | {_names(reached)} |")
+    lines.append(f"| no small configuration builds it ({len(by_verdict['not built'])}) | {_names(by_verdict['not built'])} |")
+    lines += ["", "| refused | reason |", "|---|---|"]
+    lines += [f"| {r['case']} | {_reason(r)} |" for r in reached]
+    return "\n".join(lines)
+
+
+def _reason(row: dict[str, Any]) -> str:
+    return row["reason"].split(": ", 1)[-1].replace("|", "\\|")
+
+
+def _names(rows: list[dict[str, Any]]) -> str:
+    return ", ".join(row["case"] for row in rows) or "none"

@@ -2,8 +2,8 @@
 
 The model runs twice on a few tokens. First as it is used elsewhere, over its own attention: every call of attention is
 recorded, and the engine's function has to give the same on the same queries, keys and values, in float32. Then over
-packed rows, as the engine runs it, each call answered from the record: queries, keys, values and logits have to be the
-same again. So everything but rounding is found, whatever the dtype.
+packed rows, as the engine runs it, each call answered from the record (so that rows may come in any order): queries,
+keys, values and logits have to be the same again. So everything but rounding is found, whatever the dtype.
 """
 
 from __future__ import annotations
@@ -58,6 +58,10 @@ class _Tree:
     def pack(self, batch: Tensor, axis: int) -> Tensor:
         """The packed rows (1, ..., rows, ...) of a batch (2, ..., tokens, ...), tokens at `axis`."""
         return torch.cat([batch[:1], batch[1:].narrow(axis, self.prefix, self.tokens - self.prefix)], axis)
+
+    def pack_backwards(self, batch: Tensor, axis: int) -> Tensor:
+        """The packed rows in reverse: no row follows the one that it follows in the batch."""
+        return self.pack(batch, axis).flip(axis)
 
     def plan(self, layer: int, key: Tensor, value: Tensor) -> ExtendPlan:
         """Attention of the packed rows in one layer, with KV like `key` and `value` (1, kv_heads, rows, dim)."""
@@ -114,17 +118,16 @@ class _Check:
         with attention_set_to(self.model, RECORD):
             logits = self._logits(ids, [-1], tree_plan=record)
         self._check_order(record.calls)
-        # mixture-of-experts routing may flip in 16 bits, so a mean is compared there
-        self._same("its logits differ between its own and its eager attention", plain, logits, 1e-3, 0.25)
         self._check_masks(record.calls)
         for call in record.calls:
             self._check_function(call, own)
-        replay = Replay(record.calls, self.tree.pack)
-        positions = torch.tensor([self.tree.positions], device=self.model.device)
+        self._same("its logits differ between its own and its eager attention", plain, logits, 1e-3, 0.25)
+        replay = Replay(record.calls, self.tree.pack_backwards)
+        positions = torch.tensor([self.tree.positions], device=self.model.device).flip(1)
         with attention_set_to(self.model, REPLAY):
             try:
-                ends = [rows.stop - 1 for rows in self.tree.spans[1:]]
-                packed = self._logits(self.tree.pack(ids, 1), ends, position_ids=positions, tree_plan=replay)
+                ends = [len(self.tree.positions) - rows.stop for rows in self.tree.spans[1:]]
+                packed = self._logits(self.tree.pack_backwards(ids, 1), ends, position_ids=positions, tree_plan=replay)
             except (AttributeError, TypeError) as error:
                 raise UnsupportedModel(f"it does not run when no mask is built ({error})") from error
         self._check_replay(record.calls, replay.calls)
@@ -283,7 +286,8 @@ class _Check:
                     )
             for what in ("query", "key", "value"):
                 expected = self.tree.pack(getattr(call, what), 2).transpose(1, 2)
-                self._same_rows(f"the {what} of layer {call.layer}", expected, getattr(again, what).transpose(1, 2))
+                found = getattr(again, what).flip(2).transpose(1, 2)
+                self._same_rows(f"the {what} of layer {call.layer}", expected, found)
 
     def _same_rows(self, what: str, expected: Tensor, found: Tensor) -> None:
         """Compare (1, rows, ...) by branch; in 16 bits by the middle row of each, because expert routing may flip."""
@@ -299,6 +303,7 @@ class _Check:
                 )
 
     def _same(self, what: str, expected: Tensor, found: Tensor, exact: float, rounded: float) -> None:
+        """Compare by the largest difference; in 16 bits by the mean, because expert routing may flip."""
         gap = (found - expected).to(torch.float32).abs()
         size = expected.to(torch.float32).abs()
         error, limit = (gap.max(), exact * size.max()) if self.exact else (gap.mean(), rounded * size.mean())

@@ -1,0 +1,239 @@
+"""The check at load: what the engine serves exactly is accepted, everything else is refused, in any dtype."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.llama import modeling_llama
+
+import ttc.attention.hf_hook
+from experiments.bench import architectures
+from tests.helpers.models import COMMON, FAMILIES, build, prompt
+from ttc import UnsupportedModel
+from ttc.attention.hf_hook import IMPLEMENTATION, install, uninstall
+from ttc.attention.kernels import Layer
+from ttc.model.check import check_model
+from ttc.model.loading import load
+
+Attention = Callable[..., Any]
+EAGER = modeling_llama.eager_attention_forward
+
+
+def double_scale(attention: Attention) -> Attention:
+    def changed(*arguments: Any, scaling: float, **options: Any) -> Any:
+        return attention(*arguments, scaling=2 * scaling, **options)
+
+    return changed
+
+
+def soft_cap(attention: Attention) -> Attention:
+    """Scores are capped at 5, which no keyword argument says."""
+
+    def changed(module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, **options: Any) -> Any:
+        groups = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        scores = 5 * torch.tanh(q @ k.transpose(-1, -2) * options["scaling"] / 5)
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        return (scores.masked_fill(future, -torch.inf).softmax(-1) @ v).transpose(1, 2).contiguous(), None
+
+    return changed
+
+
+def short_window(attention: Attention) -> Attention:
+    """A token sees the last 8 alone, which neither a mask nor a keyword argument says."""
+
+    def changed(module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, **options: Any) -> Any:
+        near = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril().triu(-7)
+        return attention(module, q, k, v, torch.where(near, 0.0, -1e9).to(q.dtype)[None, None], **options)
+
+    return changed
+
+
+CHANGES = [double_scale, soft_cap, short_window]
+
+
+def small_llama(dtype: torch.dtype = torch.bfloat16) -> Any:
+    """Weights as training starts with: scores are so small that no change of attention shows in the logits."""
+    torch.manual_seed(0)
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**COMMON | {"initializer_range": 0.02})).to(dtype).eval()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_whose_eager_attention_is_another_is_refused(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", change(EAGER))
+    with pytest.raises(UnsupportedModel, match="differs from the model's own"):
+        check_model(small_llama())
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_whose_registered_attention_is_another_is_refused(change: Any) -> None:
+    AttentionInterface.register("changed", change(sdpa_attention_forward))
+    model = small_llama()
+    model.set_attn_implementation("changed")
+    with pytest.raises(UnsupportedModel, match="differs from the model's own"):
+        check_model(model)
+    assert model.config._attn_implementation == "changed"
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_one_layer_is_enough(layer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def one(module: Any, *arguments: Any, **options: Any) -> Any:
+        function = double_scale(EAGER) if module.layer_idx == layer else EAGER
+        return function(module, *arguments, **options)
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", one)
+    with pytest.raises(UnsupportedModel, match=f"layer {layer} "):
+        check_model(small_llama())
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda index, scale, softcap, window: Layer(index, 2 * scale, softcap, window),
+        lambda index, scale, softcap, window: Layer(index, scale, 5.0, window),
+        lambda index, scale, softcap, window: Layer(index, scale, softcap, 8),
+    ],
+)
+@pytest.mark.parametrize("name", ["small", "smollm2-135m"])
+def test_an_engine_that_computes_something_else_is_noticed(
+    mistake: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_llama() if name == "small" else load(name, device="cpu", dtype="bfloat16")[0]
+    monkeypatch.setattr(ttc.attention.hf_hook, "Layer", mistake)
+    with pytest.raises(UnsupportedModel, match="differs from the model's own"):
+        check_model(model)
+
+
+def test_the_default_model_is_accepted_in_16_bits_and_changes_of_it_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = load("smollm2-135m", device="cpu", dtype="bfloat16")
+    for change in CHANGES:
+        monkeypatch.setattr(modeling_llama, "eager_attention_forward", change(EAGER))
+        with pytest.raises(UnsupportedModel, match="differs from the model's own"):
+            check_model(model)
+        assert model.config._attn_implementation == "sdpa"
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", EAGER)
+    shapes = check_model(model)
+    assert len(shapes) == 30 and shapes[0].kv_heads == 3
+    assert model.config._attn_implementation == IMPLEMENTATION
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_supported_family_is_accepted_in_16_bits(family: str) -> None:
+    check_model(build(family, torch.bfloat16))
+
+
+@pytest.mark.parametrize("window", [16, 100])  # run over; read off the mask
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("llama4", "position {0} does not see"),
+        ("llama4_text", "position {0} does not see"),
+        ("qwen2_moe", "position {0} does not see"),
+        ("phimoe", "position {0} does not see"),
+        ("doge", "adds a bias to its scores"),
+    ],
+)
+def test_masks_that_do_not_reach_the_attention_function_are_refused(case: str, reason: str, window: int) -> None:
+    model = architectures.build(case, window)
+    with pytest.raises(UnsupportedModel, match=reason.format(window)):
+        check_model(model)
+
+
+@pytest.mark.parametrize("case", ["llama4_text: no chunks", "qwen2_moe: no window", "phimoe: no window"])
+def test_the_same_families_without_such_masks_are_accepted(case: str) -> None:
+    assert all(shape.window is None for shape in check_model(architectures.build(case)))
+
+
+@pytest.mark.parametrize("case", ["gemma4_unified", "gemma3_text"])  # the first one's masks look at tokens
+@pytest.mark.parametrize(("told", "accepted"), [(100, True), (99, False), (101, False)])
+def test_a_long_window_is_compared_to_the_token(case: str, told: int, accepted: bool) -> None:
+    model = architectures.build(case, window=100)
+    for module in model.modules():
+        if getattr(module, "sliding_window", None) == 100:
+            module.sliding_window = told
+    if accepted:
+        check_model(model)
+    else:
+        with pytest.raises(UnsupportedModel, match="sliding window of"):
+            check_model(model)
+
+
+def test_a_chunk_that_no_configuration_names_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_llama()
+    original = modeling_llama.create_causal_mask
+
+    def chunked(**options: Any) -> Any:
+        return original(**options, and_mask_function=lambda batch, head, q, k: q // 200 == k // 200)
+
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", chunked)
+    with pytest.raises(UnsupportedModel, match="position 257 does not see the one at 0"):
+        model.config.max_position_embeddings = 512
+        check_model(model)
+
+
+def test_positions_that_are_not_used_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = modeling_llama.LlamaRotaryEmbedding.forward
+
+    def by_place(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        return original(self, x, torch.arange(x.shape[1])[None])
+
+    monkeypatch.setattr(modeling_llama.LlamaRotaryEmbedding, "forward", by_place)
+    with pytest.raises(UnsupportedModel, match="ignores the positions"):
+        check_model(small_llama())
+
+
+def test_tokens_that_mix_outside_attention_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = modeling_llama.LlamaMLP.forward
+
+    def shifted(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return original(self, x + torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1])
+
+    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", shifted)
+    with pytest.raises(UnsupportedModel, match="mixes neighbouring tokens"):
+        check_model(small_llama())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", ["llama4", "doge", "nemotron", "bloom", "glm_moe_dsa"])
+def test_a_refused_model_runs_as_before(case: str) -> None:
+    model = architectures.build(case)
+    ids = torch.tensor([prompt(1, 30)])
+    before, own = model(ids).logits, model.config._attn_implementation
+    with pytest.raises(UnsupportedModel):
+        check_model(model)
+    assert model.config._attn_implementation == own
+    assert torch.equal(model(ids).logits, before)
+
+
+@torch.no_grad()
+def test_parts_of_a_model_get_their_own_attention_back() -> None:
+    model = architectures.build("got_ocr2")
+    ids = torch.tensor([prompt(1, 30)])
+    choice = {"": "sdpa", "vision_config": "eager", "text_config": "sdpa"}
+    model.set_attn_implementation(choice)
+    before = model(ids).logits
+    check_model(model)
+    assert model.config.get_text_config()._attn_implementation == IMPLEMENTATION
+    uninstall(model)
+    assert model.config.vision_config._attn_implementation == "eager"
+    assert model.config.text_config._attn_implementation == "sdpa"
+    assert torch.equal(model(ids).logits, before)
+
+
+def test_a_second_check_of_one_model_is_the_first_again() -> None:
+    model = small_llama()
+    assert check_model(model) == check_model(model)
+    uninstall(model)
+    assert model.config._attn_implementation == "sdpa"
+    install(model)
+    copied = copy.deepcopy(model)
+    assert check_model(copied) == check_model(model)
+    uninstall(copied)
+    assert copied.config._attn_implementation == "eager"

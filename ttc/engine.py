@@ -17,6 +17,7 @@ import torch
 
 from ttc.approximate.early_exit import EarlyExit, ExitReport, score_with_exit
 from ttc.approximate.similar_prompts import share_similar
+from ttc.attention.hf_hook import lent
 from ttc.attention.plan import depth_first
 from ttc.errors import InvalidInput
 from ttc.memory.manager import KVMemory
@@ -135,6 +136,12 @@ class Engine:
     @trace.setter
     def trace(self, trace: Trace | None) -> None:
         self.runner.trace = self.memory.link.trace = trace
+
+    @contextmanager
+    def lent(self) -> Iterator[Any]:
+        """The model over its own attention, to use it elsewhere; other threads wait for the engine meanwhile."""
+        with self._lock, lent(self.model):
+            yield self.model
 
     # ---------------------------------------------------------------- branches
 

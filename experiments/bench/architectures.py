@@ -277,7 +277,9 @@ def run(names: list[str], out: Path) -> None:
     rows = []
     for row in sweep(names or cases()):
         rows.append(row)
-        print(f"{row['case']:26} {row['verdict']:9} {row.get('reason') or format(row['worst_nats'], '.1e')}", flush=True)
+        print(
+            f"{row['case']:26} {row['verdict']:9} {row.get('reason') or format(row['worst_nats'], '.1e')}", flush=True
+        )
     result = {
         "command": " ".join(["python -m experiments.bench architectures", *names]),
         "machine": machine(),
@@ -303,7 +305,9 @@ NOT_REACHED = "does not dispatch attention"
 
 def table(result: dict[str, Any]) -> str:
     """The models by verdict, and the reasons of those that are refused, in Markdown."""
-    by_verdict = {v: [r for r in result["rows"] if r["verdict"] == v] for v in ("exact", "refused", "wrong", "not built")}
+    by_verdict = {
+        v: [r for r in result["rows"] if r["verdict"] == v] for v in ("exact", "refused", "wrong", "not built")
+    }
     reached = [r for r in by_verdict["refused"] if NOT_REACHED not in r["reason"]]
     others = [r for r in by_verdict["refused"] if NOT_REACHED in r["reason"]]
     lines = ["| verdict | models |", "|---|---|"]
@@ -311,7 +315,9 @@ def table(result: dict[str, Any]) -> str:
         lines.append(f"| {verdict} ({len(rows)}) | {_names(rows)} |")
     lines.append(f"| refused: attention cannot be reached ({len(others)}) | {_names(others)} |")
     lines.append(f"| refused for another reason, below ({len(reached)}) | {_names(reached)} |")
-    lines.append(f"| no small configuration builds it ({len(by_verdict['not built'])}) | {_names(by_verdict['not built'])} |")
+    lines.append(
+        f"| no small configuration builds it ({len(by_verdict['not built'])}) | {_names(by_verdict['not built'])} |"
+    )
     lines += ["", "| refused | reason |", "|---|---|"]
     lines += [f"| {r['case']} | {_reason(r)} |" for r in reached]
     return "\n".join(lines)

@@ -83,6 +83,16 @@ def is_installed(model: Any) -> bool:
 
 
 @contextmanager
+def lent(model: Any) -> Iterator[None]:
+    """The model over its own attention, and over the engine's afterwards."""
+    uninstall(model)
+    try:
+        yield
+    finally:
+        install(model)
+
+
+@contextmanager
 def attention_set_to(model: Any, implementation: str) -> Iterator[None]:
     """The model over another attention implementation, and as it was afterwards, whatever happens."""
     before = _choice(model)

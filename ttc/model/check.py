@@ -8,7 +8,7 @@ keys, values and logits have to be the same again. So everything but rounding is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ from ttc.attention.hf_hook import IMPLEMENTATION, attention_set_to, install, uni
 from ttc.attention.plan import Entry, ExtendPlan, Piece
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import KV, LayerKV, LayerShape
+from ttc.model.masks import check_masks, stated_windows
 from ttc.model.recording import (
     RECORD,
     REPLAY,
@@ -36,12 +37,6 @@ from ttc.model.recording import (
 CHECK_TOKENS = 16
 LONGEST_CHECK = 160
 """Tokens of the check: more than twice any window or chunk that the configuration states, but no more than this."""
-
-LONGEST_MASK = 8192
-"""The longest window of a model whose masks depend on its tokens: such a mask must be built whole to be checked."""
-
-NOT_STATED = tuple(2**i + 1 for i in range(5, 17))
-"""Positions at which masks are checked beside the stated windows, for windows that the configuration does not name."""
 
 SPREAD = 10.0
 """Queries are enlarged until the largest score is this: a model whose scores are small would hide a wrong scale."""
@@ -104,7 +99,7 @@ def check_model(model: Any) -> tuple[LayerShape, ...]:
 class _Check:
     def __init__(self, model: Any):
         self.model, self.config = model, model.config.get_text_config()
-        self.windows = sorted(set(_stated_windows(self.config.to_dict())))
+        self.windows = stated_windows(self.config)
         self.most: int = getattr(self.config, "max_position_embeddings", None) or 1 << 17
         near = [2 * window + 8 for window in self.windows if 2 * window + 8 <= LONGEST_CHECK]
         self.tree = _Tree(min(max([CHECK_TOKENS, *near]), self.most))
@@ -118,7 +113,7 @@ class _Check:
         with attention_set_to(self.model, RECORD):
             logits = self._logits(ids, [-1], tree_plan=record)
         self._check_order(record.calls)
-        self._check_masks(record.calls)
+        check_masks(record.calls, self.windows, self.most, self._long_masks)
         for call in record.calls:
             self._check_function(call, own)
         self._same("its logits differ between its own and its eager attention", plain, logits, 1e-3, 0.25)
@@ -133,8 +128,7 @@ class _Check:
         self._check_replay(record.calls, replay.calls)
         self._same("its logits differ over packed rows", logits[:, 0], packed[0], 1e-3, 0.25)
         return tuple(
-            LayerShape(call.key.shape[1], call.key.shape[3], call.value.shape[3], call.options.get("sliding_window"))
-            for call in record.calls
+            LayerShape(call.key.shape[1], call.key.shape[3], call.value.shape[3], call.window) for call in record.calls
         )
 
     def _logits(self, ids: Tensor, keep: list[int], **options: Any) -> Tensor:
@@ -170,69 +164,12 @@ class _Check:
                 "with linear attention, state-space layers or shared caches are not supported"
             )
 
-    # ---------------------------------------------------------------- masks
-
-    def _check_masks(self, calls: Sequence[Call]) -> None:
-        """Each layer's mask must be causal with the window that its attention function is told, near and far."""
-        kinds: dict[tuple[int, int | None], Call] = {}
-        for call in calls:
-            if call.mask is None:
-                raise UnsupportedModel(f"layer {call.layer} builds no causal mask")
-            kinds.setdefault((id(call.mask), call.options.get("sliding_window")), call)
-        for call in kinds.values():
-            assert call.mask is not None
-            self._check_rows(call, call.mask, range(self.tree.tokens))
-        stated = {p for n in self.windows for p in (n - 1, n, n + 1, 2 * n - 1, 2 * n, 3 * n + 1)}
-        far = sorted(p for p in stated | set(NOT_STATED) if self.tree.tokens <= p < self.most)
-        try:
-            for call in kinds.values():
-                row = call.mask.row  # type: ignore[union-attr]
-                for position in far:
-                    self._check_rows(call, row(position), [position])
-        except (AttributeError, IndexError):  # the model changed the mask, or the mask's rule looks at tokens
-            self._check_long_masks(list(kinds.values()))
-
-    def _check_long_masks(self, calls: Sequence[Call]) -> None:
-        """Build the masks of a sequence longer than any stated window, and check their rows at its ends."""
-        longest = max([n for n in self.windows if self.tree.tokens <= n < self.most], default=0)
-        if longest == 0:
-            return
-        if longest > LONGEST_MASK:
-            raise UnsupportedModel(
-                f"its masks depend on more than positions, and with a window of {longest} tokens they cannot be checked"
-            )
-        tokens = min(longest * 2 + 2, self.most)
-        reader = MaskReader(call.layer for call in calls)
+    def _long_masks(self, tokens: int, layers: Iterable[int]) -> dict[int, Tensor | None]:
+        """The masks that the model builds for some layers over a longer sequence."""
+        reader = MaskReader(layers)
         with attention_set_to(self.model, RECORD), suppress(AllRead):
             self.model(input_ids=self._tokens()[:1, :1].expand(1, tokens), use_cache=False, tree_plan=reader)
-        for call in calls:
-            mask = reader.masks[call.layer]
-            if mask is None:
-                raise UnsupportedModel(f"layer {call.layer} builds no causal mask")
-            for n in [n for n in self.windows if n < tokens]:
-                rows = [p for p in (n - 1, n, n + 1, 2 * n, 2 * n + 1) if p < tokens]
-                self._check_rows(call, mask[..., rows, :], rows)
-
-    def _check_rows(self, call: Call, mask: Tensor, positions: Sequence[int]) -> None:
-        """mask: (..., rows, keys), for tokens at `positions`."""
-        window = call.options.get("sliding_window")
-        q = torch.tensor(positions, device=mask.device)[:, None]
-        k = torch.arange(mask.shape[-1], device=mask.device)
-        expected = k <= q
-        if window is not None:
-            expected &= k > q - window
-        visible = mask if mask.dtype == torch.bool else mask == 0
-        if mask.dtype != torch.bool and not bool((visible | (mask <= -1e4)).all()):
-            raise UnsupportedModel(f"layer {call.layer} adds a bias to its scores, which the engine does not know")
-        wrong = (visible != expected).flatten(0, -3).any(0).nonzero()
-        if len(wrong):
-            row, key = wrong[0].tolist()
-            sees = "sees" if bool(visible[..., row, key].any()) else "does not see"
-            told = "no sliding window" if window is None else f"a sliding window of {window}"
-            raise UnsupportedModel(
-                f"in layer {call.layer} the token at position {positions[row]} {sees} the one at {key}, but the "
-                f"attention function is told of {told}; the model masks what the engine cannot know of"
-            )
+        return reader.masks
 
     # ---------------------------------------------------------------- the function
 
@@ -317,14 +254,3 @@ def _enlargement(query: Tensor, key: Tensor, scaling: float | None) -> float:
     group = query.shape[1] // key.shape[1]
     largest = float((query[:, :group] @ key[:, :1].transpose(-1, -2)).abs().max()) * abs(scale)
     return SPREAD / largest if 0 < largest < SPREAD else 1.0
-
-
-def _stated_windows(fields: dict[str, Any]) -> Iterator[int]:
-    """The lengths in a configuration that may bound what a token sees."""
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            yield from _stated_windows({str(k): v for k, v in value.items()})
-        elif any(word in name for word in ("window", "chunk", "local")) and "layer" not in name:
-            for number in value if isinstance(value, list) else [value]:
-                if isinstance(number, int) and number > 1:
-                    yield number

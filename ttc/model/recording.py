@@ -40,6 +40,11 @@ class Call:
     def layer(self) -> int:
         return int(self.module.layer_idx)
 
+    @property
+    def window(self) -> int | None:
+        """The sliding window that the function was told, in tokens."""
+        return self.options.get("sliding_window")
+
 
 class Recorder:
     """Answers each call by the model's own eager attention and keeps it."""

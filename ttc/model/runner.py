@@ -9,7 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ttc.attention.hf_hook import IMPLEMENTATION
 from ttc.attention.plan import Plan
+from ttc.errors import UnsupportedModel
 from ttc.memory.kv import LayerShape
 from ttc.model.check import check_model
 from ttc.trace import Trace
@@ -41,12 +43,19 @@ class HuggingFaceRunner:
     def __init__(self, model: Any):
         self.model = model.eval()
         self.shapes = check_model(model)
+        self._config = model.config.get_text_config()
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.trace: Trace | None = None
 
     def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
-        """See `ModelRunner.forward`."""
+        """See `ModelRunner.forward`. Raises UnsupportedModel when the model's attention is no longer the engine's."""
+        if self._config._attn_implementation != IMPLEMENTATION:
+            raise UnsupportedModel(
+                f"the model's attention is {self._config._attn_implementation!r} now, not the engine's: it was set "
+                "elsewhere, or this is inside `engine.lent()`. Use the model elsewhere inside `with engine.lent() as "
+                f"model:`; to go on here, call model.set_attn_implementation({IMPLEMENTATION!r})"
+            )
         ids = torch.tensor([list(tokens)], device=self.device)
         positions = torch.tensor([plan.positions], device=self.device)
         kept = 0 if keep is None else torch.tensor(list(keep), device=self.device)

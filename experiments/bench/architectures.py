@@ -300,32 +300,25 @@ def summary(result: dict[str, Any]) -> str:
     return ", ".join(f"{count[verdict]} {verdict}" for verdict in ("exact", "refused", "wrong", "not built"))
 
 
-NOT_REACHED = "does not dispatch attention"
-
-
 def table(result: dict[str, Any]) -> str:
-    """The models by verdict, and the reasons of those that are refused, in Markdown."""
-    by_verdict = {
-        v: [r for r in result["rows"] if r["verdict"] == v] for v in ("exact", "refused", "wrong", "not built")
+    """The models by verdict, and why those are refused that could be reached, in Markdown."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in result["rows"]:
+        reached = row["verdict"] != "refused" or "does not dispatch attention" not in row["reason"]
+        rows.setdefault(row["verdict"] if reached else "not reached", []).append(row)
+    kinds = {
+        "exact": "exact",
+        "refused": "refused, for the reasons below",
+        "not reached": "refused, because it does not dispatch attention through `AttentionInterface`",
+        "wrong": "wrong",
+        "not built": "not tried: no small configuration builds it",
     }
-    reached = [r for r in by_verdict["refused"] if NOT_REACHED not in r["reason"]]
-    others = [r for r in by_verdict["refused"] if NOT_REACHED in r["reason"]]
-    lines = ["| verdict | models |", "|---|---|"]
-    for verdict, rows in (("exact", by_verdict["exact"]), ("wrong", by_verdict["wrong"])):
-        lines.append(f"| {verdict} ({len(rows)}) | {_names(rows)} |")
-    lines.append(f"| refused: attention cannot be reached ({len(others)}) | {_names(others)} |")
-    lines.append(f"| refused for another reason, below ({len(reached)}) | {_names(reached)} |")
-    lines.append(
-        f"| no small configuration builds it ({len(by_verdict['not built'])}) | {_names(by_verdict['not built'])} |"
-    )
+    lines = ["| verdict | how many | models |", "|---|---|---|"]
+    for kind, words in kinds.items():
+        names = ", ".join(row["case"] for row in rows.get(kind, []))
+        lines.append(f"| {words} | {len(rows.get(kind, []))} | {names} |")
     lines += ["", "| refused | reason |", "|---|---|"]
-    lines += [f"| {r['case']} | {_reason(r)} |" for r in reached]
+    for row in rows.get("refused", []):
+        reason = row["reason"].partition(": ")[2] or row["reason"]
+        lines.append(f"| {row['case']} | {reason.replace('|', '/')} |")
     return "\n".join(lines)
-
-
-def _reason(row: dict[str, Any]) -> str:
-    return row["reason"].split(": ", 1)[-1].replace("|", "\\|")
-
-
-def _names(rows: list[dict[str, Any]]) -> str:
-    return ", ".join(row["case"] for row in rows) or "none"

@@ -1,4 +1,4 @@
-"""What the tokens of a model see: it has to be every earlier token, within the sliding window that attention is told."""
+"""What tokens see, by a model's masks: every earlier token, within the sliding window that attention is told."""
 
 from __future__ import annotations
 

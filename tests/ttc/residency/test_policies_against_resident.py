@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
-import ttc.engine
+import ttc.model.runner
 from tests.helpers.links import late
 from tests.helpers.models import deep
 from tests.helpers.ownership import assert_nothing_left, assert_whole
@@ -57,7 +57,7 @@ def model() -> LlamaForCausalLM:
 def one_check_of_the_model() -> Iterator[None]:
     """Most of an engine's making; all engines have one model here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ttc.engine, "check_model", cache(ttc.engine.check_model))
+        patch.setattr(ttc.model.runner, "check_model", cache(ttc.model.runner.check_model))
         yield
 
 

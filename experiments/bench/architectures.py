@@ -25,7 +25,7 @@ from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from experiments.bench.prefix import machine
+from experiments.provenance import provenance
 from ttc.engine import Engine
 from ttc.errors import UnsupportedModel
 from ttc.sampling import Sampling
@@ -280,13 +280,9 @@ def run(names: list[str], out: Path) -> None:
         print(
             f"{row['case']:26} {row['verdict']:9} {row.get('reason') or format(row['worst_nats'], '.1e')}", flush=True
         )
-    result = {
-        "command": " ".join(["python -m experiments.bench architectures", *names]),
-        "machine": machine(),
-        "model": "every causal language model of transformers, small and random, float32",
-        "simulated": "nothing",
-        "rows": rows,
-    }
+    command = " ".join(["python -m experiments.bench architectures", *names])
+    result = provenance(command, model="every causal language model of transformers, small, random weights, float32")
+    result |= {"rows": rows}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
     print(summary(result))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import asdict
 from typing import Any
 
@@ -11,11 +12,14 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.data import load_examples
 from experiments.escapes import resolve_escapes
 from experiments.schema import VERIFIERS, CalibratedExitConfig, schema_of
+from experiments.screen import say
 from ttc.approximate.early_exit import EarlyExit
 from ttc.calibration.confidence_gate import Calibration
 from ttc.calibration.early_exit import ExitCalibration
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
+from ttc.model.loading import load
+from ttc.model.packed_linear import pack_linears
 from ttc.protocols import Verifier
 from ttc.text.prompt import PromptTemplate
 
@@ -68,8 +72,23 @@ def make_template(config: DictConfig) -> PromptTemplate:
 
 
 def make_engine(config: DictConfig) -> Engine:
-    model = config.model
-    return Engine.from_pretrained(model.name, device=model.device, dtype=model.dtype, **engine_options(config))
+    return Engine(*loaded(config.model.name, config.model.device, config.model.dtype), **engine_options(config))
+
+
+_loaded: dict[tuple[str, str, str], tuple[Any, Any]] = {}
+
+
+def loaded(name: str, device: str, dtype: str) -> tuple[Any, Any]:
+    """(model, tokenizer), packed. The last one stays loaded, so that the jobs of a sweep share it."""
+    key = (name, device, dtype)
+    if key not in _loaded:
+        say(f"loading {name}")
+        _loaded.clear()
+        gc.collect()
+        model, tokenizer = load(name, device=device, dtype=dtype)
+        pack_linears(model)
+        _loaded[key] = model, tokenizer
+    return _loaded[key]
 
 
 def engine_options(config: DictConfig) -> dict[str, Any]:

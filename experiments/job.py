@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import platform
-import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from tqdm import tqdm
 
 from experiments.build import make_engine, make_template, make_verifier, resolved
 from experiments.data import Task, graded, load_task
+from experiments.example import example, telling
 from experiments.records import RunFolder
-from experiments.screen import table
-from experiments.summary import summarise
-from search import solve
+from experiments.screen import Progress, failures, say, table
+from experiments.summary import failed, summarise
+from search import BestOfN, solve
 from ttc.engine import Engine
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, VerifierError
 from ttc.protocols import Problem, Result
 from ttc.text.answers import extract_answer
 from ttc.text.prompt import PromptTemplate
@@ -48,23 +49,67 @@ def run(config: DictConfig) -> dict[str, Any]:
         raise InvalidInput(f"run.batch={config.run.batch} must be at least 1")
     template = make_template(config)
     task = load_task(config.dataset)
-    with RunFolder(config) as folder:
+    total = len(task.problems) + len(task.failures)
+    say(f"{_title(search, verifier)}, {config.model.name}, {config.dataset.name}: {total} problems")
+    with RunFolder(config) as folder, _told_how_to_go_on(folder):
+        if config.run.retry_failed:
+            folder.forget([name for name, record in folder.records.items() if failed(record)])
         batches = _unfinished(task.problems, config.run.batch, folder)
+        done = total - sum(p.id not in folder.records for p in task.problems)
+        done -= sum(name not in folder.records for name, _ in task.failures)
+        if done:
+            say(f"{done} of {total} were done already")
         engine = make_engine(config) if batches else None
+        if engine is not None:
+            try_verifier(config, verifier, template, engine, batches[0])
         for name, reason in task.failures:
             if name not in folder.records:
-                failed = Result(Problem("", name), None, [], None, Usage(), [], config.run.seed, reason)
-                folder.append(_record(failed, task, config.dataset.answer_kind))
+                unusable = Result(Problem("", name), None, [], None, Usage(), [], config.run.seed, reason)
+                folder.append(_record(unusable, task, config.dataset.answer_kind))
         if engine is not None:
             _solve(config, search, verifier, template, engine, task, batches, folder)
         summary = _summary(config, task, folder)
         folder.write_summary(summary)
+    if config.run.show_example:
+        shown = telling([folder.records[p.id] for p in task.problems])
+        print(example(shown) if shown else "\nno problem has a branch to show")
     print(table(config.run.name, summary))
-    if task.failures:
-        name, reason = task.failures[0]
-        print(f"\n{len(task.failures)} rows cannot be used; {name}: {reason}")
+    if summary["failures"]:
+        print(failures(summary))
     print(f"\nrecords and summary: {folder.path}")
     return summary
+
+
+def _title(search: Any, verifier: Any) -> str:
+    name = type(search).__name__
+    return name if verifier is None else f"{name} with {type(verifier).__name__}"
+
+
+@contextmanager
+def _told_how_to_go_on(folder: RunFolder) -> Iterator[None]:
+    """Let Ctrl-C say what is safe."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        done = len(folder.records)
+        raise KeyboardInterrupt(f"stopped; what is done so far is safe ({done} problems in {folder.path})") from None
+
+
+def try_verifier(
+    config: DictConfig, verifier: Any, template: PromptTemplate, engine: Engine, problems: list[Problem]
+) -> None:
+    """Rate one short branch, so that a verifier that cannot work is known before the run. Raises VerifierError."""
+    if verifier is None:
+        return
+    inner = getattr(verifier, "inner", verifier)  # a gate might leave it out
+    options = {"template": template, "end": tuple(config.dataset.end), "answer_kind": config.dataset.answer_kind}
+    for problem in problems:  # the first that can be used
+        trial = solve(BestOfN(n=1, max_tokens=8), engine=engine, verifier=inner, problem=[problem], **options)[0]
+        if trial.error is None:
+            return
+        if trial.error.startswith(VerifierError.__name__):
+            reason = trial.error.partition(": ")[2]
+            raise VerifierError(f"{reason}, on a branch made to try it; no problem was solved")
 
 
 def _unfinished(problems: list[Problem], size: int, folder: RunFolder) -> list[list[Problem]]:
@@ -87,19 +132,17 @@ def _solve(
     batches: list[list[Problem]],
     folder: RunFolder,
 ) -> None:
-    with tqdm(total=len(task.problems), desc=config.run.name, unit="problem", file=sys.stderr) as bar:
-        bar.update(sum(p.id in folder.records for p in task.problems))
+    total = len(task.problems) + len(task.failures)
+    with Progress(config.dataset.name, total, folder.records, engine) as progress:
 
         def finished(result: Result) -> None:
+            progress.solved(result.usage.generated_tokens)
             if result.problem.id in folder.records:
                 return
             record = _record(result, task, config.dataset.answer_kind)
             folder.append(record)
             if config.run.show_questions:
-                bar.write(f"{record['id']}: {record['question']}\n  -> {record['answer']} (gold {record['gold']})")
-            right = sum(r["correct"] for r in folder.records.values())
-            bar.set_postfix_str(f"{right}/{len(folder.records)} right")
-            bar.update()
+                progress.note(f"{record['id']}: {record['question']}\n  -> {record['answer']} (gold {record['gold']})")
 
         for batch in batches:
             solve(
@@ -136,11 +179,14 @@ def _record(result: Result, task: Task, kind: str) -> dict[str, Any]:
                 "substituted": None if branch.substituted is None else branch.substituted.similarity,
             }
         )
+    grades = graded(task, result, kind)
+    if failed({"error": result.error}):
+        grades |= {"correct": False, "correct_strict": False}
     return {
         "id": problem.id,
         "question": problem.question or None,
         "gold": problem.answer,
-        **graded(task, result, kind),
+        **grades,
         "error": result.error,
         "branches": branches,
         "tree": result.tree,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from ttc.errors import InvalidInput, TTCError
 
-MAY_CHANGE = ("run.output_dir", "run.show_questions", "dataset.limit", "dataset.size")
+MAY_CHANGE = (
+    "run.output_dir",
+    "run.show_questions",
+    "run.show_example",
+    "run.retry_failed",
+    "dataset.limit",
+    "dataset.size",
+)
 """Keys that may differ when a run goes on: they change which problems are left, or nothing, never a record."""
 
 
@@ -63,6 +70,14 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
         self.records[record["id"]] = record
+
+    def forget(self, ids: Collection[str]) -> None:
+        """Take records out for good, in one piece, so that their problems are solved again."""
+        kept = {name: record for name, record in self.records.items() if name not in ids}
+        lines = (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in kept.values())
+        with self._writing():
+            _replace(self.path / "records.jsonl", "".join(lines))
+        self.records = kept
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         self._write_config()
@@ -144,5 +159,8 @@ def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
 def _replace(file: Path, text: str) -> None:
     """Write a file so that a kill leaves the old one or the new one."""
     new = file.with_suffix(file.suffix + ".new")
-    new.write_text(text, encoding="utf-8")
+    with new.open("w", encoding="utf-8") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
     os.replace(new, file)

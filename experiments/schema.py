@@ -102,6 +102,7 @@ class RunConfig:
 
     max_tokens, max_calls: budgets per problem (generated plus verifier tokens; expansions).
     show_questions: print each question as it is solved (GPQA's authors ask not to publish theirs).
+    show_example: print one solved problem at the end. retry_failed: solve problems again that failed before.
     """
 
     name: str = "???"
@@ -111,6 +112,8 @@ class RunConfig:
     max_tokens: int | None = None
     max_calls: int | None = None
     show_questions: bool = False
+    show_example: bool = False
+    retry_failed: bool = False
 
 
 @dataclass

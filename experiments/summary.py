@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -34,14 +35,31 @@ def majority(answers: Sequence[str | None]) -> str | None:
     return max(found, key=lambda key: found[key]) if found else None
 
 
+def failed(record: dict[str, Any]) -> bool:
+    """Whether a problem could not be solved. One whose budget ran out has not failed: what it has counts."""
+    return record["error"] is not None and not record["error"].startswith("BudgetExceeded")
+
+
+def failure_reasons(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Why problems failed, `{"reason", "count"}`, the most frequent first. Reasons that differ in numbers or quoted
+    names alone are one, shown as the first of them."""
+    groups: dict[str, list[str]] = {}
+    for record in filter(failed, records):
+        alike = re.sub(r"\d[\d,.]*|'[^']*'", "#", record["error"])
+        groups.setdefault(alike, []).append(record["error"])
+    found = [{"reason": " ".join(reasons[0].split()), "count": len(reasons)} for reasons in groups.values()]
+    return sorted(found, key=lambda entry: -entry["count"])
+
+
 def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Accuracy with its 95% interval, pass@k and maj@k over the final branches, tokens, time, and what was approximate.
 
     A problem that failed counts as wrong everywhere. k runs over the powers of two that every solved problem has
     branches for.
     """
-    total, correct = len(records), sum(r["correct"] for r in records)
-    solved = [r for r in records if r["branches"]]
+    solved = [r for r in records if r["branches"] and not failed(r)]
+    right = [r for r in records if not failed(r)]
+    total, correct = len(records), sum(r["correct"] for r in right)
     widest = min((len(r["branches"]) for r in solved), default=0)
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256) if k <= widest]
     low, high = wilson(correct, total)
@@ -51,8 +69,9 @@ def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "correct": correct,
         "accuracy": correct / total if total else 0.0,
         "accuracy_95": [low, high],
-        "accuracy_strict": sum(r["correct_strict"] for r in records) / total if total else 0.0,
-        "failures": sum(r["error"] is not None for r in records),
+        "accuracy_strict": sum(r["correct_strict"] for r in right) / total if total else 0.0,
+        "failures": total - len(right),
+        "failure_reasons": failure_reasons(records),
         "pass_at_k": {str(k): _mean([_pass(r, k) for r in records]) for k in ks},
         "maj_at_k": {str(k): _mean([_majority(r, k) for r in records]) for k in ks},
         "generated_tokens": sum(tokens),
@@ -81,11 +100,11 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _pass(record: dict[str, Any], k: int) -> float:
-    branches = record["branches"]
+    branches = [] if failed(record) else record["branches"]
     return pass_at_k(len(branches), sum(b["correct"] for b in branches), k) if branches else 0.0
 
 
 def _majority(record: dict[str, Any], k: int) -> float:
-    first = sorted(record["branches"], key=lambda b: b["path"])[:k]
+    first = [] if failed(record) else sorted(record["branches"], key=lambda b: b["path"])[:k]
     winner = majority([b["answer"] for b in first])
     return float(any(b["correct"] for b in first if winner is not None and canonical(b["answer"]) == winner))

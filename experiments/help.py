@@ -1,0 +1,77 @@
+"""The page that `python -m experiments.run --help` shows. It reads conf/, and imports nothing that takes time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import conf
+
+PAGE = """\
+Solve the problems of a data set with a search, and keep every result.
+
+  python -m experiments.run [GROUP=CHOICE ...] [GROUP.SETTING=VALUE ...]
+
+Examples
+  python -m experiments.run
+      100 sums with the default model, search and verifier
+  python -m experiments.run search=best_of_n search.n=8 dataset=gsm8k dataset.limit=20
+      another search with a setting of its own, on the first 20 problems of GSM8K
+  python -m experiments.run model=hf model.name=Qwen/Qwen3-0.6B dataset=file dataset.path=mine.jsonl
+      another model (a hub id, a folder or a .gguf file) on your own questions and answers
+  python -m experiments.run -m search=greedy,best_of_n,beam_search run.seed=0,1
+      a sweep over six settings; a table of all of them at the end
+  python -m experiments.run --cfg job search=beam_search
+      every setting with its value, and nothing is run
+
+Groups and their choices
+{groups}
+Settings of a run
+  run.name=NAME            the folder for the results; the same name goes on where it stopped
+  run.output_dir=FOLDER    where those folders are made (outputs)
+  run.seed=N               fixes every sampled token (0)
+  run.batch=N              problems that are solved together (16)
+  run.max_tokens=N         budget for each problem: generated and verifier tokens
+  run.max_calls=N          budget for each problem: expansions
+  run.retry_failed=true    solve problems again that failed before
+  run.show_questions=true  print each question with its answer
+  run.show_example=true    print one solved problem at the end
+
+A run writes config.yaml, records.jsonl (one problem a line) and summary.json to its folder. Whatever stops it, the
+same command goes on where it was. The exit code is 0 when at least one problem could be solved, 1 after an error or
+when every problem failed, 130 after Ctrl-C. The class behind a choice documents its settings: for search=beam_search
+see search.BeamSearch.
+"""
+
+
+def choices(group: str) -> list[str]:
+    """What a group of the configuration can be set to."""
+    folder = Path(next(iter(conf.__path__))) / group
+    return sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml"))
+
+
+def page() -> str:
+    defaults = _defaults()
+    lines = []
+    for group in ("model", "dataset", "search", "verifier", "memory", "cache", "sharing", "gate"):
+        names = [f"{name}*" if name == defaults[group] else name for name in choices(group)]
+        lines += _wrapped(f"  {group:<10}", names)
+    lines += _wrapped("  +experiment=", choices("experiment"))
+    return PAGE.format(groups="\n".join([*lines, "  (* the default)", ""]))
+
+
+def _wrapped(head: str, words: list[str], width: int = 80) -> list[str]:
+    lines = [head]
+    for word in words:
+        if len(lines[-1]) + 1 + len(word) > width:
+            lines.append(" " * len(head))
+        lines[-1] += " " + word
+    return lines
+
+
+def _defaults() -> dict[str, str]:
+    """The choice of each group in conf/config.yaml."""
+    import yaml
+
+    file = Path(next(iter(conf.__path__))) / "config.yaml"
+    entries = yaml.safe_load(file.read_text(encoding="utf-8"))["defaults"]
+    return {group: name for entry in entries if isinstance(entry, dict) for group, name in entry.items()}

@@ -1,0 +1,69 @@
+"""One solved problem as a person reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.example import example, telling, winning_steps
+
+
+def node(number: int, parent: int | None, path: list[int], text: str, score: float | None) -> dict[str, Any]:
+    return {"id": number, "parent": parent, "path": path, "text": text, "score": score}
+
+
+def branch(path: list[int], text: str, answer: str, score: float | None, correct: bool) -> dict[str, Any]:
+    return {"path": path, "text": text, "answer": answer, "score": score, "correct": correct}
+
+
+RECORD: dict[str, Any] = {
+    "question": "6 + 2 - 5 =",
+    "gold": "3",
+    "answer": "3",
+    "correct": True,
+    "branches": [
+        branch([1, 0], "6 + 2 = 8\n8 - 5 = 3\n", "3", 0.875, True),
+        branch([0, 0], "6 + 2 = 9\n9 - 5 = 4\n", "4", 0.125, False),
+        branch([0, 1], "6 + 2 = 9\n9 - 5 = 4\n", "4", 0.125, False),
+        branch([1, 1], "long " * 40, "4", None, False),
+    ],
+    "tree": [
+        node(0, None, [], "", None),
+        node(1, 0, [0], "6 + 2 = 9\n", 0.25),
+        node(2, 0, [1], "6 + 2 = 8\n", 0.75),
+        node(3, 1, [0, 0], "9 - 5 = 4\n", 0.125),
+        node(4, 2, [1, 0], "8 - 5 = 3\n", 0.875),
+    ],
+}
+
+
+def test_the_steps_of_the_winner_come_from_the_tree() -> None:
+    assert winning_steps(RECORD) == [("6 + 2 = 8\n", 0.75), ("8 - 5 = 3\n", 0.875)]
+
+
+def test_an_example_shows_question_steps_scores_and_losers() -> None:
+    lines = example(RECORD).splitlines()
+    assert "  6 + 2 - 5 =" in lines and "The branch that won, step by step (score 0.88):" in lines
+    assert lines[lines.index("    0.75  6 + 2 = 8") + 1] == "    0.88  8 - 5 = 3"
+    assert "Its answer is 3, which is right." in lines
+    assert "    0.12  answers 4: 6 + 2 = 9 / 9 - 5 = 4 (2 times)" in lines
+    assert lines[-1].startswith("       -  answers 4: long long") and lines[-1].endswith("...")
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_wrong_answer_is_called_wrong() -> None:
+    assert "Its answer is 4, which is wrong, it is 3." in example(RECORD | {"answer": "4", "correct": False})
+
+
+def test_the_most_telling_record_is_solved_against_a_badly_rated_wrong_branch() -> None:
+    close = [RECORD["branches"][0], branch([0], "", "4", 0.75, False)]
+    all_right = [RECORD["branches"][0]] * 2
+    wrong, easy, near = (
+        RECORD | {"id": "wrong", "correct": False},
+        RECORD | {"id": "easy", "branches": all_right},
+        RECORD | {"id": "near", "branches": close},
+    )
+    assert telling([wrong, easy, near, RECORD]) is RECORD
+    assert telling([wrong, easy, near]) is near
+    assert telling([wrong, easy]) is easy
+    assert telling([wrong]) is wrong
+    assert telling([RECORD | {"branches": []}]) is None

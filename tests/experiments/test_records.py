@@ -1,0 +1,91 @@
+"""A run's folder: records that survive whatever ends the run."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from experiments.records import RunFolder
+from experiments.schema import Config
+from ttc import InvalidInput, TTCError
+
+
+def config(tmp_path: Path, **run: Any) -> Any:
+    made = OmegaConf.structured(Config())
+    made.model.name, made.dataset.name = "m", "d"
+    made.run.name, made.run.output_dir = "r", str(tmp_path)
+    return OmegaConf.merge(made, {"run": run})
+
+
+def test_records_survive_a_torn_line(tmp_path: Path) -> None:
+    with RunFolder(config(tmp_path)) as folder:
+        for i in range(3):
+            folder.append({"id": str(i), "value": "é" * 50})
+    file = tmp_path / "r" / "records.jsonl"
+    whole = file.read_bytes()
+    for cut in (1, 20, 70):
+        file.write_bytes(whole[:-cut])
+        with RunFolder(config(tmp_path)) as folder:
+            assert list(folder.records) == ["0", "1"]
+            folder.append({"id": "2", "value": "é" * 50})
+        assert file.read_bytes() == whole
+    file.write_bytes(b"{broken\n" + whole)
+    with pytest.raises(InvalidInput, match="line 1 is damaged"):
+        RunFolder(config(tmp_path))
+
+
+def test_a_changed_configuration_is_refused_with_the_difference(tmp_path: Path) -> None:
+    with RunFolder(config(tmp_path)) as folder:
+        folder.append({"id": "0"})
+    with pytest.raises(InvalidInput, match=r"run\.seed: 0 -> 5"):
+        RunFolder(config(tmp_path, seed=5))
+    RunFolder(config(tmp_path, show_questions=True)).close()
+
+
+def test_a_run_that_never_started_leaves_its_name_free(tmp_path: Path) -> None:
+    RunFolder(config(tmp_path)).close()
+    with RunFolder(config(tmp_path, seed=5)) as folder:
+        folder.append({"id": "0"})
+    with pytest.raises(InvalidInput, match=r"run\.seed: 5 -> 0"):
+        RunFolder(config(tmp_path))
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TTCError, match=r"cannot write to .*file/r"):
+        RunFolder(config(tmp_path, output_dir=str(tmp_path / "file")))
+
+
+def test_two_processes_cannot_share_a_run(tmp_path: Path) -> None:
+    with RunFolder(config(tmp_path)), pytest.raises(InvalidInput, match="in use"):
+        RunFolder(config(tmp_path))
+
+
+def test_a_full_disk_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with RunFolder(config(tmp_path)) as folder:
+        folder.append({"id": "0"})
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(TTCError, match=r"No space left on device.*1 records"):
+            folder.append({"id": "1"})
+        monkeypatch.undo()
+    with RunFolder(config(tmp_path)) as folder:
+        assert "0" in folder.records
+
+
+def test_forgotten_records_are_gone_from_the_file_too(tmp_path: Path) -> None:
+    with RunFolder(config(tmp_path)) as folder:
+        for i in range(3):
+            folder.append({"id": str(i), "value": "é"})
+        folder.forget(["1", "7"])
+        assert list(folder.records) == ["0", "2"]
+        folder.append({"id": "1", "value": "new"})
+    with RunFolder(config(tmp_path)) as folder:
+        assert [(r["id"], r["value"]) for r in folder.records.values()] == [("0", "é"), ("2", "é"), ("1", "new")]

@@ -1,0 +1,197 @@
+"""The main job end to end on the default model."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.errors import HydraException
+
+from experiments.job import run
+from tests.helpers.configurations import configuration
+from ttc import TTCError, VerifierError
+from verifiers import ArithmeticVerifier
+
+FAST = ["dataset.size=6", "run.batch=3", "search=beam_search", "search.beam_size=2", "search.beam_width=2"]
+
+
+def job(folder: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "experiments.run", *arguments, f"run.output_dir={folder}"]
+
+
+def run_here(folder: Path, *arguments: str) -> dict[str, Any]:
+    """The job in this process, where the model stays loaded."""
+    return run(configuration("run", "run.name=r", f"run.output_dir={folder}", *arguments))
+
+
+def records(folder: Path, name: str) -> dict[str, Any]:
+    lines = (folder / name / "records.jsonl").read_text().splitlines()
+    found = {record["id"]: record for record in map(json.loads, lines)}
+    assert len(found) == len(lines)  # no problem twice
+    for record in found.values():
+        del record["timing"]
+    return found
+
+
+def test_a_killed_run_goes_on_to_the_same_records(tmp_path: Path) -> None:
+    subprocess.run(job(tmp_path, "run.name=whole", *FAST), check=True, capture_output=True)
+    whole = records(tmp_path, "whole")
+    assert len(whole) == 6
+    killed = subprocess.Popen(
+        job(tmp_path, "run.name=killed", *FAST), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    file = tmp_path / "killed" / "records.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (file.exists() and file.read_bytes().count(b"\n") >= 1):
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    before = file.read_bytes()
+    assert 1 <= before.count(b"\n") < 6
+    file.write_bytes(before + b'{"id": "torn')
+    done = subprocess.run(job(tmp_path, "run.name=killed", *FAST), check=True, capture_output=True, text=True)
+    assert file.read_bytes().startswith(before)
+    assert records(tmp_path, "killed") == whole
+    summary = json.loads((tmp_path / "killed" / "summary.json").read_text())
+    assert summary["problems"] == 6 and f"{summary['accuracy']:.1%}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["search.beam_sise=3"], "beam_sise"),
+        (["search.beam_size=many"], "many"),
+        (["search.beam_size=0"], "beam_size=0"),
+        (["model=hf"], "model.name must be given"),
+        (["dataset=file"], "give dataset.path"),
+        (["dataset.path=mine.jsonl"], "dataset=file"),
+        (["verifier=self", "+verifier/exit=ranking"], "different ratings"),
+        (["dataset.limt=3"], "limt"),
+        (["search=beem_search"], "beem_search"),
+        (["verifier=none"], "verifier"),
+        (["model.name=/no/such/model"], "/no/such/model"),
+        (["memory.budget_gib=0.0001"], "would do"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, arguments: list[str], message: str) -> None:
+    with pytest.raises((TTCError, HydraException), match=message):
+        run_here(tmp_path, *arguments)
+    assert not list(tmp_path.glob("*/config.yaml"))
+
+
+def test_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(job(tmp_path, "search.beam_size=0"), capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("starting: search.beam_size=0") and lines[-1].startswith("error: beam_size=0")
+    assert "Traceback" not in done.stderr and not list(tmp_path.glob("*/config.yaml"))
+
+
+def test_a_sweep_goes_on_after_a_job_that_fails_and_ends_with_one_table(tmp_path: Path) -> None:
+    arguments = ["-m", "search=best_of_n", "search.n=0,1,2", "search.max_tokens=8", "dataset.size=1"]
+    done = subprocess.run(job(tmp_path, *arguments), capture_output=True, text=True)
+    assert "error: n=0" in done.stderr and done.returncode == 1
+    assert sorted(p.parent.name for p in tmp_path.glob("*/summary.json")) == [
+        f"sums-best_of_n-arithmetic-seed0-search.max_tokens=8-search.n={n}" for n in (1, 2)
+    ]
+    table = done.stdout[done.stdout.index("3 jobs") :].splitlines()
+    assert [line.split()[0] for line in table[1:]] == ["job", "search.n=0", "search.n=1", "search.n=2"]
+    assert "error: n=0" in table[2] and "%" in table[3] and "%" in table[4]
+    said = done.stderr.splitlines()
+    title = "BestOfN with ArithmeticVerifier, smollm2-135m, sums: 1 problems"
+    assert said[0].startswith("starting: -m search=best_of_n")
+    assert said[2:] == [title, "loading smollm2-135m", title]  # loaded once, and no other library says anything
+
+
+def test_problems_that_all_fail_end_with_their_reason_and_an_error_code(tmp_path: Path) -> None:
+    arguments = ["dataset.size=3", "dataset.pad_chars=200000", "run.name=r"]
+    for told in ("loading smollm2-135m", "3 of 3 were done already"):  # the second time nothing is run
+        done = subprocess.run(job(tmp_path, *arguments), capture_output=True, text=True)
+        assert done.returncode == 1 and told in done.stderr
+        assert "3 of 3 problems failed and count as wrong:\n  3 x InvalidInput: " in done.stdout
+        assert "run.retry_failed=true" in done.stdout and "accuracy            0.0%" in done.stdout
+
+
+def test_ctrl_c_says_what_is_safe_and_how_to_go_on(tmp_path: Path) -> None:
+    arguments = ["search=greedy", "verifier=none", "dataset.size=200", "run.batch=1", "run.name=r"]
+    process = subprocess.Popen(job(tmp_path, *arguments), stderr=subprocess.PIPE, text=True)
+    file = tmp_path / "r" / "records.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (file.exists() and file.read_bytes().count(b"\n") >= 2):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    done = len(records(tmp_path, "r"))
+    assert process.returncode == 130 and 2 <= done < 200 and "Traceback" not in said
+    safe, how = said.splitlines()[-2:]
+    counted = re.fullmatch(rf"stopped; what is done so far is safe \((\d+) problems in {tmp_path / 'r'}\)", safe)
+    assert counted is not None and done - int(counted[1]) in (0, 1)  # one may be on its way to the disk
+    assert how == "run the same command to go on"
+
+
+SHORT = ["search=best_of_n", "search.n=2", "search.max_tokens=12", "dataset.size=3", "run.batch=3"]
+
+
+def test_a_verifier_that_cannot_rate_is_known_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> list[list[float]]:
+        raise RuntimeError("the judge is out")
+
+    monkeypatch.setattr(ArithmeticVerifier, "rate", broken)
+    with pytest.raises(VerifierError, match="ArithmeticVerifier raised RuntimeError: the judge is out, on a branch"):
+        run_here(tmp_path, *SHORT)
+    gated = ["verifier=confidence_gated", "verifier.inner=arithmetic", "verifier.tau_conf=0", "verifier.r_gap=0"]
+    with pytest.raises(VerifierError, match="ArithmeticVerifier raised RuntimeError: the judge is out, on a branch"):
+        run_here(tmp_path, *SHORT, *gated)
+    assert not list(tmp_path.glob("*/config.yaml"))
+
+
+def test_a_failed_problem_counts_as_wrong_until_it_is_retried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = run_here(tmp_path, *SHORT, "run.name=whole")
+    assert whole["failures"] == 0
+    rate = ArithmeticVerifier.rate
+    unlucky = records(tmp_path, "whole")["sums-1"]["question"]
+
+    def sometimes(self: Any, branches: Any, questions: Any, backend: Any) -> Any:
+        if unlucky in questions:
+            raise RuntimeError("no connection")
+        return rate(self, branches, questions, backend)
+
+    monkeypatch.setattr(ArithmeticVerifier, "rate", sometimes)
+    # an answer is found in what a failed problem has, and it is the right one
+    monkeypatch.setattr("experiments.data.same_answer", lambda *_: True)
+    summary = run_here(tmp_path, *SHORT)
+    assert (summary["failures"], summary["failure_reasons"]) == (
+        1,
+        [{"reason": "VerifierError: ArithmeticVerifier raised RuntimeError: no connection", "count": 1}],
+    )
+    failed = records(tmp_path, "r")["sums-1"]
+    assert failed["branches"] and not failed["correct"] and not failed["correct_strict"]
+    assert "1 x VerifierError: ArithmeticVerifier raised RuntimeError: no connection" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert run_here(tmp_path, *SHORT)["failures"] == 1
+    assert "3 of 3 were done already" in capsys.readouterr().err
+    assert run_here(tmp_path, *SHORT, "run.retry_failed=true")["failures"] == 0
+    assert "2 of 3 were done already" in capsys.readouterr().err
+    again = records(tmp_path, "r")
+    assert again["sums-1"] == records(tmp_path, "whole")["sums-1"]
+
+
+def test_a_sweep_runs_every_search(tmp_path: Path) -> None:
+    searches = "search=greedy,best_of_n,self_consistency,beam_search"
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"question": "Ann has 2 pens and buys 3. How many?", "answer": "#### 5"}) + "\n")
+    arguments = ["-m", searches, "dataset=gsm8k", f"dataset.path={path}", "dataset.limit=1"]
+    subprocess.run(job(tmp_path, *arguments), check=True, capture_output=True)
+    assert sorted(p.parent.name for p in tmp_path.glob("*/summary.json")) == [
+        f"gsm8k-rows-{name}-seed0"
+        for name in ("beam_search-arithmetic", "best_of_n-arithmetic", "greedy", "self_consistency")
+    ]

@@ -1,0 +1,137 @@
+"""What a run shows while it works and at its end."""
+
+from __future__ import annotations
+
+import io
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from experiments import screen
+from experiments.screen import Progress, as_bytes, as_time, failures, short, sweep_table
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Engine:
+    """Two branches of one problem, which share its meter, and one of another."""
+
+    def __init__(self) -> None:
+        first, second = SimpleNamespace(generated_tokens=40), SimpleNamespace(generated_tokens=60)
+        self.live = [SimpleNamespace(usage=usage) for usage in (first, first, second)]
+
+    def kv_bytes(self) -> int:
+        return 3 << 20
+
+
+def record(correct: bool, tokens: int = 100) -> dict[str, Any]:
+    return {"correct": correct, "usage": {"generated_tokens": tokens}}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A clock that stands until it is set."""
+    now = SimpleNamespace(s=0.0)
+    monkeypatch.setattr(screen, "time", SimpleNamespace(monotonic=lambda: now.s))
+    return now
+
+
+def test_a_plain_line_holds_every_number(clock: Any) -> None:
+    records = {str(i): record(correct=i < 3) for i in range(4)}
+    progress = Progress("sums", 20, records, Engine(), out=io.StringIO())
+    progress.solved(400)
+    clock.s = 10.0
+    progress.show()
+    # 16 problems of 100 tokens are left, 100 of them made, at 50 tokens a second
+    assert progress.plain_line() == (
+        "4 of 20 problems, 500 tokens, 50 tokens/s, 75% right [95%: 30% to 95%], KV 3 MiB, 0:30 left"
+    )
+
+
+def test_tokens_move_within_a_batch_and_never_back(clock: Any) -> None:
+    engine = Engine()
+    progress = Progress("sums", 20, {}, engine, out=io.StringIO())
+    progress.show()
+    assert progress.tokens == 100 and progress.left_s is None and "right" not in progress.plain_line()
+    engine.live[0].usage.generated_tokens += 5
+    progress.show()
+    assert progress.tokens == 105
+    engine.live = []  # released, and not yet reported
+    progress.show()
+    assert progress.tokens == 105
+
+
+def test_where_there_is_no_terminal_lines_come_now_and_then(clock: Any) -> None:
+    out = io.StringIO()
+    progress = Progress("sums", 20, {}, Engine(), out=out, every_s=30.0)
+    for clock.s in (0.0, 29.0, 30.0, 31.0, 59.0, 60.0, 61.0):
+        progress.show()
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2 and all(line.startswith("0 of 20 problems, 100 tokens") for line in lines)
+    assert "\r" not in out.getvalue() and progress.bar is None
+
+
+def test_the_bar_fits_80_columns_however_large_its_numbers(clock: Any) -> None:
+    out, engine = Terminal(), Engine()
+    engine.kv_bytes = lambda: 123 << 30  # type: ignore[method-assign]
+    records = {str(i): record(correct=True, tokens=123_456) for i in range(1_000)}
+    progress = Progress("a-data-set-{with}-a-very-long-name", 12_345, records, engine, out=out)
+    progress.solved(123_456_000)
+    clock.s = 40_000.0
+    progress.show()
+    assert progress.bar is not None
+    shown = str(progress.bar)
+    progress.bar.close()
+    assert len(shown) <= 80
+    for part in ("a-data-set 1000/12345 |", "100% [100-100] 123M tok 3.1k/s KV 123 GiB 126h03 left"):
+        assert part in shown
+
+
+def test_the_bar_moves_by_itself_while_a_batch_is_solved() -> None:
+    out, engine = Terminal(), Engine()
+    with Progress("sums", 20, {}, engine, out=out):
+        engine.live[0].usage.generated_tokens = 7_000
+        deadline = time.monotonic() + 20
+        while "7.1k tok" not in out.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert "sums 0/20 |" in out.getvalue() and "7.1k tok" in out.getvalue() and "KV 3 MiB" in out.getvalue()
+
+
+def test_numbers_are_short() -> None:
+    assert [short(n) for n in (0, 7.4, 999, 1_000, 12_345, 999_999, 4_500_000)] == [
+        *("0", "7", "999", "1.0k", "12.3k", "1.0M", "4.5M")
+    ]
+    assert [as_bytes(n) for n in (0, 1023, 3 << 20, 5 << 30)] == ["0 B", "1023 B", "3 MiB", "5.0 GiB"]
+    assert [as_time(s) for s in (0, 65, 3_725)] == ["0:00", "1:05", "1h02"]
+
+
+def test_failures_are_grouped_and_the_rest_is_counted() -> None:
+    assert failures({"problems": 3, "failures": 0, "failure_reasons": []}) == ""
+    reasons = [{"reason": f"Error: {letter}", "count": 2} for letter in "abcdefg"]
+    text = failures({"problems": 20, "failures": 14, "failure_reasons": reasons})
+    assert "14 of 20 problems failed and count as wrong:\n  2 x Error: a\n" in text
+    assert "4 x other reasons" in text and "Error: f" not in text and "run.retry_failed=true" in text
+
+
+def test_a_sweep_ends_with_a_line_for_each_job() -> None:
+    summary = {
+        "accuracy": 0.5,
+        "accuracy_95": [0.25, 0.75],
+        "generated_tokens_per_problem": 64.0,
+        "failures": 1,
+        "seconds": 12.0,
+    }
+    jobs: list[Any] = [
+        (["dataset=sums", "search=greedy"], summary),
+        (["dataset=sums", "search=best_of_n", "search.n=0"], "n=0 must be at least 1"),
+    ]
+    assert [line.split() for line in sweep_table(jobs).strip().splitlines()[1:]] == [
+        ["job", "accuracy", "95%", "interval", "tokens", "failed", "time"],
+        ["search=greedy", "50.0%", "25.0%", "to", "75.0%", "64", "1", "12.0", "s"],
+        ["search=best_of_n", "search.n=0", "error:", "n=0", "must", "be", "at", "least", "1"],
+    ]

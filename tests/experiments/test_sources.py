@@ -1,0 +1,166 @@
+"""Where problems come from: every source and reader of a known data set, and what cannot be used."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from experiments.data import READERS, load_task
+from experiments.schema import DatasetConfig
+from ttc import InvalidInput
+
+ROWS = [
+    {"question": "Ann has 2 pens and buys 3. How many?", "answer": "2 + 3 = 5\n#### 5"},
+    {"question": "A robe takes {2} bolts. How many?", "answer": "It takes 1,200.\n#### 1,200"},
+]
+
+
+def dataset(**fields: Any) -> Any:
+    name = fields.setdefault("name", "gsm8k")
+    return OmegaConf.structured(DatasetConfig(**({"reader": name if name in READERS else "plain"} | fields)))
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    import pandas
+
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".csv":
+        pandas.DataFrame(rows).to_csv(path, index=False)
+    else:
+        pandas.DataFrame(rows).to_parquet(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_a_local_file_in_every_format(tmp_path: Path, suffix: str) -> None:
+    task = load_task(dataset(path=write(tmp_path / f"rows{suffix}", ROWS)))
+    assert [(p.id, p.question, p.answer) for p in task.problems] == [
+        ("gsm8k-0", ROWS[0]["question"], "5"),
+        ("gsm8k-1", ROWS[1]["question"], "1200"),
+    ]
+    assert task.is_correct(task.problems[1], "$1,200.00") and not task.is_correct(task.problems[1], "12")
+    assert not task.is_correct(task.problems[1], None)
+
+
+def test_a_bad_row_fails_alone(tmp_path: Path) -> None:
+    rows = [
+        ROWS[0],
+        {"answer": "#### 3"},
+        {"question": "q", "answer": "no mark"},
+        {"question": None, "answer": "#### 1"},
+    ]
+    path = write(tmp_path / "rows.jsonl", rows)
+    Path(path).write_text(Path(path).read_text() + "{torn\n")
+    task = load_task(dataset(path=path))
+    assert [p.id for p in task.problems] == ["gsm8k-0"]
+    assert [name for name, _ in task.failures] == ["gsm8k-1", "gsm8k-2", "gsm8k-3", "gsm8k-4"]
+    assert "question" in task.failures[0][1] and "####" in task.failures[1][1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"path": "/no/such/file.jsonl"}, "is not a file"),
+        ({"path": __file__}, "'.py'"),
+        ({}, "names no source"),
+        ({"path": __file__, "limit": 0}, "dataset.limit=0"),
+        ({"path": __file__, "offset": -1}, "dataset.offset=-1"),
+        ({"path": __file__, "answer_kind": "poem"}, "poem"),
+        ({"task": "no_such_task"}, "no_such_task"),
+        ({"task": "chain_sum", "path": "mine.jsonl"}, "mine.jsonl would not be read"),
+        ({"task": "chain_sum", "size": 5, "offset": 5}, "none after dataset.offset=5"),
+        ({"task": "chain_sum", "params": {"min_term": 1}}, "min_term"),
+    ],
+)
+def test_an_unusable_source_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        load_task(dataset(**fields))
+
+
+def test_rows_that_nothing_can_read_are_refused_with_a_reason(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", ROWS)
+    with pytest.raises(InvalidInput, match=r"none of the 2 rows .* gpqa-0: .*Question"):
+        load_task(dataset(name="gpqa", path=path))
+    with pytest.raises(InvalidInput, match="poetry"):
+        load_task(dataset(reader="poetry", path=path))
+    own = load_task(dataset(name="my-gsm8k", reader="gsm8k", path=path))
+    assert [p.id for p in own.problems] == ["my-gsm8k-0", "my-gsm8k-1"]
+
+
+def test_ids_are_kept_once(tmp_path: Path) -> None:
+    rows = [{"id": i, "question": "q?", "answer": a} for i, a in (("a", "1"), (None, "2"), ("a", "3"), ("b", 4))]
+    task = load_task(dataset(name="mine", path=write(tmp_path / "rows.jsonl", rows)))
+    assert [(p.id, p.answer) for p in task.problems] == [("a", "1"), ("mine-1", "2"), ("b", "4")]
+    assert [name for name, _ in task.failures] == ["mine-2"] and "'a'" in task.failures[0][1]
+
+
+def test_text_files_are_read_as_they_are(tmp_path: Path) -> None:
+    odd = "one\u2028two\x85three"
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\ufeff" + json.dumps({"question": odd, "answer": "1"}, ensure_ascii=False) + "\n", "utf-8")
+    assert [p.question for p in load_task(dataset(name="mine", path=str(file))).problems] == [odd]
+    file.write_bytes(b'{"question": "caf\xe9", "answer": "1"}\n')
+    with pytest.raises(InvalidInput, match="not UTF-8"):
+        load_task(dataset(name="mine", path=str(file)))
+    table = tmp_path / "rows.csv"
+    columns = ["Question", "Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3))]
+    table.write_text(",".join(columns) + "\nq,None,N/A,1,2\n")
+    (problem,) = load_task(dataset(name="gpqa", path=str(table), answer_kind="choice")).problems
+    assert ") None" in problem.question and ") N/A" in problem.question
+
+
+@pytest.mark.skipif(find_spec("pycosat") is not None, reason="pycosat is installed")
+def test_the_one_task_that_needs_a_compiled_package_says_so() -> None:
+    with pytest.raises(InvalidInput, match="pip install pycosat"):
+        load_task(dataset(name="zebras", task="zebra_puzzles", size=1))
+
+
+def test_limit_and_offset(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", ROWS * 3)
+    assert [p.id for p in load_task(dataset(path=path, offset=1, limit=2)).problems] == ["gsm8k-1", "gsm8k-2"]
+    with pytest.raises(InvalidInput, match="6 rows"):
+        load_task(dataset(path=path, offset=6))
+
+
+def test_gpqa_choices_are_shuffled_by_question_alone(tmp_path: Path) -> None:
+    rows = [
+        {"Question": f"q{i}?", "Correct Answer": "right", **{f"Incorrect Answer {k}": f"wrong{k}" for k in (1, 2, 3)}}
+        for i in range(40)
+    ]
+    path, turned = write(tmp_path / "a.csv", rows), write(tmp_path / "b.csv", rows[::-1])
+    problems = load_task(dataset(name="gpqa", path=path, answer_kind="choice")).problems
+    for problem in problems:
+        assert f"({problem.answer}) right" in problem.question
+    assert {p.answer for p in problems} == set("ABCD")
+    other = load_task(dataset(name="gpqa", path=turned, answer_kind="choice")).problems[::-1]
+    assert [p.question for p in problems] == [p.question for p in other]
+    reseeded = load_task(dataset(name="gpqa", path=path, answer_kind="choice", shuffle_seed=1)).problems
+    assert [p.question for p in problems] != [p.question for p in reseeded]
+
+
+def test_arc_and_math(tmp_path: Path) -> None:
+    row = {"question": "Which?", "choices": {"text": ["a", "b", "c"], "label": ["1", "2", "3"]}, "answerKey": "3"}
+    path = write(tmp_path / "arc.jsonl", [row, row | {"answerKey": "9"}])
+    task = load_task(dataset(name="arc_challenge", path=path, answer_kind="choice"))
+    assert task.problems[0].answer == "C" and task.problems[0].question == "Which?\n(A) a\n(B) b\n(C) c"
+    assert len(task.failures) == 1
+    path = write(tmp_path / "math.jsonl", [{"problem": "Half?", "answer": r"\frac{1}{2}"}])
+    task = load_task(dataset(name="math500", path=path, answer_kind="math"))
+    assert task.is_correct(task.problems[0], "0.5") and not task.is_correct(task.problems[0], "2")
+
+
+def test_reasoning_gym_scores_by_its_own_rules() -> None:
+    task = load_task(dataset(name="sums", task="chain_sum", size=5, params={"min_terms": 2, "max_terms": 2}))
+    again = load_task(dataset(name="sums", task="chain_sum", size=5, limit=2, params={"min_terms": 2, "max_terms": 2}))
+    assert [p.question for p in again.problems] == [p.question for p in task.problems[:2]]
+    for problem in task.problems:
+        assert problem.answer is not None
+        assert task.is_correct(problem, problem.answer) and not task.is_correct(problem, str(int(problem.answer) + 1))

@@ -14,7 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.build import make_engine, make_template, make_verifier, resolved
 from experiments.data import Task, graded, load_task
+from experiments.dry import describe
 from experiments.example import example, telling
+from experiments.fingerprint import fingerprint, model_fingerprint
 from experiments.records import RunFolder
 from experiments.screen import Progress, failures, say, table
 from experiments.summary import failed, summarise
@@ -39,6 +41,8 @@ def run(config: DictConfig) -> dict[str, Any]:
     verifier = make_verifier(config)
     if search.needs_verifier and verifier is None:
         raise InvalidInput(f"{type(search).__name__} selects by score; choose a verifier other than none")
+    if not search.needs_verifier:  # it would not be asked, so the run's folder must not name it
+        verifier, config.verifier = None, OmegaConf.create({"_target_": None})
     exit = getattr(getattr(verifier, "inner", verifier), "exit", None)
     if search.compares_ratings and exit is not None and (exit.rule == "ranking" or exit.common_depth):
         raise InvalidInput(
@@ -49,17 +53,24 @@ def run(config: DictConfig) -> dict[str, Any]:
         raise InvalidInput(f"run.batch={config.run.batch} must be at least 1")
     template = make_template(config)
     task = load_task(config.dataset)
+    if config.run.dry:
+        print(describe(config, template, task))
+        return {}
+    inputs = fingerprint(config.model.name, task.problems, task.failures, template.examples)
     total = len(task.problems) + len(task.failures)
     say(f"{_title(search, verifier)}, {config.model.name}, {config.dataset.name}: {total} problems")
     with RunFolder(config) as folder, _told_how_to_go_on(folder):
         if config.run.retry_failed:
             folder.forget([name for name, record in folder.records.items() if failed(record)])
+        folder.check_inputs(inputs)
         batches = _unfinished(task.problems, config.run.batch, folder)
         done = total - sum(p.id not in folder.records for p in task.problems)
         done -= sum(name not in folder.records for name, _ in task.failures)
         if done:
             say(f"{done} of {total} were done already")
         engine = make_engine(config) if batches else None
+        if not inputs["model"]:  # it came from the hub just now
+            folder.check_inputs(inputs | {"model": model_fingerprint(config.model.name)})
         if engine is not None:
             try_verifier(config, verifier, template, engine, batches[0])
         for name, reason in task.failures:
@@ -139,10 +150,12 @@ def _solve(
             progress.solved(result.usage.generated_tokens)
             if result.problem.id in folder.records:
                 return
-            record = _record(result, task, config.dataset.answer_kind)
+            record = _record(result, task, config.dataset.answer_kind) | _asked(config, template, engine, result)
             folder.append(record)
             if config.run.show_questions:
-                progress.note(f"{record['id']}: {record['question']}\n  -> {record['answer']} (gold {record['gold']})")
+                progress.note(
+                    f"{record['id']}: {result.problem.question}\n  -> {record['answer']} (gold {record['gold']})"
+                )
 
         for batch in batches:
             solve(
@@ -159,6 +172,13 @@ def _solve(
                 concurrency=len(batch),
                 on_result=finished,
             )
+
+
+def _asked(config: DictConfig, template: PromptTemplate, engine: Engine, result: Result) -> dict[str, Any]:
+    """The exact prompt of a solved problem; nothing of what is asked where the data set is private."""
+    if config.dataset.private:
+        return {"question": None, "prompt": None}
+    return {"prompt": None if result.best is None else template.text(result.problem.question, engine.tokenizer)}
 
 
 def _record(result: Result, task: Task, kind: str) -> dict[str, Any]:
@@ -188,6 +208,7 @@ def _record(result: Result, task: Task, kind: str) -> dict[str, Any]:
         "gold": problem.answer,
         **grades,
         "error": result.error,
+        "truncated": result.best is not None and result.best.finish_reason in (None, "context"),
         "branches": branches,
         "tree": result.tree,
         "usage": {k: v for k, v in usage.items() if k not in TIMING},

@@ -5,18 +5,21 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.fingerprint import differences
 from ttc.errors import InvalidInput, TTCError
 
 MAY_CHANGE = (
     "run.output_dir",
     "run.show_questions",
+    "run.dry",
     "run.show_example",
     "run.retry_failed",
     "dataset.limit",
@@ -25,26 +28,29 @@ MAY_CHANGE = (
 """Keys that may differ when a run goes on: they change which problems are left, or nothing, never a record."""
 
 
+def check_name(name: str) -> str:
+    """The name of a run, which is that of one folder under run.output_dir."""
+    if not re.fullmatch(r"(?!\.{1,2}$)[^/\\\x00-\x1f]{1,255}", name) or len(os.fsencode(name)) > 255:
+        raise InvalidInput(
+            f"run.name={name!r} is not the name of one folder (no slash, not . or .., at most 255 bytes); "
+            "run.output_dir says where the folder lies"
+        )
+    return name
+
+
 class RunFolder:
-    """`outputs/<name>/` with config.yaml, records.jsonl and summary.json, locked against other processes.
+    """`outputs/<name>/` with config.yaml, records.jsonl, summary.json and fingerprint.json, locked against other
+    processes.
 
     Raises InvalidInput when the folder was made with another configuration (the message says which keys differ) or
     is in use.
     """
 
     def __init__(self, config: DictConfig):
-        self.path = Path(config.run.output_dir) / config.run.name
+        self.path = Path(config.run.output_dir) / check_name(config.run.name)
         self.records: dict[str, dict[str, Any]] = {}
-        with self._writing():
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / ".lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
-            raise InvalidInput(
-                f"{self.path} is in use by another process; wait for it or choose another run.name"
-            ) from error
+        self._inputs: dict[str, dict[str, str]] | None = None  # to be written with the next record
+        self._lock = self._locked()
         try:
             self._config: str | None = self._checked(config)
             self.records = self._read()
@@ -53,7 +59,52 @@ class RunFolder:
             raise
 
     def close(self) -> None:
+        """Let others use the folder; one of a run that could not start is removed."""
+        with suppress(OSError):
+            if {file.name for file in self.path.iterdir()} <= {".lock"}:
+                (self.path / ".lock").unlink()
+                self.path.rmdir()
         self._lock.close()
+
+    def _locked(self) -> TextIO:
+        lock = self.path / ".lock"
+        while True:
+            with self._writing():
+                self.path.mkdir(parents=True, exist_ok=True)
+                file = lock.open("w")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                file.close()
+                raise InvalidInput(
+                    f"{self.path} is in use by another process; wait for it or choose another run.name"
+                ) from error
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+                    return file
+            file.close()  # another process removed the folder meanwhile
+
+    def check_inputs(self, now: dict[str, dict[str, str]]) -> None:
+        """Keep the fingerprint of what the run is made from, to be written with the next record.
+
+        Raises InvalidInput with the difference if the finished records were made from something else.
+        """
+        file = self.path / "fingerprint.json"
+        before: dict[str, dict[str, str]] = {}
+        if self.records and file.exists():
+            try:
+                before = json.loads(file.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise InvalidInput(f"{file} is damaged ({error}); restore or delete it") from error
+            before["data"] = {name: row for name, row in before.get("data", {}).items() if name in self.records}
+        if changed := differences(before, now):
+            difference = "\n".join(f"  {line}" for line in changed)
+            raise InvalidInput(
+                f"{self.path} holds results from other data or weights, which lay under the same names:\n{difference}\n"
+                "choose another run.name, or delete the folder to start over; if the change does not matter, delete "
+                f"{file}"
+            )
+        self._inputs = {part: before.get(part, {}) | now.get(part, {}) for part in before | now}
 
     def __enter__(self) -> RunFolder:
         return self
@@ -100,6 +151,10 @@ class RunFolder:
             with self._writing():
                 _replace(self.path / "config.yaml", self._config)
             self._config = None
+        if self._inputs is not None:
+            with self._writing():
+                _replace(self.path / "fingerprint.json", json.dumps(self._inputs, indent=1, ensure_ascii=False) + "\n")
+            self._inputs = None
 
     def _checked(self, config: DictConfig) -> str:
         """The configuration as text, once it agrees with the one that the folder was made with."""

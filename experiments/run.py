@@ -54,7 +54,8 @@ def launch() -> int:
     def job(config: DictConfig) -> None:
         overrides = list(HydraConfig.get().overrides.task)
         try:
-            jobs.append((overrides, run(config)))
+            if summary := run(config):  # a dry run has none
+                jobs.append((overrides, summary))
         except (TTCError, InstantiationException) as error:
             reason = error if isinstance(error, TTCError) else error.__cause__
             if not isinstance(reason, TTCError):

@@ -103,6 +103,7 @@ class RunConfig:
     max_tokens, max_calls: budgets per problem (generated plus verifier tokens; expansions).
     show_questions: print each question as it is solved (GPQA's authors ask not to publish theirs).
     show_example: print one solved problem at the end. retry_failed: solve problems again that failed before.
+    dry: print the configuration and three prompts, and stop before the weights are loaded.
     """
 
     name: str = "???"
@@ -114,6 +115,7 @@ class RunConfig:
     show_questions: bool = False
     show_example: bool = False
     retry_failed: bool = False
+    dry: bool = False
 
 
 @dataclass

@@ -186,10 +186,12 @@ def as_time(seconds: float) -> str:
 def table(name: str, summary: dict[str, Any]) -> str:
     """The summary as a small table."""
     low, high = summary["accuracy_95"]
+    n = summary["truncated"]
     moved = [summary["host_to_device_bytes"] / 2**20, summary["device_to_host_bytes"] / 2**20]
     rows = [
         ("problems", f"{summary['problems']} ({summary['failures']} failed)"),
         ("accuracy", f"{summary['accuracy']:.1%}  [95%: {low:.1%} to {high:.1%}]"),
+        *([("cut off", f"{n} answers have no end; more tokens: search.max_tokens or max_steps")] if n else []),
         *((f"pass@{k}", f"{v:.1%}") for k, v in summary["pass_at_k"].items()),
         *((f"maj@{k}", f"{v:.1%}") for k, v in summary["maj_at_k"].items()),
         ("tokens per problem", f"{summary['generated_tokens_per_problem']:.0f}"),

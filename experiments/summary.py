@@ -72,6 +72,7 @@ def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "accuracy_strict": sum(r["correct_strict"] for r in right) / total if total else 0.0,
         "failures": total - len(right),
         "failure_reasons": failure_reasons(records),
+        "truncated": sum(r.get("truncated", False) for r in records),
         "pass_at_k": {str(k): _mean([_pass(r, k) for r in records]) for k in ks},
         "maj_at_k": {str(k): _mean([_majority(r, k) for r in records]) for k in ks},
         "generated_tokens": sum(tokens),

@@ -1,0 +1,96 @@
+"""What a run was made from, beyond its configuration: the rows and the weights that lay under the same names."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ttc.protocols import Problem
+
+WHOLE_BYTES = 64 * 2**20
+"""Files up to this size are hashed whole."""
+STRIDE_BYTES, PIECE_BYTES = 2**20, 4096
+"""Of larger ones, this many bytes at every so many; a changed matrix is larger than the gap."""
+UNUSABLE = "unusable"
+
+
+def fingerprint(
+    model: str, problems: Sequence[Problem], failures: Sequence[tuple[str, str]], examples: Sequence[tuple[str, str]]
+) -> dict[str, dict[str, str]]:
+    """The parts of a run's fingerprint: problems, with the rows that cannot be used, solved examples and model."""
+    shown = {"all": _digest(repr(list(examples)).encode())} if examples else {}
+    return {"data": data_fingerprint(problems, failures), "examples": shown, "model": model_fingerprint(model)}
+
+
+def data_fingerprint(problems: Sequence[Problem], failures: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """One short hash of question and gold answer for each problem's id, so that no question is published."""
+    rows = {p.id: _digest(f"{p.question}\x00{p.answer}".encode()) for p in problems}
+    return rows | {name: UNUSABLE for name, _ in failures}
+
+
+def model_fingerprint(name: str) -> dict[str, str]:
+    """What the weights under `name` are; the empty dictionary for a model of the hub that is not in the cache yet.
+
+    A folder or .gguf file: each file with its size, a hash and, where only a sample is hashed, its time. A model of the
+    hub: its revision.
+    """
+    from ttc.model.loading import SMOLLM2, SMOLLM2_PACKAGE, SMOLLM2_VERSION, local_path
+
+    if name == SMOLLM2:
+        return {SMOLLM2_PACKAGE: f"version {SMOLLM2_VERSION}"}
+    path = local_path(name)
+    if path is None:
+        revision = _cached_revision(name)
+        return {} if revision is None else {name: f"revision {revision}"}
+    files = [path] if path.is_file() else sorted(f for f in path.iterdir() if _counts(f))
+    return {file.name: _file(file) for file in files}
+
+
+def differences(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """What changed between two fingerprints, a line each.
+
+    Rows that only one of them has are no change of the data: dataset.limit decides which are used.
+    """
+    rows, rows_now = before.get("data", {}), now.get("data", {})
+    lines = []
+    if changed := [name for name in rows if rows_now.get(name, rows[name]) != rows[name]]:
+        shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+        lines.append(f"the question or gold answer of {len(changed)} of {len(rows)} solved problems: {shown}")
+    for part, what in (("examples", "solved examples"), ("model", "model")):
+        old, new = before.get(part), now.get(part)
+        if not old or not new:  # not known then, or not yet
+            continue
+        for name in sorted(old.keys() | new.keys()):
+            if old.get(name) != new.get(name):
+                lines.append(f"the {what}, {name}: {old.get(name, 'missing')} -> {new.get(name, 'missing')}")
+    return lines
+
+
+def _counts(file: Path) -> bool:
+    """Whether a file of a model's folder can change what the model says."""
+    return file.is_file() and not file.name.startswith(".") and file.suffix not in (".md", ".lock")
+
+
+def _file(path: Path) -> str:
+    """Size and hash of a file; of a large one a sample is hashed, and its time tells the rest."""
+    stat = path.stat()
+    with path.open("rb") as file:
+        if stat.st_size <= WHOLE_BYTES:
+            return f"{stat.st_size} bytes, hash {_digest(file.read())}"
+        starts = [*range(0, stat.st_size, STRIDE_BYTES), max(0, stat.st_size - PIECE_BYTES)]
+        sample = b"".join(os.pread(file.fileno(), PIECE_BYTES, start) for start in starts)
+    return f"{stat.st_size} bytes, of {stat.st_mtime:.0f} s, sample {_digest(sample)}"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _cached_revision(name: str) -> str | None:
+    """The commit of the copy in the hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json")
+    return Path(found).parent.name if isinstance(found, str) else None

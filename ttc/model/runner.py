@@ -30,7 +30,7 @@ class ModelRunner(Protocol):
     trace: Trace | None
 
     def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
-        """One pass over packed rows. Returns logits (rows, vocab) in at least float32, of the rows `keep` or of all."""
+        """One pass over packed rows. Returns the model's logits (rows, vocab), of the rows `keep` or of all."""
         ...
 
 
@@ -68,4 +68,4 @@ class HuggingFaceRunner:
             if self.trace is not None:
                 self.trace.add("compute", f"{len(tokens)} rows", start, perf_counter())
         logits: Tensor = output.logits[0]
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return logits

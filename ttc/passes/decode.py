@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import nan
 from typing import Protocol
 
 from torch import Tensor
@@ -32,7 +33,7 @@ class DecodeStep:
 
     branches: in depth-first order. limits: the most tokens for each. The residency policy says which of them decode
     together; each group's tails grow in place in one buffer, and a branch that ends its step leaves the batch, its tail
-    frozen into a segment.
+    frozen into a segment. statistics: keep each token's entropy and the mean log-probability of the likeliest tokens.
     """
 
     def __init__(
@@ -43,9 +44,10 @@ class DecodeStep:
         stops: Stops,
         sampling: Sampling,
         gate: Gate | None = None,
+        statistics: bool = False,
     ):
         self.runtime, self.branches = runtime, list(branches)
-        self.stops, self.sampling, self.gate = stops, sampling, gate
+        self.stops, self.sampling, self.gate, self.statistics = stops, sampling, gate, statistics
         self.capacity = max(limits)
         self.problems = by_problem(branches)
         self.starts = {id(b): len(b.tokens) for b in branches}
@@ -111,9 +113,10 @@ class DecodeStep:
 
     def _append(self, active: Sequence[Branch], logits: Tensor) -> None:
         states = random_states([b.key for b in active], [len(b.tokens) for b in active])
-        draws = draw(logits, self.sampling, states)
-        for branch, token, logprob, top1 in zip(active, draws.tokens, draws.logprobs, draws.top1, strict=True):
-            branch.append(token, logprob, top1)
+        draws = draw(logits, self.sampling, states, statistics=self.statistics)
+        columns = (column or [nan] * len(active) for column in draws)
+        for branch, token, *figures in zip(active, *columns, strict=True):
+            branch.append(int(token), *figures)
             branch.usage.generated_tokens += 1
 
     def _leave(self, active: Sequence[Branch], ended: dict[int, StepEnd], tails: KV, filled: int) -> list[Branch]:

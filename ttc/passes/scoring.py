@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from ttc.errors import InvalidInput
 from ttc.model.limits import ModelLimits
 from ttc.passes.chunks import chunks
@@ -107,7 +109,7 @@ def _score_runs(
             logits = runtime.runner.forward(chunk.tokens, chunk.plan, keep or [len(chunk.tokens) - 1])
         parts = logits.split([len(left) for _, _, left in wanted]) if wanted else ()
         for (i, first, _), part in zip(wanted, parts, strict=True):
-            logprobs = part.log_softmax(-1)
+            logprobs = part.log_softmax(-1, dtype=torch.promote_types(part.dtype, torch.float32))
             for found, target in zip(scores[i], targets[i], strict=True):
                 tokens = target[first : first + len(logprobs)]
                 found += [float(logprobs[row, token]) for row, token in enumerate(tokens)]

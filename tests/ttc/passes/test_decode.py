@@ -128,3 +128,18 @@ def test_a_failure_in_a_batch_leaves_every_branch_able_to_go_on(call: int, monke
     engine.generate([b for b, _ in going], [n for _, n in going])
     assert [b.tokens for b in branches] == [b.tokens for b in expected]
     assert_whole(engine, branches)
+
+
+def test_statistics_are_the_models_own_entropy_and_the_mean_of_its_likeliest_tokens() -> None:
+    engine = make_engine()
+    root = engine.root([1, 2, 3, 4])
+    silent, told = engine.fork(root, 2)
+    engine.generate([silent], 5, sampling=GREEDY)
+    engine.generate([told], 5, sampling=GREEDY, statistics=True)
+    assert silent.tokens == told.tokens and all(map(math.isnan, silent.entropies + silent.top_k_logprobs))
+    engine.model.set_attn_implementation("eager")
+    with torch.no_grad():
+        logprobs = engine.model(torch.tensor([told.tokens]), use_cache=False).logits[0, 3:-1].log_softmax(-1)
+    assert told.entropies == pytest.approx((-(logprobs.exp() * logprobs).sum(-1)).tolist(), abs=1e-4)
+    assert told.top_k_logprobs == pytest.approx(logprobs.topk(20).values.mean(-1).tolist(), abs=1e-4)
+    engine.release([root, silent, told])

@@ -277,9 +277,8 @@ def run(names: list[str], out: Path) -> None:
     rows = []
     for row in sweep(names or cases()):
         rows.append(row)
-        print(
-            f"{row['case']:26} {row['verdict']:9} {row.get('reason') or format(row['worst_nats'], '.1e')}", flush=True
-        )
+        found = row.get("reason") or f"off by {row['worst_nats']:.1e} nats at most"
+        print(f"{row['case']:26} {row['verdict']:9} {found}", flush=True)
     command = " ".join(["python -m experiments.bench architectures", *names])
     result = provenance(command, model="every causal language model of transformers, small, random weights, float32")
     result |= {"rows": rows}

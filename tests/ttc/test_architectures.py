@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ import torch
 import transformers as hf
 
 import ttc.attention.plan
+import ttc.model.check
 import ttc.residency.base
+from experiments.bench import architectures
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import FAMILIES, VOCAB, build, prompt
 from tests.helpers.tokenizers import Letters
@@ -100,3 +104,62 @@ def test_other_models_are_refused(config: Any) -> None:
     with pytest.raises(UnsupportedModel, match=type(model).__name__):
         Engine(model, Letters())
     assert model.config._attn_implementation == before
+
+
+RECORD = Path("experiments/results/architectures.json")
+EXACT = [
+    "afmoe",
+    "bert",
+    "cohere2",
+    "gemma3n_text: shared KV",
+    "gemma4_unified",
+    "jetmoe",
+    "minimax_m3_vl_text",
+    "olmo3",
+]
+REFUSED = ["bloom", "doge", "llama4", "lfm2: convolutions", "nemotron", "qwen2_moe", "roberta", "zaya"]
+
+
+def test_the_sweeps_record_holds_no_wrong_model_and_the_families_known_to_be_exact() -> None:
+    verdicts = {row["case"]: row["verdict"] for row in json.loads(RECORD.read_text())["rows"]}
+    assert set(verdicts) >= set(FAMILIES) - {"gemma3"} and len(verdicts) > 150
+    assert "wrong" not in verdicts.values()
+    assert list(verdicts.values()).count("exact") >= 100
+    assert {verdicts[case] for case in (*EXACT, *FAMILIES)} == {"exact"}
+    assert {verdicts[case] for case in REFUSED} == {"refused"}
+
+
+def test_the_page_on_models_shows_the_record() -> None:
+    record, page = json.loads(RECORD.read_text()), Path("docs/models.md").read_text()
+    assert architectures.table(record) in page and architectures.summary(record) in page
+
+
+@pytest.mark.parametrize(("case", "verdict"), [(c, "exact") for c in EXACT] + [(c, "refused") for c in REFUSED])
+def test_a_model_of_the_sweep_gets_its_verdict(case: str, verdict: str) -> None:
+    row = architectures.examine(case)
+    assert row["verdict"] == verdict, row
+    assert ("reason" in row) == (verdict == "refused")
+
+
+@pytest.mark.slow
+def test_no_causal_model_of_transformers_is_accepted_and_wrong() -> None:
+    rows = {row["case"]: row for row in architectures.sweep(architectures.cases())}
+    assert not [row for row in rows.values() if row["verdict"] == "wrong"]
+    if hf.__version__ == json.loads(RECORD.read_text())["machine"]["transformers"]:
+        recorded = {row["case"]: row["verdict"] for row in json.loads(RECORD.read_text())["rows"]}
+        assert {case: row["verdict"] for case, row in rows.items()} == recorded
+
+
+@pytest.mark.parametrize("case", ["llama4_text", "qwen2_moe", "phimoe"])
+def test_without_the_check_of_masks_the_sweep_would_call_a_model_wrong(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ttc.model.check, "check_masks", lambda *_: None)
+    monkeypatch.setattr(ttc.model.check._Check, "_check_function", lambda *_: None)
+    row = architectures.examine(case)
+    assert row["verdict"] == "wrong" and row["worst_nats"] > 0.1
+
+
+def test_a_model_that_cannot_be_built_does_not_end_the_sweep() -> None:
+    rows = list(architectures.sweep(["no such model", "llama"]))
+    assert [row["verdict"] for row in rows] == ["not built", "exact"]

@@ -26,7 +26,6 @@ from ttc.engine import Engine
 from ttc.errors import InvalidInput, TTCError
 from ttc.protocols import Backend, Problem, Result, Verifier
 from ttc.tree.branch import Branch, by_problem
-from ttc.usage import Usage
 from verifiers import ConfidenceGatedVerifier, SelfVerifier
 
 register()
@@ -149,22 +148,22 @@ def observe(search: Any, inner: Verifier, problems: Sequence[Problem], **options
     for full, short in zip(verified, skipped, strict=True):
         if full.best is None or short.best is None or full.error or short.error:
             continue
-        _, max_p, gap = first.seen[id(short.best.usage)]
+        max_p, gap = first.seen[short.best.root_id]
         observations.append(Observation(max_p, gap, full.best.generated == short.best.generated))
     return observations
 
 
 @dataclass
 class _FirstRating:
-    """A gate, and what it sees of each problem when it decides: (meter, max p, gap) by the meter's identity."""
+    """A gate, and what it sees of each problem when it decides: (max p, gap) by the problem's root."""
 
     gate: ConfidenceGatedVerifier
-    seen: dict[int, tuple[Usage, float, float]] = field(default_factory=dict)
+    seen: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[Sequence[float]]:
         for rows in by_problem(branches):
-            usage, p = branches[rows[0]].usage, [confidence(branches[row]) for row in rows]
-            self.seen.setdefault(id(usage), (usage, max(p), gap_ratio(p)))
+            p = [confidence(branches[row]) for row in rows]
+            self.seen.setdefault(branches[rows[0]].root_id, (max(p), gap_ratio(p)))
         return self.gate.rate(branches, questions, backend)
 
 
@@ -210,21 +209,20 @@ def observe_exits(search: Any, inner: SelfVerifier, problems: Sequence[Problem],
     profiled = _Profiled(inner)
     results: list[Result] = solve(search, problem=list(problems), verifier=profiled, **options)
     solved = [r.best for r in results if r.best is not None and not r.error]
-    return [profiled.seen[id(best.usage)][1] for best in solved]
+    return [profiled.seen[best.root_id] for best in solved]
 
 
 @dataclass
 class _Profiled:
-    """Rates by all layers; keeps (branches, profiles) of each problem, by its meter's identity."""
+    """Rates by all layers; keeps the profiles of each problem, by its root."""
 
     verifier: SelfVerifier
-    seen: dict[int, tuple[list[Branch], list[Profile]]] = field(default_factory=dict)
+    seen: dict[int, list[Profile]] = field(default_factory=dict)
 
     def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
         profiles = self.verifier.profiles(branches, questions, backend)
         for rows in by_problem(branches):
-            rated, key = [branches[row] for row in rows], id(branches[rows[0]].usage)
-            self.seen[key] = rated, [profiles[row] for row in rows]
+            self.seen[branches[rows[0]].root_id] = [profiles[row] for row in rows]
         return [[profile.p[-1]] for profile in profiles]
 
 

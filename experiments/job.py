@@ -209,8 +209,9 @@ def _record(result: Result, task: Task, kind: str) -> dict[str, Any]:
         **grades,
         "error": result.error,
         "truncated": result.best is not None and result.best.finish_reason in (None, "context"),
+        "stopped": result.stopped,
         "branches": branches,
-        "tree": result.tree,
+        "tree": [node.to_dict() for node in result.tree],
         "usage": {k: v for k, v in usage.items() if k not in TIMING},
         "timing": {k: usage[k] for k in TIMING} | {"finished_at": time.time()},
     }

@@ -5,41 +5,65 @@ from typing import TYPE_CHECKING
 from ttc.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from search.base import Search
+    from search.base import Case, Search, SearchSteps
     from search.beam_search import BeamSearch
     from search.best_first import BestFirst
     from search.best_of_n import BestOfN
     from search.diverse_prompts import DiversePrompts
-    from search.driver import solve
     from search.greedy import Greedy
+    from search.rating import try_verifier
     from search.self_consistency import SelfConsistency
-    from ttc.protocols import Problem, Result
+    from search.solving import solve, stream
+    from ttc.protocols import Append, Expand, Rate, Release, Step, Vary
+    from ttc.results import Problem, Progress, Result
 
 __all__ = [
+    "Append",
     "BeamSearch",
     "BestFirst",
     "BestOfN",
+    "Case",
     "DiversePrompts",
+    "Expand",
     "Greedy",
     "Problem",
+    "Progress",
+    "Rate",
+    "Release",
     "Result",
     "Search",
+    "SearchSteps",
     "SelfConsistency",
+    "Step",
+    "Vary",
     "solve",
+    "stream",
+    "try_verifier",
 ]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "Append": "ttc.protocols",
         "BeamSearch": "search.beam_search",
         "BestFirst": "search.best_first",
         "BestOfN": "search.best_of_n",
+        "Case": "search.base",
         "DiversePrompts": "search.diverse_prompts",
+        "Expand": "ttc.protocols",
         "Greedy": "search.greedy",
-        "Problem": "ttc.protocols",
-        "Result": "ttc.protocols",
+        "Problem": "ttc.results",
+        "Progress": "ttc.results",
+        "Rate": "ttc.protocols",
+        "Release": "ttc.protocols",
+        "Result": "ttc.results",
         "Search": "search.base",
+        "SearchSteps": "search.base",
         "SelfConsistency": "search.self_consistency",
-        "solve": "search.driver",
+        "Step": "ttc.protocols",
+        "Vary": "ttc.protocols",
+        "solve": "search.solving",
+        "stream": "search.solving",
+        "try_verifier": "search.rating",
     },
 )

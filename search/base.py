@@ -2,21 +2,63 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from ttc.errors import InvalidInput
-from ttc.protocols import Expand, Extract, Rate, Release, Vary
+from ttc.protocols import Append, Expand, Extract, Rate, Release, Vary
+from ttc.ranking import comparable
 from ttc.sampling import Sampling
-from ttc.text.answers import canonical
+from ttc.text.answers import canonical, extract_answer
 from ttc.tree.branch import Branch
 
-Request = Vary | Expand | Rate | Release
-Plan = Generator[Request, Any, list[Branch]]
+Request = Vary | Expand | Append | Rate | Release
+SearchSteps = Generator[Request, Any, list[Branch]]
 """Yields requests, receives their answers, returns the candidates that are left."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Plan":
+        warnings.warn("search.base.Plan is now search.base.SearchSteps", DeprecationWarning, stacklevel=2)
+        return SearchSteps
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class Candidate(Protocol):
+    """What choosing looks at: a branch, or the record of one."""
+
+    @property
+    def score(self) -> float | None: ...
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def gated(self) -> bool: ...
+
+
+C = TypeVar("C", bound=Candidate)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem as its search sees it.
+
+    question: what is asked. end: strings that finish a branch. extract: reads the answer out of a text.
+    rng: random numbers of this problem alone, fixed by the run's seed and the problem's id; they don't depend on what
+    else is solved.
+    """
+
+    question: str = ""
+    end: tuple[str, ...] = ()
+    extract: Extract = extract_answer
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
 
 @dataclass(frozen=True)
@@ -52,10 +94,10 @@ class Search(ABC):
         return False
 
     @abstractmethod
-    def run(self, root: Branch, end: tuple[str, ...]) -> Plan:
-        """The algorithm. `end` holds strings that finish a branch."""
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        """The algorithm, from a branch that holds the prompt."""
 
-    def choose(self, candidates: Sequence[Branch], extract: Extract) -> tuple[Branch | None, str | None]:
+    def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
         """The best candidate and its answer: the highest score, the first one of equals."""
         if not candidates:
             return None, None
@@ -63,25 +105,36 @@ class Search(ABC):
         return best, extract(best.text)
 
 
-def ranked(branches: Sequence[Branch]) -> list[Branch]:
-    """Best score first; equal scores, and branches without one, keep their order.
-
-    Scores that agree in six digits are equal: two branches with the same text must not change places by what was
-    computed beside them.
-    """
-    return sorted(branches, key=lambda b: float("-inf") if b.score is None else float(f"{b.score:.6g}"), reverse=True)
+def whole(branches: Sequence[C]) -> list[C]:
+    """The branches that no decode gate cut off; all of them where it cut off every one."""
+    return [branch for branch in branches if not branch.gated] or list(branches)
 
 
-def vote(candidates: Sequence[Branch], extract: Extract, weighted: bool = False) -> tuple[Branch | None, str | None]:
+def drop_gated(children: Sequence[Branch]) -> Generator[Request, Any, list[Branch]]:
+    """Let go of children that a decode gate cut off, and give the others: `children = yield from drop_gated(...)`."""
+    kept = whole(children)
+    if lost := [child for child in children if child not in kept]:
+        yield Release(lost)
+    return kept
+
+
+def ranked(branches: Sequence[C]) -> list[C]:
+    """Best score first; equal scores, and branches without one, keep their order. What a gate cut off comes last."""
+    return sorted(branches, key=lambda b: (not b.gated, comparable(b.score)), reverse=True)
+
+
+def vote(candidates: Sequence[C], extract: Extract, weighted: bool = False) -> tuple[C | None, str | None]:
     """The answer that most candidates give, or that gathers the highest total score.
 
-    Answers are canonicalised, invalid ones dropped. Ties go to the answer that was found first. The branch returned
-    is the best-scored one with that answer. Weights are scores from zero on: where a score is negative (a
-    log-probability), all are raised until the lowest is zero, for more votes must not count against an answer.
+    Answers are canonicalised, invalid ones dropped; what a gate cut off has no vote. Ties go to the answer that was
+    found first. The branch returned is the best-scored one with that answer. Weights are scores from zero on: where a
+    score is negative (a log-probability), all are raised until the lowest is zero, for more votes must not count
+    against an answer.
     """
+    candidates = whole(candidates)
     lowest = min([0.0, *(branch.score or 0.0 for branch in candidates)])
     totals: dict[str, float] = defaultdict(float)
-    by_answer: dict[str, list[tuple[Branch, str]]] = defaultdict(list)
+    by_answer: dict[str, list[tuple[C, str]]] = defaultdict(list)
     for branch in candidates:
         answer = extract(branch.text)
         key = canonical(answer)

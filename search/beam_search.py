@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from search.base import Plan, Search, ranked
+from search.base import Case, Search, SearchSteps, drop_gated, ranked
 from ttc.protocols import Aggregation, Expand, Rate, Release, Step
 from ttc.tree.branch import Branch
 
@@ -30,16 +30,16 @@ class BeamSearch(Search):
     def compares_ratings(self) -> bool:
         return True
 
-    def run(self, root: Branch, end: tuple[str, ...]) -> Plan:
-        step = Step(self.step_tokens, self.delimiter, end)
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        step = Step(self.step_tokens, self.delimiter, case.end)
         beams, width = [root], self.beam_size * self.beam_width
         for _ in range(self.max_steps):
             active = [b for b in beams if not b.finished]
             if not active:
                 break
             children: list[Branch] = yield Expand(active, width, step, self.sampling)
-            yield Release([*active, *(c for c in children if c.gated)])
-            children = [c for c in children if not c.gated]
+            yield Release(active)
+            children = yield from drop_gated(children)
             yield Rate(children, self.aggregation)
             candidates = ranked([*(b for b in beams if b.finished), *children])
             beams = candidates[: self.beam_size]

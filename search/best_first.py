@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from search.base import Plan, Search, ranked
+from search.base import Case, Search, SearchSteps, drop_gated, ranked
+from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Expand, Rate, Release, Step
 from ttc.tree.branch import Branch
 
@@ -31,17 +32,21 @@ class BestFirst(Search):
     def compares_ratings(self) -> bool:
         return True
 
-    def run(self, root: Branch, end: tuple[str, ...]) -> Plan:
-        step = Step(self.step_tokens, self.delimiter, end)
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        step = Step(self.step_tokens, self.delimiter, case.end)
         opened, finished = [root], list[Branch]()
         for _ in range(self.max_steps):
             best, opened = opened[: self.beam_size], opened[self.beam_size :]
             if not best or len(finished) >= self.finish:
                 opened = best + opened
                 break
-            children: list[Branch] = yield Expand(best, self.beam_width, step, self.sampling)
-            yield Release([*best, *(c for c in children if c.gated)])
-            children = [c for c in children if not c.gated]
+            try:
+                children: list[Branch] = yield Expand(best, self.beam_width, step, self.sampling)
+            except BudgetExceeded:
+                opened = best + opened
+                break
+            yield Release(best)
+            children = yield from drop_gated(children)
             yield Rate(children, self.aggregation)
             finished += [child for child in children if child.finished]
             opened = ranked([*opened, *(child for child in children if not child.finished)])

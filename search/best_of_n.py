@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from search.base import Plan, Search
+from search.base import Case, Search, SearchSteps, drop_gated
 from ttc.protocols import Aggregation, Expand, Rate, Step
 from ttc.tree.branch import Branch
 
@@ -17,7 +17,8 @@ class BestOfN(Search):
     max_tokens: int = 256
     aggregation: Aggregation = "last"
 
-    def run(self, root: Branch, end: tuple[str, ...]) -> Plan:
-        branches: list[Branch] = yield Expand([root], self.n, Step(self.max_tokens, end=end), self.sampling)
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        branches: list[Branch] = yield Expand([root], self.n, Step(self.max_tokens, end=case.end), self.sampling)
+        branches = yield from drop_gated(branches)
         yield Rate(branches, self.aggregation)
         return branches

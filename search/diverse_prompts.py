@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from search.base import Plan, Search
+from search.base import Case, Search, SearchSteps, drop_gated
 from ttc.errors import InvalidInput
 from ttc.protocols import Aggregation, Expand, Rate, Step, Vary
 from ttc.tree.branch import Branch
@@ -41,8 +41,9 @@ class DiversePrompts(Search):
             if "{question}" not in phrasing:
                 raise InvalidInput(f"the phrasing {phrasing!r} must hold {{question}}, where the question goes")
 
-    def run(self, root: Branch, end: tuple[str, ...]) -> Plan:
+    def run(self, root: Branch, case: Case) -> SearchSteps:
         starts: list[Branch] = yield Vary(root, self.n, self.phrasings, self.hints)
-        branches: list[Branch] = yield Expand(starts, 1, Step(self.max_tokens, end=end), self.sampling)
+        branches: list[Branch] = yield Expand(starts, 1, Step(self.max_tokens, end=case.end), self.sampling)
+        branches = yield from drop_gated(branches)
         yield Rate(branches, self.aggregation)
         return branches

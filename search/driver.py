@@ -2,153 +2,113 @@
 
 from __future__ import annotations
 
-import math
-import time
+import inspect
+import warnings
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, overload
+from importlib import import_module
+from typing import Any
 
-from search.base import Plan, Request, Search, ranked
-from ttc.errors import BudgetExceeded, InvalidInput, VerifierError
-from ttc.protocols import Aggregation, Backend, Expand, Extract, Problem, Rate, Release, Result, Vary, Verifier
+import numpy as np
+
+from search.base import Case, Search, SearchSteps
+from search.options import as_strings, check_parts
+from search.rating import Rater, aggregate
+from search.run import Budget, Run
+from ttc.errors import InvalidInput, VerifierError
+from ttc.protocols import Aggregation, Append, Backend, Expand, Extract, Problem, Rate, Release, Vary, Verifier
+from ttc.results import Did, Progress, Result
 from ttc.sampling import random_key
 from ttc.text.answers import extract_answer
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch
-from ttc.usage import Usage
 
 
-@overload
-def solve(search: Search, *, problem: str | Problem, engine: Backend, **options: Any) -> Result: ...
-@overload
-def solve(search: Search, *, problem: Sequence[str | Problem], engine: Backend, **options: Any) -> list[Result]: ...
-def solve(  # type: ignore[misc]  # the overloads spell out only what decides the result's type
-    search: Search,
-    *,
-    problem: str | Problem | Sequence[str | Problem],
-    engine: Backend,
-    verifier: Verifier | None = None,
-    seed: int = 0,
-    template: PromptTemplate | None = None,
-    answer_kind: str = "number",
-    extract: Extract | None = None,
-    end: Sequence[str] = (),
-    max_tokens: int | None = None,
-    max_calls: int | None = None,
-    concurrency: int = 16,
-    on_result: Callable[[Result], None] | None = None,
-) -> Result | list[Result]:
-    """Run `search` on one problem, or on a list of problems in merged batches.
+def __getattr__(name: str) -> Any:
+    if name == "solve":
+        warnings.warn("search.driver.solve is now search.solve", DeprecationWarning, stacklevel=2)
+        return import_module("search.solving").solve
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-    seed: with the problem's id (or question) it fixes every sampled token. end: strings that finish a branch.
-    max_tokens, max_calls: budgets per problem, in generated plus verifier tokens and in expansions; a search that
-    exceeds one stops with what it has and says so in `Result.error`. concurrency: the most problems under way at
-    once. on_result: called as each problem finishes.
-    With a list, a problem that cannot be used or whose verifier fails gives a Result with `error`; alone it raises
-    what stopped it before any branch existed.
-    """
-    if search.needs_verifier and verifier is None:
-        raise InvalidInput(f"{type(search).__name__} selects by score; give it verifier=...")
-    for name, value in (("concurrency", concurrency), ("max_tokens", max_tokens), ("max_calls", max_calls)):
-        if value is not None and value < 1:
-            raise InvalidInput(f"{name}={value} must be at least 1")
-    if isinstance(end, str):
-        raise InvalidInput(f"end={end!r} is one string; give a list of strings")
-    extract_answer("", answer_kind)  # refuses an unknown kind before any work
-    single = isinstance(problem, str | Problem)
-    given = [problem] if isinstance(problem, str | Problem) else problem
-    problems = [p if isinstance(p, Problem) else Problem(p) for p in given]
-    driver = _Driver(
-        search,
-        engine,
-        verifier,
-        seed,
-        template or PromptTemplate(),
-        extract or partial(extract_answer, kind=answer_kind),
-        tuple(end),
-        max_tokens,
-        max_calls,
-    )
-    results = driver.run(problems, concurrency, on_result, strict=single)
-    return results[0] if single else results
+
+Events = Generator[tuple[int, Progress], None, None]
+"""What happened, each with the place of its problem in the list."""
+
+Tell = Callable[[Run, Did, Sequence[Branch]], None]
 
 
 @dataclass
-class _Run:
-    """One problem on its way."""
+class Driver:
+    """Answers the requests of searches. One per call of `solve` or `stream`."""
 
-    problem: Problem
-    index: int
-    root: Branch
-    plan: Plan
-    started: float
-    request: Request | None = None
-    live: dict[int, Branch] = field(default_factory=dict)
-    everyone: list[Branch] = field(default_factory=list)  # keeps ids unique
-    nodes: dict[int, dict[str, Any]] = field(default_factory=dict)
-    expanded: set[int] = field(default_factory=set)  # the ids of nodes with children
-    calls: int = 0
-    error: str | None = None
-    candidates: list[Branch] | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.request is None
-
-    def advance(self, answer: Any) -> None:
-        try:
-            self.request = self.plan.send(answer)
-        except StopIteration as stop:
-            self.request, self.candidates = None, stop.value
-
-    def stop(self, error: str) -> None:
-        """End the search with what it has."""
-        self.plan.close()
-        self.request, self.error = None, error
-
-
-@dataclass
-class _Driver:
     search: Search
     engine: Backend
-    verifier: Verifier | None
+    rater: Rater
     seed: int
     template: PromptTemplate
     extract: Extract
     end: tuple[str, ...]
-    max_tokens: int | None
-    max_calls: int | None
+    budget: Budget
 
-    def run(
-        self, problems: list[Problem], concurrency: int, on_result: Callable[[Result], None] | None, strict: bool
-    ) -> list[Result]:
-        results: dict[int, Result] = {}
-        waiting, active = list(enumerate(problems)), list[_Run]()
+    @classmethod
+    def make(
+        cls,
+        search: Search,
+        engine: Backend,
+        *,
+        verifier: Verifier | None = None,
+        seed: int = 0,
+        template: PromptTemplate | None = None,
+        answer_kind: str = "number",
+        extract: Extract | None = None,
+        end: Sequence[str] = (),
+        max_tokens: int | None = None,
+        max_calls: int | None = None,
+        reserve: int = 0,
+        final_text: str = "",
+    ) -> Driver:
+        check_parts(search, engine, verifier)
+        budget = Budget(max_tokens, max_calls, reserve, final_text)
+        extract_answer("", answer_kind)  # refuses an unknown kind before any work
+        extract = extract or partial(extract_answer, kind=answer_kind)
+        return cls(
+            search, engine, Rater(verifier), seed, template or PromptTemplate(), extract, as_strings("end", end), budget
+        )
+
+    def events(self, problems: list[Problem], concurrency: int, strict: bool, watched: bool) -> Events:
+        """Solve the problems, and give what was done after each of their requests.
+
+        watched: whether anyone wants more than the results.
+        """
+        waiting, active = list(enumerate(problems)), list[Run]()
         try:
             while waiting or active:
                 batch = waiting[: concurrency - len(active)]
                 del waiting[: len(batch)]
                 started, failed = self._start(batch, strict)
                 active += started
-                for run in [r for r in active if r.done] + failed:
-                    result = self._finish(run)
-                    results[run.index] = result
-                    if on_result is not None:
-                        on_result(result)
-                active = [r for r in active if not r.done]
-                self._serve(active)
+                for index, result in failed:
+                    yield index, Progress(result.problem, 0, "finished", [], result.usage, result)
+                for run in [r for r in active if r.done]:
+                    run.close(self.search)
+                    if run.done:
+                        result = run.result(self.search)
+                        self._let_go([run])
+                        active.remove(run)
+                        yield run.index, run.progress("finished", result=result)
+                done = self._serve(active)
+                if watched:
+                    yield from done
         finally:
-            for run in active:
-                self.engine.release(list(run.live.values()))
-        return [results[i] for i in range(len(problems))]
+            self._let_go(active)
 
     # ------------------------------------------------------------ start and finish
 
-    def _start(self, batch: list[tuple[int, Problem]], strict: bool) -> tuple[list[_Run], list[_Run]]:
-        runs: list[_Run] = []
-        failed: list[_Run] = []
+    def _start(self, batch: list[tuple[int, Problem]], strict: bool) -> tuple[list[Run], list[tuple[int, Result]]]:
+        """The problems whose prompts can be used, on their way, and the results of the others."""
+        runs, failed = list[Run](), list[tuple[int, Result]]()
         prompts: list[tuple[int, Problem, list[int]]] = []
         for index, problem in batch:
             try:
@@ -157,12 +117,14 @@ class _Driver:
             except InvalidInput as error:
                 if strict:
                     raise
-                failed.append(self._failed(index, problem, error))
+                failed.append((index, self._failed(problem, error)))
         roots = self._roots(prompts, failed, strict)
         try:
             for (index, problem, _), root in zip(prompts, roots, strict=True):
-                run = _Run(problem, index, root, self.search.run(root, self.end), time.perf_counter())
-                self._record(run, root, None)
+                rng = np.random.default_rng(random_key(self._seed(problem), "search"))
+                case = Case(problem.question, self.end, self.extract, rng)
+                run = Run(problem, index, root, case, _steps(self.search, root, case), self.budget, self.seed)
+                run.record(root, None)
                 run.advance(None)
                 runs.append(run)
         except BaseException:
@@ -170,7 +132,9 @@ class _Driver:
             raise
         return runs, failed
 
-    def _roots(self, prompts: list[tuple[int, Problem, list[int]]], failed: list[_Run], strict: bool) -> list[Branch]:
+    def _roots(
+        self, prompts: list[tuple[int, Problem, list[int]]], failed: list[tuple[int, Result]], strict: bool
+    ) -> list[Branch]:
         """A root for each prompt; a prompt that cannot be used leaves the list and becomes a failure."""
         try:
             return self.engine.roots([t for *_, t in prompts], seeds=[self._seed(p) for _, p, _ in prompts])
@@ -183,7 +147,7 @@ class _Driver:
                 except InvalidInput as error:
                     if strict:
                         raise
-                    failed.append(self._failed(index, problem, error))
+                    failed.append((index, self._failed(problem, error)))
                     prompts.remove((index, problem, tokens))
         except BaseException:
             self.engine.release(roots)
@@ -193,54 +157,50 @@ class _Driver:
     def _seed(self, problem: Problem) -> int:
         return random_key(self.seed, problem.id or problem.question)
 
-    def _failed(self, index: int, problem: Problem, error: InvalidInput) -> _Run:
-        nothing = Branch([], None, 0, Usage(), lambda tokens: "")
+    def _failed(self, problem: Problem, error: InvalidInput) -> Result:
+        return Result.failed(problem, f"{type(error).__name__}: {error}", self.seed)
 
-        def empty() -> Plan:
-            return []
-            yield
-
-        return _Run(problem, index, nothing, empty(), time.perf_counter(), error=f"{type(error).__name__}: {error}")
-
-    def _finish(self, run: _Run) -> Result:
-        candidates = run.candidates
-        if candidates is None:  # stopped: what is live, the root left out
-            candidates = [b for b in run.live.values() if b is not run.root and b.generated]
-        candidates = ranked(candidates)
-        for branch in run.live.values():
-            if branch is not run.root:
-                run.nodes[id(branch)]["status"] = "finished" if branch.finished else "kept"
-        best, answer = self.search.choose(candidates, self.extract)
-        self.engine.release(list(run.live.values()))
-        usage = replace(run.root.usage, wall_s=time.perf_counter() - run.started)
-        tree = list(run.nodes.values())
-        return Result(run.problem, best, candidates, answer, usage, tree, self.seed, run.error)
+    def _let_go(self, runs: Sequence[Run]) -> None:
+        """Free what these problems still hold; the engine first, whatever the verifier does."""
+        lost = [branch for run in runs for branch in run.let_go(list(run.live))]
+        self.engine.release(lost)
+        self.rater.released(lost)
 
     # ------------------------------------------------------------ requests
 
-    def _serve(self, active: list[_Run]) -> None:
-        """Answer every pending request, equal kinds merged."""
-        for run in active:
-            if isinstance(run.request, Release):
-                self._release(run, run.request.branches)
-                run.advance(None)
-        for run in active:
-            if isinstance(run.request, Vary):
-                self._vary(run, run.request)
-        expands: dict[tuple[Any, ...], list[_Run]] = defaultdict(list)
-        rates: dict[Aggregation, list[_Run]] = defaultdict(list)
-        for run in active:
-            if isinstance(run.request, Expand):
-                if self._within_budget(run, run.request):
-                    expands[run.request.step, run.request.sampling].append(run)
-            elif isinstance(run.request, Rate):
-                rates[run.request.aggregation].append(run)
-        for group in expands.values():
-            self._expand(group)
-        for aggregation, group in rates.items():
-            self._rate(group, aggregation)
+    def _serve(self, active: list[Run]) -> list[tuple[int, Progress]]:
+        """Answer every pending request, equal kinds merged, and say what was done."""
+        done: list[tuple[int, Progress]] = []
 
-    def _vary(self, run: _Run, request: Vary) -> None:
+        def tell(run: Run, did: Did, branches: Sequence[Branch]) -> None:
+            done.append((run.index, run.progress(did, branches)))
+
+        for run in active:
+            while isinstance(run.request, Release):
+                lost = run.let_go(run.request.branches)
+                self.engine.release(lost)
+                self.rater.released(lost)
+                run.advance(None)
+        pending = [(run, run.request) for run in active]
+        for run, request in pending:
+            if isinstance(request, Vary):
+                self._vary(run, request, tell)
+        self._append([(run, request) for run, request in pending if isinstance(request, Append)], tell)
+        expands: dict[tuple[Any, ...], list[tuple[Run, Expand]]] = defaultdict(list)
+        rates: dict[Aggregation, list[tuple[Run, Rate]]] = defaultdict(list)
+        for run, request in pending:
+            if isinstance(request, Expand):
+                step = replace(request.step, max_tokens=1)  # steps of different lengths go together
+                expands[step, request.sampling].append((run, request))
+            elif isinstance(request, Rate):
+                rates[request.aggregation].append((run, request))
+        for group in expands.values():
+            self._expand(group, tell)
+        for aggregation, rated in rates.items():
+            self._rate(rated, aggregation, tell)
+        return done
+
+    def _vary(self, run: Run, request: Vary, tell: Tell) -> None:
         templates = [replace(self.template, instruction=p) for p in request.phrasings] or [self.template]
         question, tokenizer = run.problem.question, self.engine.tokenizer
         own = [template.tokens(question, tokenizer) for template in templates]
@@ -248,137 +208,163 @@ class _Driver:
         prompts = [own[i % len(own)] for i in range(request.n)]
         suffixes = [hints[i % len(hints)] for i in range(request.n)]
         try:
-            branches = self.engine.variants(run.root, prompts, suffixes)
+            branches = self.engine.variants(request.root, prompts, suffixes)
         except InvalidInput as error:
-            run.stop(f"{type(error).__name__}: {error}")
+            run.fail(f"{type(error).__name__}: {error}")
             return
         for branch in branches:
-            self._record(run, branch, run.root)
+            run.record(branch, request.root)
+        tell(run, "prompted", branches)
         run.advance(branches)
 
-    def _within_budget(self, run: _Run, request: Expand) -> bool:
-        spent = self._spent(run)
-        wanted = spent + request.n * len(request.branches) * request.step.max_tokens
-        run.calls += 1
-        if self.max_calls is not None and run.calls > self.max_calls:
-            run.stop(
-                f"{BudgetExceeded.__name__}: the search asked for more than max_calls={self.max_calls} model calls"
-            )
-        elif self.max_tokens is not None and wanted > self.max_tokens:
-            run.stop(
-                f"{BudgetExceeded.__name__}: {spent} tokens are spent and the next step may take {wanted - spent}, "
-                f"over max_tokens={self.max_tokens}"
-            )
-        return not run.done
-
-    @staticmethod
-    def _spent(run: _Run) -> int:
-        return run.root.usage.generated_tokens + run.root.usage.verifier_tokens
-
-    def _expand(self, runs: list[_Run]) -> None:
-        step, sampling = runs[0].request.step, runs[0].request.sampling  # type: ignore[union-attr]
-        families: list[list[Branch]] = []
-        for run in runs:
-            children: list[Branch] = []
-            for branch in run.request.branches:  # type: ignore[union-attr]
-                for child in self.engine.fork(branch, run.request.n):  # type: ignore[union-attr]
-                    self._record(run, child, branch)
-                    children.append(child)
-            families.append(children)
-        stop = (step.delimiter,) if step.delimiter else ()
-        everyone = [child for children in families for child in children]
-        self.engine.generate(everyone, step.max_tokens, stop=stop, end=step.end, sampling=sampling)
-        for run, children in zip(runs, families, strict=True):
-            for child in children:
-                run.nodes[id(child)] |= {"text": child.steps[-1], "tokens": len(child.generated)}
-            run.advance(children)
-
-    def _rate(self, runs: list[_Run], aggregation: Aggregation) -> None:
-        before = [replace(run.root.usage) for run in runs]
-        scores: list[list[float]] = []
+    def _append(self, requests: Sequence[tuple[Run, Append]], tell: Tell) -> None:
+        """Children with the given text, all problems' in one pass where none of them is refused."""
+        families: list[tuple[Run, list[Branch], list[list[int]]]] = []
+        for run, request in requests:
+            run.check_live(request.branches, "appended to")
+            try:
+                texts = [
+                    self._given(branch, text, request)
+                    for branch, text in zip(request.branches, request.texts(), strict=True)
+                ]
+            except InvalidInput as error:
+                run.fail(f"{type(error).__name__}: {error}")
+                continue
+            children = []
+            for branch, (dropped, _) in zip(request.branches, texts, strict=True):
+                (child,) = self.engine.fork(branch, 1)
+                children.append(run.record(child, branch))
+                child.reopen(dropped)
+            families.append((run, children, [tokens for _, tokens in texts]))
+        if not families:
+            return
         try:
-            scores = self._scores(runs)
-        except VerifierError as failure:
-            if len(runs) == 1:
-                runs[0].stop(f"{VerifierError.__name__}: {failure}")
-                return
-            for run, usage in zip(runs, before, strict=True):  # one must not stop the others: ask for each alone
-                vars(run.root.usage).update(vars(usage))  # nor must they pay for the attempt
+            self._extend(families)
+        except InvalidInput:
+            for run, children, tokens in list(families):  # find out which
                 try:
-                    scores += self._scores([run])
-                except VerifierError as error:
-                    run.stop(f"{VerifierError.__name__}: {error}")
-        for run in runs:
-            if run.done:
-                continue
-            answer = []
-            mine, scores = scores[: (n := len(run.request.branches))], scores[n:]  # type: ignore[union-attr]
-            if aggregation == "product" and min(map(min, mine), default=0.0) < 0:
-                run.stop(
-                    f"{VerifierError.__name__}: {type(self.verifier).__name__} gives scores below zero, and their "
-                    "product would rank by how many there are; use aggregation=mean, min or last"
+                    self._extend([(run, children, tokens)])
+                except InvalidInput as error:
+                    self.engine.release(run.let_go(children))
+                    run.fail(f"{type(error).__name__}: {error}")
+        for run, children, tokens in families:
+            if not run.done:
+                for child, given in zip(children, tokens, strict=True):
+                    run.wrote(child, self.engine.decode(given))
+                tell(run, "appended", children)
+                run.advance(children)
+
+    def _extend(self, families: Sequence[tuple[Run, list[Branch], list[list[int]]]]) -> None:
+        children = [child for _, children, _ in families for child in children]
+        self.engine.extend(children, [given for *_, tokens in families for given in tokens], purpose="prompt")
+
+    def _given(self, branch: Branch, text: str, request: Append) -> tuple[int, list[int]]:
+        """How many last tokens of a branch give way to a text, and the text's tokens."""
+        eos = branch.finish_reason == "eos"
+        if request.turn:
+            tokens = self.engine.encode(self.template.next_turn(text, self.engine.tokenizer))
+            return 0, tokens[1:] if eos and tokens[:1] == branch.tokens[-1:] else tokens
+        dropped, unwanted = int(eos), self.engine.encode(request.drop) if request.drop else []
+        if not eos and unwanted and branch.tokens[-len(unwanted) :] == unwanted:
+            if len(unwanted) > 1:
+                raise InvalidInput(
+                    f"drop={request.drop!r} is {len(unwanted)} tokens of this model, and only one can be taken back; "
+                    "leave it out"
                 )
+            dropped = 1
+        return dropped, self.engine.encode(text)
+
+    def _expand(self, requests: Sequence[tuple[Run, Expand]], tell: Tell) -> None:
+        """One generation for all problems: for each of them, the next children that its budget pays for."""
+        step, sampling = requests[0][1].step, requests[0][1].sampling
+        families: list[tuple[Run, list[Branch]]] = []
+        limits: list[int] = []
+        for run, _ in requests:
+            if not run.waiting:
+                run.advance([])
                 continue
-            for branch, step_scores in zip(run.request.branches, mine, strict=True):  # type: ignore[union-attr]
+            count, limit = run.next_part(self._price(run))
+            if count:
+                children = []
+                for parent in run.waiting[:count]:
+                    (child,) = self.engine.fork(parent, 1)
+                    children.append(run.record(child, parent))
+                families.append((run, children))
+                limits += [limit] * count
+            elif run.made:  # the search goes on with fewer
+                run.stopped = "budget"
+                run.advance(run.made)
+            else:
+                run.run_out()
+        everyone = [child for _, children in families for child in children]
+        if everyone:
+            most: int | list[int] = limits[0] if len(set(limits)) == 1 else limits
+            stop = (step.delimiter,) if step.delimiter else ()
+            self.engine.generate(everyone, most, stop=stop, end=step.end, sampling=sampling)
+        for run, children in families:
+            for child in children:
+                run.wrote(child, child.steps[-1])
+            del run.waiting[: len(children)]
+            run.made += children
+            tell(run, "expanded", children)
+            if not run.waiting:
+                run.advance(run.made)
+
+    def _price(self, run: Run) -> int:
+        """What rating the next child costs, as far as its parent shows."""
+        if run.tokens_left is None or run.closing is not None:
+            return 0
+        return self.rater.price([run.waiting[0]], run.problem.question, self.engine)
+
+    def _rate(self, requests: Sequence[tuple[Run, Rate]], aggregation: Aggregation, tell: Tell) -> None:
+        paid: list[tuple[Run, Rate]] = []
+        for run, request in requests:
+            run.check_live(request.branches, "rated")
+            left, question = run.tokens_left, run.problem.question
+            if left is not None and self.rater.price(request.branches, question, self.engine) > left:
+                run.run_out()
+            else:
+                paid.append((run, request))
+        for (run, request), scores in zip(paid, self._scores(paid), strict=True):
+            try:
+                if isinstance(scores, VerifierError):
+                    raise scores
+                if aggregation == "product":
+                    self.rater.check_product(scores)
+            except VerifierError as error:
+                run.fail(f"{VerifierError.__name__}: {error}")
+                continue
+            for branch, step_scores in zip(request.branches, scores, strict=True):
                 branch.step_scores = step_scores
                 branch.score = aggregate(step_scores, aggregation)
-                run.nodes[id(branch)] |= {"score": branch.score, "step_scores": branch.step_scores}
-                answer.append(branch.score)
-            spent = self._spent(run)
-            if self.max_tokens is not None and spent > self.max_tokens:
-                run.stop(f"{BudgetExceeded.__name__}: {spent} tokens are spent, over max_tokens={self.max_tokens}")
-            else:
-                run.advance(answer)
+                run.rated(branch)
+            tell(run, "rated", request.branches)
+            run.advance([branch.score for branch in request.branches])
 
-    def _scores(self, runs: list[_Run]) -> list[list[float]]:
-        pairs = [(b, run.problem.question) for run in runs for b in run.request.branches]  # type: ignore[union-attr]
-        if self.verifier is None:
-            raise VerifierError(f"{type(self.search).__name__} asked for scores, and there is no verifier")
-        name = type(self.verifier).__name__
+    def _scores(self, requests: Sequence[tuple[Run, Rate]]) -> list[list[list[float]] | VerifierError]:
+        """The step scores of each problem's branches, or why there are none. One problem does not stop the others."""
+        pairs = [(branch, run.problem.question) for run, request in requests for branch in request.branches]
+        before = [replace(run.root.usage) for run, _ in requests]
         try:
-            found = self.verifier.rate([b for b, _ in pairs], [q for _, q in pairs], self.engine)
-            scores = [[float(score) for score in steps] for steps in found]
-        except Exception as error:
-            raise VerifierError(f"{name} raised {type(error).__name__}: {error}") from error
-        if len(scores) != len(pairs) or not all(scores):
-            raise VerifierError(f"{name} returned {sum(map(bool, scores))} ratings for {len(pairs)} branches")
-        for steps in scores:
-            if not all(map(math.isfinite, steps)):
-                raise VerifierError(f"{name} returned the score {steps}; scores must be finite")
-        return scores
-
-    def _release(self, run: _Run, branches: Sequence[Branch]) -> None:
-        for branch in branches:
-            if run.live.pop(id(branch), None) is not None and branch is not run.root:
-                node = run.nodes[id(branch)]
-                node["status"] = "expanded" if node["id"] in run.expanded else "pruned"
-        self.engine.release(branches)
-
-    @staticmethod
-    def _record(run: _Run, branch: Branch, parent: Branch | None) -> None:
-        run.live[id(branch)] = branch
-        above = None if parent is None else run.nodes[id(parent)]["id"]
-        if above is not None:
-            run.expanded.add(above)
-        run.nodes[id(branch)] = {
-            "id": len(run.nodes),
-            "parent": above,
-            "path": list(branch.path),
-            "text": "",
-            "tokens": 0,
-            "score": None,
-            "step_scores": [],
-            "status": "root" if parent is None else "kept",
-        }
-        run.everyone.append(branch)
+            scores = self.rater.scores([b for b, _ in pairs], [q for _, q in pairs], self.engine) if pairs else []
+        except VerifierError as failure:
+            if len(requests) == 1:
+                return [failure]
+            for (run, _), usage in zip(requests, before, strict=True):
+                vars(run.root.usage).update(vars(usage))  # nor do the others pay for the attempt
+            return [self._scores([request])[0] for request in requests]
+        found = iter(scores)
+        return [[next(found) for _ in request.branches] for _, request in requests]
 
 
-def aggregate(step_scores: Sequence[float], how: Aggregation) -> float:
-    """One score from a branch's step scores: the smallest, the product, the last or the mean."""
-    if how == "min":
-        return min(step_scores)
-    if how == "product":
-        return math.prod(step_scores)
-    if how == "mean":
-        return sum(step_scores) / len(step_scores)
-    return step_scores[-1]
+def _steps(search: Search, root: Branch, case: Case) -> SearchSteps:
+    """The search's coroutine. One written as `run(self, root, end)` still works, with a warning."""
+    names = list(inspect.signature(search.run).parameters)
+    if names[1:2] == ["end"]:
+        warnings.warn(
+            f"{type(search).__name__}.run(root, end) is now run(root, case), with case.end",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return search.run(root, case.end)  # type: ignore[arg-type]
+    return search.run(root, case)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from search.base import Plan, Search
+from search.base import Case, Search, SearchSteps
 from ttc.errors import InvalidInput
 from ttc.protocols import Expand, Step
 from ttc.tree.branch import Branch
@@ -29,6 +29,6 @@ class Greedy(Search):
     def needs_verifier(self) -> bool:
         return False
 
-    def run(self, root: Branch, end: tuple[str, ...]) -> Plan:
-        branches: list[Branch] = yield Expand([root], 1, Step(self.max_tokens, end=end), self.sampling)
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        branches: list[Branch] = yield Expand([root], 1, Step(self.max_tokens, end=case.end), self.sampling)
         return branches

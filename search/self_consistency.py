@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from search.base import Plan, Search, vote
+from search.base import C, Case, Search, SearchSteps, drop_gated, vote
 from ttc.protocols import Aggregation, Expand, Extract, Rate, Step
 from ttc.tree.branch import Branch
 
@@ -23,11 +23,12 @@ class SelfConsistency(Search):
     def needs_verifier(self) -> bool:
         return self.weighted
 
-    def run(self, root: Branch, end: tuple[str, ...]) -> Plan:
-        branches: list[Branch] = yield Expand([root], self.n, Step(self.max_tokens, end=end), self.sampling)
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        branches: list[Branch] = yield Expand([root], self.n, Step(self.max_tokens, end=case.end), self.sampling)
+        branches = yield from drop_gated(branches)
         if self.weighted:
             yield Rate(branches, self.aggregation)
         return branches
 
-    def choose(self, candidates: Sequence[Branch], extract: Extract) -> tuple[Branch | None, str | None]:
+    def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
         return vote(candidates, extract, self.weighted)

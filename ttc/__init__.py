@@ -16,71 +16,116 @@ if TYPE_CHECKING:
         UnsupportedModel,
         VerifierError,
     )
-    from ttc.protocols import Problem, Result, Step
+    from ttc.protocols import (
+        Append,
+        Backend,
+        Expand,
+        Forgets,
+        Priced,
+        Rate,
+        Release,
+        ScoresWithin,
+        SideBranches,
+        Step,
+        Vary,
+        Verifier,
+    )
     from ttc.residency.beam_groups import BeamGroups
     from ttc.residency.headwise import Headwise
     from ttc.residency.layerwise import Layerwise
     from ttc.residency.paged import Paged
     from ttc.residency.resident import Resident
+    from ttc.results import BranchRecord, Node, Problem, Progress, Result
     from ttc.sampling import Sampling
     from ttc.tree.branch import Branch, Substitution
     from ttc.tree.eviction import BlockCache
     from ttc.tree.sharing import Sharing
     from ttc.usage import Usage
 
+__version__ = "0.1.0"
+
 __all__ = [
+    "Append",
+    "Backend",
     "BeamGroups",
     "BlockCache",
     "Branch",
+    "BranchRecord",
     "BudgetExceeded",
     "DecodeGate",
     "EarlyExit",
     "Engine",
     "ExitReport",
+    "Expand",
+    "Forgets",
     "Headwise",
     "InvalidInput",
     "Layerwise",
+    "Node",
     "OutOfMemory",
     "Paged",
+    "Priced",
     "Problem",
+    "Progress",
+    "Rate",
+    "Release",
     "Resident",
     "Result",
     "Sampling",
+    "ScoresWithin",
     "Sharing",
+    "SideBranches",
     "Step",
     "Substitution",
     "TTCError",
     "UnsupportedModel",
     "Usage",
+    "Vary",
+    "Verifier",
     "VerifierError",
+    "__version__",
 ]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "Append": "ttc.protocols",
+        "Backend": "ttc.protocols",
         "BeamGroups": "ttc.residency.beam_groups",
         "BlockCache": "ttc.tree.eviction",
         "Branch": "ttc.tree.branch",
+        "BranchRecord": "ttc.results",
         "BudgetExceeded": "ttc.errors",
         "DecodeGate": "ttc.approximate.decode_gate",
         "EarlyExit": "ttc.approximate.early_exit",
         "Engine": "ttc.engine",
         "ExitReport": "ttc.approximate.early_exit",
+        "Expand": "ttc.protocols",
+        "Forgets": "ttc.protocols",
         "Headwise": "ttc.residency.headwise",
         "InvalidInput": "ttc.errors",
         "Layerwise": "ttc.residency.layerwise",
+        "Node": "ttc.results",
         "OutOfMemory": "ttc.errors",
         "Paged": "ttc.residency.paged",
-        "Problem": "ttc.protocols",
+        "Priced": "ttc.protocols",
+        "Problem": "ttc.results",
+        "Progress": "ttc.results",
+        "Rate": "ttc.protocols",
+        "Release": "ttc.protocols",
         "Resident": "ttc.residency.resident",
-        "Result": "ttc.protocols",
+        "Result": "ttc.results",
         "Sampling": "ttc.sampling",
+        "ScoresWithin": "ttc.protocols",
         "Sharing": "ttc.tree.sharing",
+        "SideBranches": "ttc.protocols",
         "Step": "ttc.protocols",
         "Substitution": "ttc.tree.branch",
         "TTCError": "ttc.errors",
         "UnsupportedModel": "ttc.errors",
         "Usage": "ttc.usage",
+        "Vary": "ttc.protocols",
+        "Verifier": "ttc.protocols",
         "VerifierError": "ttc.errors",
     },
 )

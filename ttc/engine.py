@@ -351,6 +351,18 @@ class Engine:
             single = [[token for (token,) in group] for group in wanted]
             return score_with_exit(self.runtime, branches, between, single, exit, report or ExitReport())
 
+    def score_within(
+        self,
+        branches: Sequence[Branch],
+        given: Sequence[Sequence[int]],
+        continuations: Sequence[Sequence[Sequence[int]]],
+        *,
+        exit: EarlyExit | None = None,
+        report: ExitReport | None = None,
+    ) -> list[list[list[float]]]:
+        """`score` with given tokens, for callers that ask a backend whether it can (`ScoresWithin`)."""
+        return self.score(branches, continuations, given=given, exit=exit, report=report)
+
     # ---------------------------------------------------------------- text
 
     def encode(self, text: str) -> list[int]:

@@ -1,39 +1,51 @@
-"""The seams: what a search asks for, what a backend and a verifier must offer, what comes back.
+"""The seams: what a search asks for, and what a backend and a verifier must offer.
 
-A search is a generator that yields `Vary`, `Expand`, `Rate` and `Release` and returns its chosen branches; it owns no
-model and no batching. A driver (`search.solve`) merges the requests of many searches and sends them to a
-`Backend`.
+A search is a generator that yields `Vary`, `Expand`, `Append`, `Rate` and `Release` and returns its chosen branches; it
+owns no model and no batching. A driver (`search.solve`) merges the requests of many searches and sends them to a
+`Backend`. What comes back is in `ttc.results`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from ttc.errors import InvalidInput
+from ttc.results import Problem, Result
 from ttc.sampling import SAMPLED, Sampling
 from ttc.tree.branch import Branch
-from ttc.usage import Usage
+
+__all__ = [
+    "Aggregation",
+    "Append",
+    "Backend",
+    "Expand",
+    "Extract",
+    "Forgets",
+    "Priced",
+    "Problem",
+    "Purpose",
+    "Rate",
+    "Release",
+    "Result",
+    "ScoresWithin",
+    "SideBranches",
+    "Step",
+    "Vary",
+    "Verifier",
+]
 
 Aggregation = Literal["min", "product", "last", "mean"]
 Purpose = Literal["prompt", "verifier", "recompute"]
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One question. `answer` is the gold answer where one is known; no search or verifier reads it."""
-
-    question: str
-    id: str = ""
-    answer: str | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Step:
     """One unit of expansion: at most `max_tokens` tokens, or up to and including `delimiter`.
 
-    A string in `end` finishes the branch, as the model's end-of-sequence token does.
+    end: strings that finish the branch, as the model's end-of-sequence token does.
+    Each child says in `step_reasons[-1]` why its step ended.
     """
 
     max_tokens: int
@@ -57,12 +69,54 @@ class Vary:
 
 @dataclass(frozen=True)
 class Expand:
-    """Fork each branch `n` times and let every child generate one step. Answer: children, `n` per branch in order."""
+    """Fork each branch `n` times and let every child generate one step. Answer: the children, branch by branch.
+
+    n: one number for all branches, or one for each; 0 makes no child. Where the budget has too few tokens left, only
+    the first children are made, and the last of them may get a shorter step; `child.parent` says whose each one is.
+    Once nothing is left the driver raises BudgetExceeded at the `yield`: a search may catch it and return what it
+    has, and need not.
+    """
 
     branches: Sequence[Branch]
-    n: int
+    n: int | Sequence[int]
     step: Step
     sampling: Sampling = SAMPLED
+
+    def parents(self) -> list[Branch]:
+        """The parent of each child that is asked for, in order."""
+        counts = [self.n] * len(self.branches) if isinstance(self.n, int) else list(self.n)
+        if len(counts) != len(self.branches):
+            raise InvalidInput(f"Expand has {len(self.branches)} branches and {len(counts)} numbers; give one each")
+        if any(count < 0 for count in counts):
+            raise InvalidInput(f"Expand.n={min(counts)} must be 0 or more")
+        return [branch for branch, count in zip(self.branches, counts, strict=True) for _ in range(count)]
+
+
+@dataclass(frozen=True)
+class Append:
+    """Put given text after each branch. Answer: one child per branch, with the text in it; the branches stay.
+
+    text: one text for all, or one for each.
+    turn: the text is the user's next message. It is written as the chat template does, so that the model answers it.
+        Without `turn` the text goes on with the model's own words; an end-of-sequence token before it is left out.
+    drop: a text that gives way to the new one where the branch ends with it ("</think>", to think on); it must be one
+        token of the model.
+    The children can go on, whatever finished the branches. The text counts as prompt tokens, not as generated ones.
+    """
+
+    branches: Sequence[Branch]
+    text: str | Sequence[str]
+    turn: bool = False
+    drop: str = ""
+
+    def texts(self) -> list[str]:
+        """The text for each branch."""
+        texts = [self.text] * len(self.branches) if isinstance(self.text, str) else list(self.text)
+        if len(texts) != len(self.branches):
+            raise InvalidInput(f"Append has {len(self.branches)} branches and {len(texts)} texts; give one each")
+        if not all(texts):
+            raise InvalidInput("Append has an empty text; leave its branch out")
+        return texts
 
 
 @dataclass(frozen=True)
@@ -121,6 +175,31 @@ class Backend(Protocol):
     def decode(self, tokens: Sequence[int]) -> str: ...
 
 
+@runtime_checkable
+class SideBranches(Protocol):
+    """A backend that can make branches beside a search's own, and charge them to the problem of these."""
+
+    def side_branches(self, branches: Sequence[Branch], prompts: Sequence[Sequence[int]]) -> list[Branch]: ...
+
+
+@runtime_checkable
+class ScoresWithin(Protocol):
+    """A backend whose scoring pass can hold given tokens before the continuations, and can be left early.
+
+    given[i] stands between branch i and its continuations; exit is an `EarlyExit`, report its `ExitReport`.
+    """
+
+    def score_within(
+        self,
+        branches: Sequence[Branch],
+        given: Sequence[Sequence[int]],
+        continuations: Sequence[Sequence[Sequence[int]]],
+        *,
+        exit: Any = None,
+        report: Any = None,
+    ) -> list[list[list[float]]]: ...
+
+
 class Verifier(Protocol):
     """Rates branches. Process verifiers return one score per step, outcome verifiers a list of one.
 
@@ -133,25 +212,24 @@ class Verifier(Protocol):
     ) -> Sequence[Sequence[float]]: ...
 
 
-@dataclass
-class Result:
-    """The outcome of one search on one problem.
+@runtime_checkable
+class Forgets(Protocol):
+    """A verifier that keeps something of its own for each branch, as a reward model keeps keys and values.
 
-    branches: the finished candidates, best first; their KV is released, their text and scores stay.
-    tree: every node that was ever expanded, pruned ones too: `{"id", "parent", "path", "text", "tokens",
-    "score", "step_scores", "status"}` in order of creation, status one of root,
-    expanded, pruned, kept, finished.
-    error: why the search stopped early, or None.
+    It is told when a search lets branches go, and may free what it keeps for them; `branch.parent` says what a branch
+    was forked from.
     """
 
-    problem: Problem
-    best: Branch | None
-    branches: list[Branch]
-    answer: str | None
-    usage: Usage
-    tree: list[dict[str, Any]]
-    seed: int = 0
-    error: str | None = None
+    def released(self, branches: Sequence[Branch]) -> None: ...
+
+
+@runtime_checkable
+class Priced(Protocol):
+    """A verifier that knows what a rating costs before it is made, so that a budget of tokens is never passed."""
+
+    def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
+        """The most verifier tokens that rating these branches takes."""
+        ...
 
 
 Extract = Callable[[str], str | None]

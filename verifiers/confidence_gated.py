@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ttc.approximate.confidence import confidence, gap_ratio
 from ttc.calibration.confidence_gate import Calibration, check_threshold, verify_skip
 from ttc.errors import InvalidInput, VerifierError
-from ttc.protocols import Backend, Verifier
+from ttc.protocols import Backend, Forgets, Priced, Verifier
 from ttc.tree.branch import Branch, by_problem
 
 
@@ -17,7 +17,7 @@ from ttc.tree.branch import Branch, by_problem
 class ConfidenceGatedVerifier:
     """Rates a problem's branches by their p alone where p is decisive, by `inner` where it is not. Approximate.
 
-    A problem is what stands on one root: all branches of one `root_id`. At its first rating it is skipped when
+    A problem is what stands on one root: all branches with one `root_id`. At its first rating it is skipped when
     max p >= tau_conf and (max - second) / max >= r_gap (RKSC, Eq. 4; p is `confidence`, the gap `gap_ratio`), and that
     decision holds for all of its later ratings. A search compares scores of different steps, a finished beam's with
     those of longer ones; p and the inner verifier's scores have no common scale, so no problem gets both.
@@ -70,10 +70,19 @@ class ConfidenceGatedVerifier:
             branches[rows[0]].usage.verifications_skipped += 1
         return scores
 
+    def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
+        """What the inner verifier would take; it may be skipped."""
+        return self.inner.price(branches, questions, backend) if isinstance(self.inner, Priced) else 0
+
+    def released(self, branches: Sequence[Branch]) -> None:
+        """Pass on that branches were let go."""
+        if isinstance(self.inner, Forgets):
+            self.inner.released(branches)
+
     def _skips(self, branch: Branch, p: Sequence[float]) -> bool:
         """Whether the problem of `branch` is skipped: decided when it is first asked, forgotten when the problem is."""
-        key = branch.root_id
-        if key not in self._decisions:
-            self._decisions[key] = verify_skip(max(p), gap_ratio(p), self.tau_conf, self.r_gap)
-            weakref.finalize(branch.usage, self._decisions.pop, key)
-        return self._decisions[key]
+        problem = branch.root_id
+        if problem not in self._decisions:
+            self._decisions[problem] = verify_skip(max(p), gap_ratio(p), self.tau_conf, self.r_gap)
+            weakref.finalize(branch.usage, self._decisions.pop, problem)
+        return self._decisions[problem]

@@ -12,13 +12,12 @@ from ttc.approximate.early_exit import EarlyExit
 from ttc.calibration.layer_profile import Profile, layer_profile
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
-from ttc.protocols import Backend
-from ttc.text.prompt import prompt_tokens
+from ttc.protocols import Backend, ScoresWithin, SideBranches
+from ttc.text.prompt import next_turn, prompt_tokens
 from ttc.tree.branch import Branch, by_problem
 from ttc.tree.segment import common_prefix
 
 GRADER = "Here is a problem and a proposed solution. Judge whether the solution's final answer is correct."
-_ANSWER = "\x00answer\x00"
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,8 @@ class SelfVerifier:
     fresh: RKSC's way instead. The model is asked on a new prompt: a grader's instruction, the whole problem, the
     branch's text, then the question. What the prompts of a problem share is computed once, and through all layers;
     an exit saves of what follows.
-    Raises InvalidInput for an empty question; for an exit on a backend that is no `Engine`, and for fresh prompts on
-    one without `side_branches`.
+    Raises InvalidInput for an empty question; for an exit on a backend that is no `ScoresWithin`, and for fresh prompts
+    on one that is no `SideBranches`.
     """
 
     question: str = "Is the answer above correct? Reply with Yes or No."
@@ -48,16 +47,24 @@ class SelfVerifier:
     def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
         yes, no = spellings(backend, "yes"), spellings(backend, "no")
         wanted = [[[t] for t in (*yes, *no)]] * len(branches)
-        if isinstance(backend, Engine):  # the question is part of the pass that rates
+        if isinstance(backend, ScoresWithin):  # the question is part of the pass that rates
             exit = None if self.exit is None else replace(self.exit, positive=len(yes))
             with self._asked_within(branches, questions, backend) as (before, given):
-                found = backend.score(before, wanted, given=given, exit=exit)
+                found = backend.score_within(before, given, wanted, exit=exit)
         elif self.exit is None:
             with self._asked(branches, questions, backend) as asked:
                 found = backend.score(asked, wanted)
         else:
-            raise InvalidInput(f"exit needs an Engine, whose layers can be left; {type(backend).__name__} is none")
+            raise InvalidInput(
+                f"exit leaves the model between two layers, as an Engine can; {type(backend).__name__} has no "
+                "score_within, so leave the exit out"
+            )
         return [[_ratio([row[0] for row in rows], len(yes))] for rows in found]
+
+    def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
+        """The most verifier tokens that rating these branches takes: what is asked, and each branch's last token."""
+        asked = self._prompts(branches, questions, backend) if self.fresh else self._follow_ups(branches, backend)
+        return sum(len(tokens) + 1 for tokens in asked)
 
     def profiles(self, branches: Sequence[Branch], questions: Sequence[str], engine: Engine) -> list[Profile]:
         """What each layer says of each branch when it is asked in full; P after the last one is its rating."""
@@ -84,7 +91,7 @@ class SelfVerifier:
 
     @contextmanager
     def _asked_within(
-        self, branches: Sequence[Branch], questions: Sequence[str], engine: Engine
+        self, branches: Sequence[Branch], questions: Sequence[str], engine: Backend
     ) -> Iterator[tuple[Sequence[Branch], list[list[int]]]]:
         """Branches, and what is asked after each of them within the pass that rates it."""
         if not self.fresh:
@@ -114,16 +121,8 @@ class SelfVerifier:
 
     def _follow_up(self, backend: Backend) -> list[int]:
         """What comes after the assistant's answer: the end of its turn, the question, the next turn's start."""
-        tokenizer: Any = backend.tokenizer
-        if getattr(tokenizer, "chat_template", None) is None:
-            return backend.encode(f"\n\n{self.question}\nAnswer:")
-        messages = [
-            {"role": "user", "content": "?"},
-            {"role": "assistant", "content": _ANSWER},
-            {"role": "user", "content": self.question},
-        ]
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return backend.encode(text.rpartition(_ANSWER)[2])
+        text = next_turn(self.question, backend.tokenizer)
+        return backend.encode(f"\n\n{self.question}\nAnswer:" if text is None else text)
 
     def _prompts(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[int]]:
         """The fresh prompts, nothing cut off."""
@@ -140,14 +139,13 @@ class SelfVerifier:
         return found
 
 
-def _side_branches(backend: Any, branches: Sequence[Branch], prompts: list[list[int]]) -> list[Branch]:
-    if not hasattr(backend, "side_branches"):
+def _side_branches(backend: Backend, branches: Sequence[Branch], prompts: list[list[int]]) -> list[Branch]:
+    if not isinstance(backend, SideBranches):
         raise InvalidInput(
-            "fresh prompts need a backend that can charge them to a branch (side_branches); "
-            f"{type(backend).__name__} cannot"
+            "fresh prompts need a backend that makes branches beside a search's own (side_branches); "
+            f"{type(backend).__name__} does not"
         )
-    made: list[Branch] = backend.side_branches(branches, prompts)
-    return made
+    return backend.side_branches(branches, prompts)
 
 
 def spellings(backend: Backend, word: str) -> list[int]:

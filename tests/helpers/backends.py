@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tests.helpers.tokenizers import Letters
@@ -55,8 +56,15 @@ class FakeBackend:
         self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"
     ) -> None:
         self._check_live(branches)
+        if any(len(b.tokens) + len(new) > self.longest for b, new in zip(branches, tokens_per_branch, strict=True)):
+            raise InvalidInput(f"a branch is longer than {self.longest} tokens")
         for branch, tokens in zip(branches, tokens_per_branch, strict=True):
+            if branch.generated:
+                branch.logprobs += [math.nan] * len(tokens)
+            else:
+                branch.prompt_length += len(tokens)
             branch.tokens += tokens
+            branch.usage.prompt_tokens += len(tokens)
 
     def generate(
         self,
@@ -106,6 +114,8 @@ class FakeBackend:
             if branch.finished or any(s in text for s in stop):
                 break
         branch.step_ends.append(len(branch.tokens))
+        delimited = any(s in self.decode(branch.tokens[start:]) for s in stop)
+        branch.step_reasons.append(branch.finish_reason or ("delimiter" if delimited else "length"))
 
     def _hold(self, branches: list[Branch]) -> list[Branch]:
         self.live |= {id(branch): branch for branch in branches}

@@ -135,19 +135,6 @@ def test_only_what_can_still_go_on_is_live(backend: Any) -> None:
 # ---------------------------------------------------------------- budgets
 
 
-@pytest.mark.parametrize("limit", [17, 18, 35, 36, 53, 54])
-def test_the_token_budget_is_never_passed(limit: int, backend: Any) -> None:
-    result = solve(BEAM, engine=backend, verifier=StepLength(), problem="q", max_tokens=limit)
-    assert result.usage.generated_tokens <= limit
-    if limit < 18:  # the first step may take 2 x 3 x 3 tokens
-        assert (result.best, result.branches, result.answer) == (None, [], None)
-        assert "0 tokens are spent" in result.error
-    else:
-        assert result.best is result.branches[0] and len(result.branches) == 2
-        assert result.best.score == max(b.score for b in result.branches)
-    assert not backend.live
-
-
 @pytest.mark.parametrize("calls", [1, 2, 3])
 def test_the_call_budget_ends_where_a_shorter_search_does(
     calls: int, backend: Any, make_backend: Callable[[], Any]
@@ -155,14 +142,14 @@ def test_the_call_budget_ends_where_a_shorter_search_does(
     result = solve(BEAM, engine=backend, verifier=StepLength(), problem="q", max_calls=calls)
     short = BeamSearch(beam_size=2, beam_width=3, step_tokens=3, max_steps=calls)
     answer, rows, tree, error = seen(solve(short, engine=make_backend(), verifier=StepLength(), problem="q"))
-    assert error is None and f"max_calls={calls}" in result.error
+    assert error is None and result.error is None and result.stopped == "budget"
     assert seen(result)[:3] == (answer, rows, tree)
     assert len(backend.calls) == calls
 
 
 def test_one_budget_per_problem(backend: Any) -> None:
     results = solve(Greedy(max_tokens=8), engine=backend, problem=list("abcd"), max_tokens=8, max_calls=1)
-    assert [r.error for r in results] == [None] * 4
+    assert [(r.error, r.stopped) for r in results] == [(None, None)] * 4
 
 
 # ---------------------------------------------------------------- beam search

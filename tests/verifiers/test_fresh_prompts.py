@@ -120,7 +120,7 @@ def test_a_backend_without_side_branches_is_refused(monkeypatch: pytest.MonkeyPa
     backend = FakeBackend()
     monkeypatch.setattr(backend, "encode", lambda text: [1])
     branch = backend.root([5])
-    with pytest.raises(InvalidInput, match="FakeBackend cannot"):
+    with pytest.raises(InvalidInput, match="FakeBackend does not"):
         FRESH.rate([branch], ["?"], backend)
     assert backend.live == {id(branch): branch}
 

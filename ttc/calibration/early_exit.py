@@ -13,6 +13,7 @@ from ttc.approximate.early_exit import EarlyExit, EntropyRule, RankingRule
 from ttc.calibration.confidence_gate import CalibrationFile, check_counts, clopper_pearson, quantiles
 from ttc.calibration.layer_profile import Profile
 from ttc.errors import InvalidInput
+from ttc.ranking import comparable
 
 Rating = Sequence[Profile]
 """A held-out problem: its branches as one rating saw them, in the order in which the first of equals is chosen."""
@@ -215,7 +216,7 @@ def agrees(rating: Rating, depths: Sequence[int]) -> bool:
 
 def chosen(rating: Rating, depths: Sequence[int]) -> int:
     """The branch with the highest P, the first of equals; P that agree in six digits are equal, as in a search."""
-    shares = [float(f"{profile.p[depth - 1]:.6g}") for profile, depth in zip(rating, depths, strict=True)]
+    shares = [comparable(profile.p[depth - 1]) for profile, depth in zip(rating, depths, strict=True)]
     return shares.index(max(shares))
 
 

@@ -12,6 +12,8 @@ from ttc.errors import InvalidInput
 
 STEP_BY_STEP = "{question}\nThink step by step, and end with 'The answer is N.', N being the final answer."
 
+_ANSWER = "\x00answer\x00"
+
 
 @dataclass(frozen=True)
 class PromptTemplate:
@@ -65,6 +67,26 @@ class PromptTemplate:
     def tokens(self, question: str, tokenizer: Any) -> list[int]:
         """The prompt as tokens."""
         return prompt_tokens(self.text(question, tokenizer), tokenizer)
+
+    def next_turn(self, words: str, tokenizer: Any) -> str:
+        """What follows the model's answer when the user goes on with `words`: the end of its turn, the words, and the
+        start of its next turn."""
+        text = None if self.chat is False or self.raw else next_turn(words, tokenizer, self.options)
+        return f"\n\nQuestion: {words}\nAnswer:" if text is None else text
+
+
+def next_turn(words: str, tokenizer: Any, options: Mapping[str, Any] | None = None) -> str | None:
+    """What the tokenizer's chat template puts between an answer of the model and its next one, the user's `words` in
+    it. None without a chat template."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        return None
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": _ANSWER},
+        {"role": "user", "content": words},
+    ]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **(options or {}))
+    return str(text).rpartition(_ANSWER)[2]
 
 
 def _answer(asked: str, answer: str) -> str:

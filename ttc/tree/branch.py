@@ -114,6 +114,14 @@ class Branch:
             del column[len(column) - count :]
         self.finish_reason = None
 
+    def reopen(self, drop: int = 0) -> None:
+        """Let a finished branch go on; `drop` says how many of its last tokens are taken back first, none or one.
+
+        The last token has no keys and values yet, so that the tree stays as it is; given tokens must follow.
+        """
+        self.take_back(drop)
+        self.step_ends = [min(end, len(self.tokens)) for end in self.step_ends]
+
     def give(self, tokens: Sequence[int]) -> None:
         """Append tokens that were not generated."""
         if self.generated:

@@ -138,9 +138,9 @@ class Arm:
 
     def _assert_calls(self, result: Result, ratings: int) -> None:
         """What each arm must have done, and must not have done."""
-        usage, branches = result.usage, result.branches
+        usage = result.usage
         checks = [
-            ("generated what its branches hold", usage.generated_tokens == sum(len(b.generated) for b in branches)),
+            ("generated what its tree holds", usage.generated_tokens == _written(result)),
             ("rated once, or skipped that", ratings + usage.verifications_skipped == 1),
             *self._approximations(result, ratings),
             *self._sharing(result),
@@ -181,7 +181,7 @@ class Arm:
         gated, exits = preset in APPROXIMATE, preset in APPROXIMATE[1:]
         rows = usage.exit_layer_rows + usage.exit_layer_rows_saved
         all_rows = usage.verifier_tokens * len(self.engine.lens.layers)
-        stopped = any(branch.gated for branch in result.branches)
+        stopped = usage.gated_branches > 0
         substituted, phrasings = usage.substituted_tokens, len(set(self.setting.config.search.phrasings))
         return [
             ("nothing was skipped", gated or usage.verifications_skipped == 0),
@@ -191,6 +191,11 @@ class Arm:
             ("no prompt was replaced", preset == "lossy" or substituted == 0),
             ("phrasings that differ were replaced", preset != "lossy" or (substituted > 0) == (phrasings > 1)),
         ]
+
+
+def _written(result: Result) -> int:
+    """The generated tokens of all branches, of those that a gate stopped too; each sample is one step."""
+    return sum(node.tokens for node in result.tree)
 
 
 def run(overrides: Sequence[str], problems: int, held_out: int) -> Iterator[dict[str, Any]]:

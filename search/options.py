@@ -1,0 +1,92 @@
+"""What `solve` and `stream` take, and the refusal of what they cannot use."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
+
+from search.base import Search
+from ttc.errors import InvalidInput
+from ttc.protocols import Extract, Problem, Verifier
+from ttc.results import Progress, Result
+from ttc.text.prompt import PromptTemplate
+
+
+class SearchOptions(TypedDict, total=False):
+    """The options of `search.stream`; `search.solve` says what each means."""
+
+    verifier: Verifier | None
+    seed: int
+    template: PromptTemplate | None
+    answer_kind: str
+    extract: Extract | None
+    end: Sequence[str]
+    max_tokens: int | None
+    max_calls: int | None
+    reserve: int
+    final_text: str
+
+
+class SolveOptions(SearchOptions, total=False):
+    """The options of `search.solve`."""
+
+    concurrency: int
+    on_result: Callable[[Result], object] | None
+    on_step: Callable[[Progress], object] | None
+
+
+def check_parts(search: Any, engine: Any, verifier: Any) -> None:
+    """Refuse a search, an engine or a verifier that is none, by name. Warns of a verifier that has nothing to do."""
+    _instance("search", search, isinstance(search, Search), "a search, as BestOfN(n=8)")
+    backend = all(hasattr(engine, name) for name in ("roots", "fork", "generate", "release"))
+    _instance("engine", engine, backend, "a backend, as ttc.Engine(model, tokenizer)")
+    if verifier is not None:
+        _instance("verifier", verifier, callable(getattr(verifier, "rate", None)), "a verifier, as SelfVerifier()")
+    name = type(search).__name__
+    if search.needs_verifier and verifier is None:
+        raise InvalidInput(f"{name} selects by score; give it verifier=...")
+    if not search.needs_verifier and verifier is not None:
+        warnings.warn(
+            f"{name} does not rate branches, so {type(verifier).__name__} is not used; leave the verifier out",
+            stacklevel=4,
+        )
+
+
+def _instance(name: str, value: Any, fits: bool, wanted: str) -> None:
+    if inspect.isclass(value):
+        raise InvalidInput(f"{name}={value.__name__} is a class; give an object, as {value.__name__}()")
+    if not fits:
+        raise InvalidInput(f"{name}={value!r:.80} is of type {type(value).__name__}; give {wanted}")
+
+
+def as_strings(name: str, given: Any) -> tuple[str, ...]:
+    """A list of strings; one string would be read as its letters."""
+    if isinstance(given, str):
+        raise InvalidInput(f"{name}={given!r} is one string; give a list of strings")
+    strings = tuple(given)
+    for value in strings:
+        if not isinstance(value, str) or not value:
+            raise InvalidInput(f"{name} holds {value!r}; give strings with at least one character")
+    return strings
+
+
+def as_problem(given: Any) -> Problem:
+    """A question or a Problem; anything else is refused by name."""
+    if isinstance(given, str):
+        return Problem(given)
+    if isinstance(given, Problem):
+        return given
+    raise InvalidInput(
+        f"problem is of type {type(given).__name__}; give the question as a string, or Problem(question=..., answer=...)"
+    )
+
+
+def as_problems(given: Any) -> list[Problem]:
+    """A list of problems; a dictionary would be read as its keys. What is no text is left for its own result to say."""
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise InvalidInput(
+            f"problem is of type {type(given).__name__}; give a question, a Problem(question=...), or a list of them"
+        )
+    return [problem if isinstance(problem, Problem) else Problem(problem) for problem in given]

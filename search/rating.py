@@ -1,0 +1,95 @@
+"""How branches come by their scores: the verifier is asked, checked, and its step scores made one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ttc.errors import VerifierError
+from ttc.protocols import Aggregation, Backend, Forgets, Priced, Problem, Verifier
+from ttc.sampling import Sampling
+from ttc.text.prompt import PromptTemplate
+from ttc.tree.branch import Branch
+
+
+@dataclass(frozen=True)
+class Rater:
+    """A verifier whose every answer is checked. Raises VerifierError, naming the verifier, for whatever goes wrong."""
+
+    verifier: Verifier | None
+
+    @property
+    def name(self) -> str:
+        return type(self.verifier).__name__
+
+    def scores(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
+        """The step scores of each branch: at least one, all finite."""
+        if self.verifier is None:
+            raise VerifierError("the search asked for scores, and there is no verifier; give verifier=...")
+        try:
+            given = self.verifier.rate(branches, questions, backend)
+            scores = [[float(score) for score in steps] for steps in given]
+        except Exception as error:
+            raise VerifierError(f"{self.name} raised {type(error).__name__}: {error}") from error
+        if len(scores) != len(branches) or not all(scores):
+            raise VerifierError(f"{self.name} returned {sum(map(bool, scores))} ratings for {len(branches)} branches")
+        for steps in scores:
+            if not all(map(math.isfinite, steps)):
+                raise VerifierError(f"{self.name} returned the score {steps}; scores must be finite")
+        return scores
+
+    def check_product(self, scores: Sequence[Sequence[float]]) -> None:
+        """A product of scores below zero says how many there are before it says how good they are."""
+        if min(map(min, scores), default=0.0) < 0:
+            raise VerifierError(
+                f"{self.name} gives scores below zero, and their product would rank by how many there are; use "
+                "aggregation=mean, min or last"
+            )
+
+    def price(self, branches: Sequence[Branch], question: str, backend: Backend) -> int:
+        """The most tokens that rating these branches takes; 0 where the verifier does not say."""
+        if not isinstance(self.verifier, Priced):
+            return 0
+        return self.verifier.price(branches, [question] * len(branches), backend)
+
+    def released(self, branches: Sequence[Branch]) -> None:
+        """Tell a verifier that keeps something for these branches."""
+        if branches and isinstance(self.verifier, Forgets):
+            self.verifier.released(branches)
+
+
+def aggregate(step_scores: Sequence[float], how: Aggregation) -> float:
+    """One score from a branch's step scores: the smallest, the product, the last or the mean."""
+    if how == "min":
+        return min(step_scores)
+    if how == "product":
+        return math.prod(step_scores)
+    if how == "mean":
+        return sum(step_scores) / len(step_scores)
+    return step_scores[-1]
+
+
+def try_verifier(
+    verifier: Verifier,
+    engine: Backend,
+    problem: str | Problem,
+    *,
+    template: PromptTemplate | None = None,
+    max_tokens: int = 8,
+) -> list[float]:
+    """Rate one short branch of `problem`, so that a verifier that cannot work fails before a long run, not in it.
+
+    Returns the step scores. Raises VerifierError with the reason.
+    """
+    question = problem if isinstance(problem, str) else problem.question
+    rater, made = Rater(verifier), list[Branch]()
+    try:
+        made.append(engine.root((template or PromptTemplate()).tokens(question, engine.tokenizer)))
+        made += engine.fork(made[0], 1)
+        engine.generate(made[1:], max_tokens, sampling=Sampling(temperature=0))
+        (scores,) = rater.scores(made[1:], [question], engine)
+    finally:
+        engine.release(made)
+        rater.released(made)
+    return scores

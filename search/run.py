@@ -1,0 +1,266 @@
+"""One problem on its way through a search: its requests, its budget, and the tree that it records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from search.base import Case, Request, Search, SearchSteps, ranked
+from ttc.errors import BudgetExceeded, InvalidInput
+from ttc.protocols import Append, Expand, Step
+from ttc.results import BranchRecord, Did, Node, Problem, Progress, Result, Status, Stopped
+from ttc.sampling import Sampling
+from ttc.tree.branch import Branch
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one problem may cost.
+
+    max_tokens: generated plus verifier tokens, None for no limit. max_calls: expansions, likewise.
+    reserve: the last of these tokens, and the last call, which are kept for the final answer.
+    final_text: what is put after an unfinished branch to ask for its answer.
+    """
+
+    max_tokens: int | None = None
+    max_calls: int | None = None
+    reserve: int = 0
+    final_text: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "max_calls"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise InvalidInput(f"{name}={value} must be at least 1")
+        if self.reserve < 0:
+            raise InvalidInput(f"reserve={self.reserve} must be 0 or more")
+        if self.reserve and self.max_tokens is None and self.max_calls is None:
+            raise InvalidInput(f"reserve={self.reserve} is a part of a budget; give max_tokens or max_calls too")
+        if self.max_tokens is not None and self.reserve >= self.max_tokens:
+            raise InvalidInput(
+                f"reserve={self.reserve} leaves nothing of max_tokens={self.max_tokens} to search with; give less"
+            )
+        if self.final_text and not self.reserve:
+            raise InvalidInput("final_text asks for an answer with the reserve; give reserve=N tokens too")
+
+
+@dataclass(eq=False)
+class Run:
+    """One problem on its way. A driver answers `request` until `done`, and then asks for the `result`.
+
+    live: the branches that hold keys and values. nodes: what is recorded of each branch that ever was.
+    parents: the ids of nodes with children. candidates: what the search returned.
+    told: whether the search was told that its budget is spent.
+    closing, others: the branch that the reserve is spent on, and the other candidates.
+    waiting, made: of an `Expand` under way, the parents whose children are still to be made, and the children so far.
+    """
+
+    problem: Problem
+    index: int
+    root: Branch
+    case: Case
+    steps: SearchSteps
+    budget: Budget
+    seed: int
+    request: Request | None = None
+    live: dict[Branch, None] = field(default_factory=dict)
+    nodes: dict[Branch, Node] = field(default_factory=dict)
+    waiting: list[Branch] = field(default_factory=list)
+    made: list[Branch] = field(default_factory=list)
+    calls: int = 0
+    answered: int = 0
+    error: str | None = None
+    stopped: Stopped | None = None
+    candidates: list[Branch] | None = None
+    told: bool = False
+    closing: Branch | None = None
+    others: list[Branch] = field(default_factory=list)
+    parents: set[int] = field(default_factory=set)
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def done(self) -> bool:
+        return self.request is None
+
+    # ------------------------------------------------------------ requests
+
+    def advance(self, answer: Any) -> None:
+        """Give the search its answer and take its next request."""
+        self.answered += answer is not None
+        self._take(lambda: self.steps.send(answer))
+
+    def _take(self, go_on: Callable[[], Request]) -> None:
+        try:
+            self.request = go_on()
+        except StopIteration as stop:
+            self.request, self.candidates = None, list(stop.value)
+        if isinstance(self.request, Expand):
+            self._begin(self.request)
+
+    def _begin(self, request: Expand) -> None:
+        self.check_live(request.branches, "expanded")
+        for branch in request.branches:
+            if branch.finished:
+                raise InvalidInput(
+                    f"the search expanded {branch!r}, which is finished; leave finished branches out, or Append to them"
+                )
+        self.waiting, self.made = request.parents(), []
+        if self.waiting:
+            limit = self.budget.max_calls
+            if limit is not None and self.calls >= limit - (self.budget.reserve > 0 and self.closing is None):
+                self.run_out()
+            else:
+                self.calls += 1
+
+    def check_live(self, branches: Sequence[Branch], what: str) -> None:
+        """Refuse what a search does with branches that it has let go."""
+        for branch in branches:
+            if branch not in self.live:
+                raise InvalidInput(f"the search {what} {branch!r} after it had released it; release it later")
+
+    def next_part(self, price: int) -> tuple[int, int]:
+        """How many of the waiting children the budget pays for now, and the tokens of each one's step.
+
+        As many whole steps as fit, else one with what is left. price: what rating a child costs.
+        """
+        assert isinstance(self.request, Expand)
+        step, left = self.request.step.max_tokens, self.tokens_left
+        if left is None:
+            return len(self.waiting), step
+        left -= price * len(self.made)
+        whole = min(len(self.waiting), left // (step + price))
+        return (whole, step) if whole > 0 else (int(left > price), min(step, left - price))
+
+    @property
+    def spent(self) -> int:
+        """Generated plus verifier tokens."""
+        return self.root.usage.generated_tokens + self.root.usage.verifier_tokens
+
+    @property
+    def tokens_left(self) -> int | None:
+        """What the search may still spend; the reserve is not the search's."""
+        if self.budget.max_tokens is None:
+            return None
+        return self.budget.max_tokens - self.spent - (self.budget.reserve if self.closing is None else 0)
+
+    # ------------------------------------------------------------ ends
+
+    def run_out(self) -> None:
+        """The budget is spent: tell the search once, which may return what it has; else its live branches are that."""
+        self.stopped = "budget"
+        if self.told:
+            self.steps.close()
+            self.request = None
+            return
+        self.told = True
+        limits = f"max_tokens={self.budget.max_tokens}, max_calls={self.budget.max_calls}"
+        try:
+            self._take(lambda: self.steps.throw(BudgetExceeded(f"the budget of this problem is spent: {limits}")))
+        except BudgetExceeded:
+            self.request = None
+
+    def fail(self, error: str) -> None:
+        """End the search with what it has."""
+        self.steps.close()
+        self.request = None
+        if self.closing is None:  # else the answer so far stands
+            self.error = error
+
+    def close(self, search: Search) -> None:
+        """Spend the reserve on the best branch so far, where a budget ended the search before that was finished."""
+        if self.stopped != "budget" or not self.budget.reserve or self.closing is not None or self.error is not None:
+            return
+        candidates = self.choices()
+        best = search.choose(candidates, self.case.extract)[0] or self.root
+        if best.finished or best not in self.live:
+            return
+        self.closing, self.others = best, [branch for branch in candidates if branch is not best]
+        self.candidates = [] if best is self.root else [best]  # until there is more
+        left = self.tokens_left
+        room = self.budget.reserve if left is None else left
+        if room > 0:
+            step = Step(room, end=self.case.end)
+            self.steps = _last_words(best, self.budget.final_text, step, search.sampling)
+            self.advance(None)
+
+    def result(self, search: Search) -> Result:
+        """The outcome, free of the engine."""
+        candidates = self.choices()
+        for branch in self.live:
+            node = self.nodes[branch]
+            if node.parent is not None:
+                node.status = "finished" if branch.finished else "kept"
+                if node.id in self.parents and branch not in candidates:
+                    node.status = "expanded"
+        best, answer = search.choose(candidates, self.case.extract)
+        if self.closing is not None and candidates:
+            best, answer = candidates[0], self.case.extract(candidates[0].text)
+        records = {branch: BranchRecord.of(branch) for branch in candidates}
+        return Result(
+            self.problem,
+            None if best is None else records[best],
+            list(records.values()),
+            answer,
+            replace(self.root.usage, wall_s=time.perf_counter() - self.started),
+            [replace(node) for node in self.nodes.values()],
+            self.seed,
+            self.error,
+            self.stopped,
+        )
+
+    def choices(self) -> list[Branch]:
+        """The candidates, best first. Of a search that was cut short, the live branches that nothing continues."""
+        if self.closing is not None:
+            return [*(self.candidates or []), *self.others]
+        if self.candidates is not None:
+            return ranked(self.candidates)
+        ends = [b for b in self.live if b is not self.root and b.generated]
+        return ranked([b for b in ends if b.finished or self.nodes[b].id not in self.parents])
+
+    # ------------------------------------------------------------ the tree
+
+    def record(self, branch: Branch, parent: Branch | None) -> Branch:
+        """A new branch, live from now on."""
+        self.live[branch] = None
+        above = None if parent is None else self.nodes[parent].id
+        status: Status = "root" if above is None else "kept"
+        self.nodes[branch] = Node(len(self.nodes), above, list(branch.path), status=status)
+        if above is not None:
+            self.parents.add(above)
+        return branch
+
+    def let_go(self, branches: Iterable[Branch]) -> list[Branch]:
+        """Those of the branches that were live. They are not, from now on."""
+        lost = [branch for branch in dict.fromkeys(branches) if branch in self.live]
+        for branch in lost:
+            del self.live[branch]
+            node = self.nodes[branch]
+            if node.parent is not None:
+                node.status = "expanded" if node.id in self.parents else "pruned"
+        return lost
+
+    def wrote(self, child: Branch, text: str) -> None:
+        """What a step added to a branch."""
+        node = self.nodes[child]
+        node.text, node.tokens = text, len(child.generated)
+
+    def rated(self, branch: Branch) -> None:
+        """What a rating left on a branch."""
+        node = self.nodes[branch]
+        node.score, node.step_scores = branch.score, branch.step_scores
+
+    def progress(self, did: Did, branches: Sequence[Branch] = (), result: Result | None = None) -> Progress:
+        """What has just been done, in copies."""
+        nodes = [replace(self.nodes[branch]) for branch in branches]
+        return Progress(self.problem, self.answered, did, nodes, replace(self.root.usage), result)
+
+
+def _last_words(branch: Branch, text: str, step: Step, sampling: Sampling) -> SearchSteps:
+    """Ask for the answer, if `text` does, and write the branch to its end."""
+    score, own = branch.score, branch
+    if text:
+        (own,) = yield Append([own], text)
+    (own,) = yield Expand([own], 1, step, sampling)
+    own.score = score  # it was rated before its last words
+    return [own]

@@ -1,0 +1,109 @@
+"""The calls: run a search on problems, or watch it on one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Unpack, overload
+
+from search.base import Search
+from search.driver import Driver, Events
+from search.options import SearchOptions, SolveOptions, as_problem, as_problems
+from ttc.errors import InvalidInput
+from ttc.protocols import Backend, Extract, Problem, Verifier
+from ttc.results import Progress, Result
+from ttc.text.prompt import PromptTemplate
+
+
+@overload
+def solve(search: Search, *, problem: str | Problem, engine: Backend, **options: Unpack[SolveOptions]) -> Result: ...
+@overload
+def solve(
+    search: Search, *, problem: Sequence[Problem] | list[str], engine: Backend, **options: Unpack[SolveOptions]
+) -> list[Result]: ...
+def solve(
+    search: Search,
+    *,
+    problem: str | Problem | Sequence[str | Problem],
+    engine: Backend,
+    verifier: Verifier | None = None,
+    seed: int = 0,
+    template: PromptTemplate | None = None,
+    answer_kind: str = "number",
+    extract: Extract | None = None,
+    end: Sequence[str] = (),
+    max_tokens: int | None = None,
+    max_calls: int | None = None,
+    reserve: int = 0,
+    final_text: str = "",
+    concurrency: int = 16,
+    on_result: Callable[[Result], object] | None = None,
+    on_step: Callable[[Progress], object] | None = None,
+) -> Result | list[Result]:
+    """Run `search` on one problem, or on a list of problems in merged batches.
+
+    seed: with the problem's id (or question) it fixes every sampled token.
+    answer_kind: how answers are read (see `extract_answer`), unless `extract` is given, a function of the text.
+    end: strings that finish a branch.
+    max_tokens: the most tokens of one problem, generated plus verifier tokens. It is never passed, unless by the last
+        rating of a verifier that does not say beforehand what it costs (see `Priced`).
+    max_calls: the most expansions of one problem. Where either budget runs out, the search ends with the best so far
+        and `Result.stopped` is "budget".
+    reserve: so many of the last tokens, and the last call, are kept to finish the best branch so far, where a budget
+        ended the search before that branch was finished. final_text: put after it first, to ask for the answer.
+    concurrency: the most problems under way at once. Results don't depend on it.
+    on_result: called as each problem finishes. on_step: called after each request of a search (see `Progress`).
+    With a list, a problem that cannot be used or whose verifier fails gives a Result with `error`; alone it raises
+    what stopped it before any branch existed.
+    Threads may share an engine (see `Engine`), and so may `asyncio.to_thread`.
+    """
+    if concurrency < 1:
+        raise InvalidInput(f"concurrency={concurrency} must be at least 1")
+    single = isinstance(problem, str | Problem)
+    problems = [as_problem(problem)] if single else as_problems(problem)
+    driver = Driver.make(
+        search,
+        engine,
+        verifier=verifier,
+        seed=seed,
+        template=template,
+        answer_kind=answer_kind,
+        extract=extract,
+        end=end,
+        max_tokens=max_tokens,
+        max_calls=max_calls,
+        reserve=reserve,
+        final_text=final_text,
+    )
+    results: dict[int, Result] = {}
+    events = driver.events(problems, concurrency, strict=single, watched=on_step is not None)
+    try:
+        for index, progress in events:
+            if on_step is not None:
+                on_step(progress)
+            if progress.result is not None:
+                results[index] = progress.result
+                if on_result is not None:
+                    on_result(progress.result)
+    finally:
+        events.close()  # lets go of what an exception left
+    return results[0] if single else [results[i] for i in range(len(problems))]
+
+
+def stream(
+    search: Search, *, problem: str | Problem, engine: Backend, **options: Unpack[SearchOptions]
+) -> Iterator[Progress]:
+    """Run `search` on one problem and give what each request did as it happens; the last one holds the result.
+
+    The search goes on as the iterator is read. Closing it, or leaving a `for` loop over it, frees everything.
+    options: as for `solve`.
+    """
+    events = Driver.make(search, engine, **options).events([as_problem(problem)], 1, strict=True, watched=True)
+    return _progress(events)
+
+
+def _progress(events: Events) -> Iterator[Progress]:
+    try:
+        for _, progress in events:
+            yield progress
+    finally:
+        events.close()

@@ -1,0 +1,199 @@
+"""What a search leaves behind: plain values that hold no engine, no model and no keys and values."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from ttc.tree.branch import Branch, Substitution
+from ttc.usage import Usage
+
+Status = Literal["root", "expanded", "pruned", "kept", "finished"]
+Stopped = Literal["budget"]
+Did = Literal["prompted", "expanded", "appended", "rated", "finished"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question. `answer` is the gold answer where one is known; no search or verifier reads it."""
+
+    question: str
+    id: str = ""
+    answer: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Node:
+    """A node of the tree that a search grew: one step of one branch.
+
+    id: its place in the order of creation.
+    parent: the parent's id, None for the root.
+    path: the child's index at each fork.
+    text: what this step added.
+    tokens: tokens after the prompt, earlier steps included.
+    score, step_scores: what the last rating left, None and [] without one.
+    status: "root", "expanded" (it has children), "pruned" (released without any), "kept" or "finished".
+    """
+
+    id: int
+    parent: int | None
+    path: list[int]
+    text: str = ""
+    tokens: int = 0
+    score: float | None = None
+    step_scores: list[float] = field(default_factory=list)
+    status: Status = "kept"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __getitem__(self, name: str) -> Any:
+        """`node["text"]`, as nodes were read when they were dictionaries."""
+        if name not in self.__dataclass_fields__:
+            raise KeyError(name)
+        warnings.warn(f'write node.{name} instead of node["{name}"]', DeprecationWarning, stacklevel=2)
+        return getattr(self, name)
+
+
+@dataclass(frozen=True, eq=False)
+class BranchRecord:
+    """What stays of a branch: its tokens, its text and how it was rated. The fields are those of `Branch`.
+
+    Two records are equal only when they are the same object, as branches are.
+    """
+
+    tokens: list[int]
+    prompt_length: int
+    text: str
+    steps: list[str]
+    logprobs: list[float]
+    top1: list[float]
+    entropies: list[float]
+    top_k_logprobs: list[float]
+    step_ends: list[int]
+    step_reasons: list[str]
+    path: tuple[int, ...]
+    root_id: int
+    finish_reason: str | None
+    substituted: Substitution | None
+    score: float | None
+    step_scores: list[float]
+
+    @classmethod
+    def of(cls, branch: Branch) -> BranchRecord:
+        """A copy of everything but the branch's place in the KV tree."""
+        values: dict[str, Any] = {}
+        for name in (f.name for f in fields(cls)):
+            value = getattr(branch, name)
+            values[name] = value[:] if isinstance(value, list) else value
+        return cls(**values)
+
+    @property
+    def generated(self) -> list[int]:
+        """The tokens after the prompt."""
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def gated(self) -> bool:
+        """Whether a `DecodeGate` stopped it, so that it is no whole answer."""
+        return self.finish_reason == "gate"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Values that JSON can hold: NaN, which marks tokens that were not measured, becomes None."""
+        return {name: _plain(value) for name, value in asdict(self).items()}
+
+    def __repr__(self) -> str:
+        state = f"finish_reason={self.finish_reason}, score={self.score}"
+        return f"BranchRecord(path={self.path}, {state}, text={_short(self.text)})"
+
+
+@dataclass(repr=False)
+class Result:
+    """The outcome of one search on one problem. It can be pickled and kept; it holds nothing of the engine.
+
+    best: the branch that was chosen, None where nothing was generated.
+    branches: the candidates that were left, best first.
+    answer: the answer read from `best`.
+    usage: what the problem cost.
+    tree: every node that was ever made, pruned ones too, in order of creation.
+    seed: the run's seed.
+    error: why the problem failed, or None.
+    stopped: "budget" where the budget ran out before the search was done, else None.
+    """
+
+    problem: Problem
+    best: BranchRecord | None
+    branches: list[BranchRecord]
+    answer: str | None
+    usage: Usage
+    tree: list[Node]
+    seed: int = 0
+    error: str | None = None
+    stopped: Stopped | None = None
+
+    @classmethod
+    def failed(cls, problem: Problem, error: str, seed: int = 0) -> Result:
+        """The result of a problem that no search could be started on."""
+        return cls(problem, None, [], None, Usage(), [], seed, error)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole result as values that JSON can hold."""
+        return {
+            "problem": asdict(self.problem),
+            "best": None if self.best is None else list(self.best.path),
+            "branches": [branch.to_dict() for branch in self.branches],
+            "answer": self.answer,
+            "usage": self.usage.to_dict(),
+            "tree": [node.to_dict() for node in self.tree],
+            "seed": self.seed,
+            "error": self.error,
+            "stopped": self.stopped,
+        }
+
+    def __repr__(self) -> str:
+        end = f"error: {self.error}" if self.error else f"stopped: {self.stopped}" if self.stopped else "done"
+        score = "none" if self.best is None or self.best.score is None else f"{self.best.score:.4g}"
+        return (
+            f"Result({_short(self.problem.question)}\n"
+            f"  answer={self.answer!r}, score={score}, {end}\n"
+            f"  {len(self.branches)} branches, {len(self.tree)} nodes, {self.usage.generated_tokens} tokens)"
+        )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one request of a search did, for those who watch it.
+
+    step: how many requests of this problem were answered before.
+    did: "prompted", "expanded", "appended", "rated" or "finished".
+    nodes: copies of the nodes that were made or rated.
+    usage: what the problem cost until now.
+    result: the outcome, once the search has finished; None before.
+    """
+
+    problem: Problem
+    step: int
+    did: Did
+    nodes: list[Node]
+    usage: Usage
+    result: Result | None = None
+
+
+def _short(text: str, most: int = 60) -> str:
+    return repr(text if len(text) <= most else text[: most - 3] + "...")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return {k: _plain(v) for k, v in value.items()} if isinstance(value, Mapping) else value

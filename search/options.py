@@ -79,7 +79,7 @@ def as_problem(given: Any) -> Problem:
     if isinstance(given, Problem):
         return given
     raise InvalidInput(
-        f"problem is of type {type(given).__name__}; give the question as a string, or Problem(question=..., answer=...)"
+        f"problem is of type {type(given).__name__}; give the question as a string, or a Problem(question=...)"
     )
 
 

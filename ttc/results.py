@@ -162,7 +162,7 @@ class Result:
         end = f"error: {self.error}" if self.error else f"stopped: {self.stopped}" if self.stopped else "done"
         score = "none" if self.best is None or self.best.score is None else f"{self.best.score:.4g}"
         return (
-            f"Result({_short(self.problem.question)}\n"
+            f"Result({_short(str(self.problem.question))}\n"
             f"  answer={self.answer!r}, score={score}, {end}\n"
             f"  {len(self.branches)} branches, {len(self.tree)} nodes, {self.usage.generated_tokens} tokens)"
         )

@@ -173,10 +173,12 @@ def measure(
     options = {} if arm == "resident" else {"budget_gib": budget / 2**30, "link_gbps": link_gbps}
     engine = Engine(model, tokenizer, memory=ARMS[arm](**options))
     tokens = [token % model.config.vocab_size for token in prompt(case.prompt_tokens)]
-    seconds = search(engine, case, tokens)
     memory, shape = engine.memory, engine.memory.shapes[0]
     dims = KVShape(len(memory.shapes), shape.kv_heads, shape.key_dim, memory.itemsize)
     load = Workload(case.beams, case.prompt_tokens, case.new_tokens, case.step_tokens, budget)
+    # before the run, as it refuses a budget below two layers
+    layerwise = token_by_token_bytes(dims, load, reserved_layers=2) if arm == "layerwise" else 0
+    seconds = search(engine, case, tokens)
     row: dict[str, Any] = {
         "arm": arm,
         **vars(case),
@@ -188,7 +190,7 @@ def measure(
         "baseline_bytes": token_by_token_bytes(dims, load),
     }
     if arm == "layerwise":
-        row["model_bytes"] = token_by_token_bytes(dims, load, reserved_layers=2)
+        row["model_bytes"] = layerwise
     elif arm == "inter-token":
         row["model_bytes"] = beam_scheduling_bytes(dims, load, charge="offloaded")
     elif isinstance(engine.residency, BeamGroups):

@@ -77,6 +77,7 @@ class KV:
     rows: None, or how many tails of `tokens` tokens lie side by side.
     pinned: never evicted.
     written, fetched: the last transfer to the host copies and to the device copies.
+    mirrored_tokens: of tails on the device, how many tokens their host copies have; None without host copies.
     """
 
     def __init__(self, layers: int, tokens: int, rows: int | None = None):
@@ -85,6 +86,7 @@ class KV:
         self.host: list[LayerKV | None] = [None] * layers
         self.written: Transfer | None = None
         self.fetched: Transfer | None = None
+        self.mirrored_tokens: int | None = None
 
     def on_device(self, layer: int) -> LayerKV:
         """The device copy of a layer; asking for one that isn't there is a mistake of the engine."""

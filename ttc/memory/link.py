@@ -6,13 +6,16 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ttc.trace import Trace
+
+MOST_WAITS = 10_000
+"""So many waits of the device may be unread before they are."""
 
 Copies = Sequence[tuple[Tensor, Tensor]]
 """(destination, source) of each copy."""
@@ -27,6 +30,13 @@ class Transfer:
     future: Future[None] | None = None
     error: Exception | None = None
 
+    @property
+    def done(self) -> bool:
+        """Whether nothing of it is under way any more, as far as is known without waiting."""
+        if self.event is not None:
+            return self.event.query()
+        return self.future is None or self.future.done()
+
 
 class Link:
     """Moves KV between the tiers, one queue each way, and counts the bytes by cause.
@@ -34,16 +44,29 @@ class Link:
     On CUDA each way is a stream of its own, host memory is pinned, and waiting is done by the device. On a CPU both
     tiers are ordinary memory: copies are made at once or, with `gbps`, by a worker that takes as long as a link of so
     many 1e9 bytes a second would. Times so obtained are simulated; bytes never are.
-    `exposed_s`: how long computing had to wait for copies (known on a CPU alone).
     """
 
     def __init__(self, device: torch.device, gbps: float | None = None):
         self.device, self.gbps = device, gbps
         self.to_device_bytes: Counter[str] = Counter()
         self.to_host_bytes: Counter[str] = Counter()
-        self.exposed_s = 0.0
+        self._exposed_s = 0.0
+        self._device_waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self.trace: Trace | None = None
         self._in, self._out = _Queue(self, "host to device", host=1), _Queue(self, "device to host", host=0)
+
+    @property
+    def exposed_s(self) -> float:
+        """How long computing had to wait for copies so far, in seconds.
+
+        On CUDA the device waits: each wait stands between two events of its stream, and the time between them is read
+        here, which waits until the device has come that far.
+        """
+        for before, after in self._device_waits:
+            after.synchronize()
+            self._exposed_s += before.elapsed_time(after) / 1e3
+        self._device_waits.clear()
+        return self._exposed_s
 
     @property
     def simulated(self) -> bool:
@@ -65,16 +88,36 @@ class Link:
         if transfer.error is not None:
             raise transfer.error
         if transfer.event is not None:
-            torch.cuda.current_stream(self.device).wait_event(transfer.event)
-        elif transfer.future is not None and not transfer.future.done():
-            start = time.perf_counter()
-            transfer.future.result()
-            end = time.perf_counter()
-            self.exposed_s += end - start
-            if self.trace is not None:
-                self.trace.add("waiting", "exposed", start, end)
+            self._wait_on_device(transfer.event)
+        elif transfer.future is not None and not transfer.done:
+            with self._waiting():
+                transfer.future.result()
         elif transfer.future is not None:
             transfer.future.result()  # raises what the copy raised
+
+    def _wait_on_device(self, event: torch.cuda.Event) -> None:
+        if event.query():
+            return
+        stream = torch.cuda.current_stream(self.device)
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before.record(stream)
+        stream.wait_event(event)
+        after.record(stream)
+        self._device_waits.append((before, after))
+        if len(self._device_waits) > MOST_WAITS:
+            self._exposed_s = self.exposed_s
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Count the time that this processor waits meanwhile."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            end = time.perf_counter()
+            self._exposed_s += end - start
+            if self.trace is not None:
+                self.trace.add("waiting", "exposed", start, end)
 
     def wait_before_drop(self, transfer: Transfer | None) -> None:
         """Wait until the device copy that a transfer uses can be dropped: on CUDA not at all, as the allocator gives
@@ -90,7 +133,9 @@ class Link:
     def wait_on_host(self, transfer: Transfer | None) -> None:
         """Wait here, not on the device, until the transfer is done."""
         if transfer is not None and transfer.event is not None:
-            transfer.event.synchronize()
+            if not transfer.done:
+                with self._waiting():
+                    transfer.event.synchronize()
         else:
             self.wait(transfer)
 

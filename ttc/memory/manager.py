@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from decimal import ROUND_CEILING, Context
 
 import torch
@@ -21,12 +22,17 @@ def as_budget(nbytes: int) -> str:
 
 
 class Tier:
-    """Bytes in use in one tier, and the most that may be; None for no limit but the machine's."""
+    """Bytes in use in one tier, and the most that may be; None for no limit but the machine's.
+
+    What was given back while a transfer still used it is there until that is done. It counts in `peak_bytes`; whoever
+    needs the room waits for it (`KVMemory.claim`), so it does not count in `used_bytes`.
+    """
 
     def __init__(self, name: str, budget_bytes: int | None):
         self.name, self.budget_bytes = name, budget_bytes
         self.used_bytes = 0
         self.peak_bytes = 0
+        self.leaving: deque[tuple[int, list[Transfer]]] = deque()
 
     @property
     def free_bytes(self) -> float:
@@ -35,10 +41,20 @@ class Tier:
     def take(self, nbytes: int) -> None:
         self.require(nbytes)
         self.used_bytes += nbytes
-        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes + self.leaving_bytes)
 
-    def give(self, nbytes: int) -> None:
+    def give(self, nbytes: int, transfers: Iterable[Transfer | None] = ()) -> None:
+        """Give bytes back, which `transfers` may still use."""
         self.used_bytes -= nbytes
+        under_way = [transfer for transfer in transfers if transfer is not None and not transfer.done]
+        if nbytes and under_way:
+            self.leaving.append((nbytes, under_way))
+
+    @property
+    def leaving_bytes(self) -> int:
+        """What transfers under way still hold of what was given back."""
+        self.leaving = deque(item for item in self.leaving if not all(transfer.done for transfer in item[1]))
+        return sum(nbytes for nbytes, _ in self.leaving)
 
     def require(self, nbytes: int, beside_bytes: int | None = None) -> None:
         """Raise `OutOfMemory` unless `nbytes` fit beside what is in use (or beside `beside_bytes` of it)."""
@@ -93,7 +109,7 @@ class KVMemory:
         split = len(self.shapes) if device_layers is None else device_layers
         kv = KV(len(self.shapes), tokens, rows)
         sizes = [self.layer_bytes(kv, layer) for layer in range(len(self.shapes))]
-        self.device.require(sum(sizes[:split]))
+        self.claim(self.device, sum(sizes[:split]))
         self.require_host(sum(sizes[split:]))
         for layer in range(len(self.shapes)):
             if layer < split:
@@ -108,16 +124,27 @@ class KVMemory:
     def free(self, kv: KV) -> None:
         """Give back every copy of `kv`, at once: a transfer under way holds its tensors until it is done."""
         on_device, on_host = self.tier_bytes(kv)
-        self.device.give(on_device)
-        self.host.give(on_host)
+        self.device.give(on_device, [kv.written, kv.fetched])
+        self.host.give(on_host, [kv.written, kv.fetched])
         kv.device = [None] * len(self.shapes)
         kv.host = [None] * len(self.shapes)
         del self.live[kv]
 
+    def claim(self, tier: Tier, nbytes: int) -> None:
+        """See that `nbytes` fit now: wait for what is on its way out if they do not fit beside it.
+
+        Raises OutOfMemory when they would not fit even then.
+        """
+        tier.require(nbytes)
+        while tier.leaving_bytes and tier.leaving_bytes + nbytes > tier.free_bytes:
+            for transfer in tier.leaving.popleft()[1]:
+                with suppress(Exception):  # whoever needs its result is told
+                    self.link.wait_on_host(transfer)
+
     def reserve(self, elements: int) -> Tensor:
         """A plain device buffer for KV in transit; `unreserve` gives it back."""
         nbytes = elements * self.itemsize
-        self.device.require(nbytes)
+        self.claim(self.device, nbytes)
         with _as_out_of_memory(self.device, nbytes):
             buffer = torch.empty(elements, dtype=self.dtype, device=self.link.device)
         self.device.take(nbytes)
@@ -138,8 +165,8 @@ class KVMemory:
                 return
             for layer in self._spare_layers(kv) if kv not in kept else ():
                 kv.host[layer] = None
-                self.host.give(self.layer_bytes(kv, layer))
-        self.host.require(nbytes)
+                self.host.give(self.layer_bytes(kv, layer), [kv.written, kv.fetched])
+        self.claim(self.host, nbytes)
 
     @staticmethod
     def _spare_layers(kv: KV) -> list[int]:
@@ -182,7 +209,7 @@ class KVMemory:
             if kv.device[layer] is not None:
                 kv.device[layer] = None
                 freed += self.layer_bytes(kv, layer)
-        self.device.give(freed)
+        self.device.give(freed, [kv.written, kv.fetched])
         return freed
 
     @staticmethod
@@ -218,7 +245,7 @@ class KVMemory:
         if not missing:
             return None
         nbytes = sum(self.layer_bytes(kv, layer) for layer in missing)
-        self.device.require(nbytes)
+        self.claim(self.device, nbytes)
         made = {layer: self.buffer(kv, layer) for layer in missing}
         self.device.take(nbytes)
         copies: list[tuple[Tensor, Tensor]] = []

@@ -30,7 +30,7 @@ def recut(memory: KVMemory, kvs: Sequence[KV], lengths: Sequence[int]) -> list[K
         if _needed_bytes(memory, kvs, nowhere)[1] <= memory.host.free_bytes:
             on_device = nowhere
     device_bytes, host_bytes = _needed_bytes(memory, kvs, on_device)
-    memory.device.require(device_bytes)
+    memory.claim(memory.device, device_bytes)
     memory.require_host(host_bytes, kvs)
     for kv in kvs:
         memory.evict(kv, "join", [layer for layer in layers if not on_device[layer]])

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ttc.memory.kv import KV
 from ttc.memory.manager import KVMemory
@@ -20,28 +21,75 @@ class Tails:
     tokens: int
 
 
+WRITTEN_TOGETHER = 8
+"""New tokens of tails that go to their host copy in one transfer."""
+
+
+def mirror(memory: KVMemory, tails: KV) -> None:
+    """Give new tails a host copy, which `write_new` fills while they grow; none where the host has no room for it and
+    for what is frozen from it."""
+    sizes = [memory.layer_bytes(tails, layer) for layer in range(len(memory.shapes))]
+    if 2 * sum(sizes) > memory.host.free_bytes:
+        return
+    memory.claim(memory.host, sum(sizes))
+    tails.host = [memory.buffer(tails, layer, host=True) for layer in range(len(memory.shapes))]
+    memory.host.take(sum(sizes))
+    tails.mirrored_tokens = 0
+
+
+def write_new(memory: KVMemory, tails: Tails, least: int = WRITTEN_TOGETHER) -> None:
+    """Send what the host copy of `tails` lacks to it, once it is at least so many tokens."""
+    kv = tails.kv
+    if None in kv.host:  # it was given up for room, or there never was one
+        kv.mirrored_tokens = None
+    if kv.mirrored_tokens is None or tails.tokens - kv.mirrored_tokens < least:
+        return
+    where = slice(tails.rows), slice(None), slice(kv.mirrored_tokens, tails.tokens)
+    copies: list[tuple[Tensor, Tensor]] = []
+    for copy, source in zip(kv.host, kv.device, strict=True):
+        assert copy is not None and source is not None
+        copies += [(new[where], old[where]) for new, old in zip(copy.both, source.both, strict=True)]
+    memory.send_to_host(kv, copies, "write-back")
+    kv.mirrored_tokens = tails.tokens
+
+
 def freeze(memory: KVMemory, tails: KV, row: int, first: int, kv: KV) -> None:
-    """Fill `kv` with the tokens of a tail from `first` on, layer by layer."""
-    stores, span = [], slice(first, first + kv.tokens)
+    """Fill `kv` with the tokens of a tail from `first` on, layer by layer.
+
+    What goes to the host is taken from the tails' host copy where that has it. Else it leaves the device as a copy, for
+    other rows may move to its place meanwhile; without room for the copy this waits until it has left.
+    """
+    span = slice(first, first + kv.tokens)
+    mirrored = None not in tails.host and (tails.mirrored_tokens or 0) >= span.stop
+    leaving = range(0) if mirrored else [n for n, copy in enumerate(tails.device) if copy and kv.device[n] is None]
+    nbytes = sum(memory.layer_bytes(kv, layer) for layer in leaving)
+    copied = nbytes <= memory.device.free_bytes
+    if copied:
+        memory.claim(memory.device, nbytes)
+    stores: list[tuple[Tensor, Tensor]] = []
     memory.wait_kv_on_host(tails)
     for layer in range(len(memory.shapes)):
-        source = tails.device[layer] or tails.host[layer]
-        target = kv.device[layer] or kv.host[layer]
+        source = (tails.host[layer] if mirrored and kv.device[layer] is None else None) or tails.device[layer]
+        source, target = source or tails.host[layer], kv.device[layer] or kv.host[layer]
         assert source is not None and target is not None
         for new, old in zip(target.both, source.both, strict=True):
-            if tails.device[layer] is not None and kv.device[layer] is None:
-                # never a view: other rows move to this place while the copy may be under way
-                stores.append((new, old[row, :, span].clone(memory_format=torch.contiguous_format)))
+            part = old[row, :, span]
+            if layer not in leaving:
+                new.copy_(part)
             else:
-                new.copy_(old[row, :, span])
+                stores.append((new, part.clone(memory_format=torch.contiguous_format) if copied else part))
     if stores:
+        memory.device.take(nbytes if copied else 0)
         memory.send_to_host(kv, stores, "write-back")
+        memory.device.give(nbytes if copied else 0, [kv.written])
+        if not copied:
+            memory.wait_kv_on_host(kv)
 
 
 def keep_rows(memory: KVMemory, tails: KV, rows: Sequence[int]) -> None:
     """Close the gaps that other rows leave: `rows`, ascending, become the first ones."""
     moves = [(new, old) for new, old in enumerate(rows) if new != old]
-    if moves and None in tails.device:
+    if moves and any(tails.host):
         memory.wait_kv_on_host(tails)
     for copy in [*tails.device, *tails.host]:
         for tensor in copy.both if moves and copy is not None else ():

@@ -11,7 +11,7 @@ from torch import Tensor
 from ttc.attention.plan import DecodePlan
 from ttc.errors import OutOfMemory
 from ttc.memory.kv import KV
-from ttc.memory.tails import Tails, freeze, keep_rows
+from ttc.memory.tails import Tails, freeze, keep_rows, write_new
 from ttc.passes.runtime import Runtime
 from ttc.passes.stops import Stops
 from ttc.sampling import Sampling, draw, random_states
@@ -65,12 +65,15 @@ class DecodeStep:
                 "or shorter branches, or no gate"
             )
         groups = [[self.branches[i] for i in sorted(group)] for group in chosen]
-        for group, upcoming in zip(groups, [*groups[1:], []], strict=True):
-            tails = residency.enter(_paths(group), _paths(upcoming), self.capacity)
-            try:
-                self._decode(group, tails)
-            finally:
-                residency.leave(tails)
+        try:
+            for group, upcoming in zip(groups, [*groups[1:], []], strict=True):
+                tails = residency.enter(_paths(group), _paths(upcoming), self.capacity)
+                try:
+                    self._decode(group, tails)
+                finally:
+                    residency.leave(tails)
+        finally:
+            residency.end_step()
 
     def _decode(self, active: list[Branch], tails: KV) -> None:
         """Let a group decode its whole step."""
@@ -81,6 +84,7 @@ class DecodeStep:
                     while not (ended := self._advance(active, plan)):
                         pass
                 filled = plan.filled
+                write_new(self.runtime.memory, Tails(tails, len(active), filled), least=1)
                 active = self._leave(active, ended, tails, filled)
         finally:
             for row, branch in enumerate(active):  # empty unless something was raised
@@ -97,6 +101,7 @@ class DecodeStep:
         """One token for every row. Returns the rows whose step is over, and why."""
         logits = self.runtime.runner.forward([b.tokens[-1] for b in active], plan)
         plan.advance()
+        write_new(self.runtime.memory, Tails(plan.tails, len(active), plan.filled))
         count_pass(b.usage for b in active)
         self._append(active, logits)
         ended: dict[int, StepEnd] = {}

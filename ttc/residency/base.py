@@ -25,9 +25,24 @@ Paths = Sequence[Sequence[Segment]]
 """The segments of each branch, root to leaf."""
 
 
+CUDA_HEADROOM = 0.1
+"""The share of free CUDA memory that is left to activations when no budget is given."""
+
+
 def to_bytes(gib: float | None) -> int | None:
     """Whole bytes of a budget in GiB."""
     return None if gib is None else int(gib * 2**30)
+
+
+def free_device_bytes(device: torch.device) -> int | None:
+    """What a CUDA device has free at this moment, PyTorch's unused memory included, less a tenth for activations.
+
+    None elsewhere: on a CPU both tiers are the same memory, and moving KV between them would gain nothing.
+    """
+    if device.type != "cuda":
+        return None
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int((torch.cuda.mem_get_info(device)[0] + cached) * (1 - CUDA_HEADROOM))
 
 
 @dataclass
@@ -93,6 +108,10 @@ class Residency(ABC):
         """The group has decoded its step."""
         self.memory.free(tails)
 
+    def end_step(self) -> None:
+        """All groups have decoded, or the step broke off."""
+        return
+
     def entries(self, paths: Paths) -> list[Entry]:
         """What one row of each path attends."""
         return shared_entries(paths, [1] * len(paths))
@@ -108,7 +127,8 @@ class Residency(ABC):
 
 @dataclass
 class Offloading(Residency):
-    """A policy with two tiers.
+    """A policy with two tiers. With no budget given, its capacity is what a CUDA device has free, read again at every
+    prompt and step; on a CPU there is no limit then.
 
     host_budget_gib: the most KV on the host, in GiB. link_gbps: on a CPU, slow the link down to so many 1e9 bytes a
     second. block_tokens: the most tokens of a segment, which is the unit that moves. prefetch: fetch what comes next
@@ -129,7 +149,13 @@ class Offloading(Residency):
             shapes, dtype, device, to_bytes(self.budget_gib), to_bytes(self.host_budget_gib), self.link_gbps
         )
 
+    def read_capacity(self) -> None:
+        """With no budget given, let the device hold what it has free at this moment."""
+        if self.budget_gib is None and (free := free_device_bytes(self.memory.link.device)) is not None:
+            self.memory.device.budget_bytes = self.memory.device.used_bytes + free
+
     def require(self, tokens: int) -> None:
+        self.read_capacity()
         self.require_host(tokens)
 
     def require_host(self, tokens: int, beside_bytes: float = 0) -> None:
@@ -151,6 +177,7 @@ class Offloading(Residency):
 
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
         """All together if their tails fit beside the buffers, else in as few rounds as that takes."""
+        self.read_capacity()
         most, tail_bytes = len(paths), capacity * self.memory.bytes_per_token
         if (budget := self.memory.device.budget_bytes) is not None:
             buffer_bytes = self.buffer_bytes(paths)

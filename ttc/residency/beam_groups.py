@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import inf
@@ -11,21 +12,19 @@ import torch
 
 from ttc.attention.plan import Entry, private_entries
 from ttc.memory.kv import KV, LayerShape
+from ttc.memory.tails import mirror
 from ttc.residency.base import Offloading, Paths
 from ttc.residency.grouping import balanced_grouping, schedule_beams
-
-CUDA_HEADROOM = 0.1
-"""The share of free CUDA memory that is left to activations when no budget is given."""
 
 
 @dataclass
 class BeamGroups(Offloading):
     """Each group decodes its whole step with its KV resident, so KV moves once a step, not once a token (LBS
-    section 4). What has to leave for the next group is written back while the one before it decodes; the capacity is
-    read again at every step.
+    section 4). What has to leave for the next group is written back while the one before it decodes, and so are the
+    tokens that a group makes where another one follows; the capacity is read again at every step.
 
     shared: a block that branches of a group share is moved and stored once (inter-beam locality); off, each has a copy
-    of its own. prefetch: groups of equal size, the next one's blocks fetched into the room that is left.
+    of its own. prefetch: groups of equal size, the next one's blocks (or copies) fetched into the room that is left.
     """
 
     block_tokens: int = 128
@@ -37,10 +36,12 @@ class BeamGroups(Offloading):
     _group: int = field(init=False, repr=False, default=0)
     _last: int = field(init=False, repr=False, default=0)
     _copies: dict[KV, list[KV]] = field(init=False, repr=False, default_factory=dict)
+    _ahead: dict[KV, list[KV]] = field(init=False, repr=False, default_factory=dict)
+    """Copies for the next group."""
 
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
         bound = super().bind(shapes, dtype, device)
-        bound._uses, bound._copies = {}, {}
+        bound._uses, bound._copies, bound._ahead = {}, {}, {}
         return bound
 
     # ---------------------------------------------------------------- where KV goes
@@ -71,7 +72,7 @@ class BeamGroups(Offloading):
     # ---------------------------------------------------------------- a step
 
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
-        self._read_capacity()
+        self.read_capacity()
         memory, tail_bytes = self.memory, capacity * self.memory.bytes_per_token
         kv_blocks = [[segment.storage for segment in path] for path in paths]
         seen = self._seen(paths)
@@ -79,7 +80,7 @@ class BeamGroups(Offloading):
         budget = inf if memory.device.budget_bytes is None else memory.device.budget_bytes
 
         def size(kv: KV) -> int:
-            return sum(memory.layer_bytes(kv, layer) for layer in seen[kv])
+            return self._seen_bytes(kv, seen[kv])
 
         def resident(kv: KV) -> bool:
             return not memory.missing_bytes(kv, seen[kv])
@@ -105,19 +106,26 @@ class BeamGroups(Offloading):
         seen = self._seen(paths)
         tail_bytes = capacity * len(paths) * memory.bytes_per_token
         private = not self.shared and self._last > 0
+        lacking = Counter(segment.storage for path in paths for segment in path) if private else Counter[KV]()
         if private:
-            copies = (memory.layer_bytes(s.storage, n) for path in paths for s in path for n in seen[s.storage])
-            self.make_room(tail_bytes + sum(copies))
+            self._copies, self._ahead = self._ahead, {}
+            lacking -= Counter({kv: len(copies) for kv, copies in self._copies.items()})
+            self.make_room(tail_bytes + sum(n * self._seen_bytes(kv, seen[kv]) for kv, n in lacking.items()))
         else:
             self._make_room_beside(seen, tail_bytes + sum(memory.missing_bytes(*block) for block in seen.items()))
         tails = memory.allocate(capacity, rows=len(paths))
         try:
+            if self._group < self._last:
+                mirror(memory, tails)
             if private:
-                self._copy_for_each(paths, seen)
+                for kv in lacking.elements():
+                    self._copies.setdefault(kv, []).append(memory.replicate(kv, "group", seen[kv]))
             else:
                 for kv, layers in seen.items():
                     memory.fetch(kv, "group", layers)
-            if upcoming and self.shared:
+            if upcoming and private:
+                self._copy_ahead(upcoming)
+            elif upcoming:
                 self._prepare(upcoming, seen.keys(), capacity * len(upcoming) * memory.bytes_per_token - tail_bytes)
             for kv in [copy for copies in self._copies.values() for copy in copies] if private else seen:
                 memory.wait_kv(kv)
@@ -128,12 +136,18 @@ class BeamGroups(Offloading):
 
     def leave(self, tails: KV) -> None:
         super().leave(tails)
-        for copies in self._copies.values():
-            for kv in copies:
-                self.memory.free(kv)
-        self._copies = {}
+        self._free(self._copies)
         if self._group == self._last:
             self._uses = {}
+
+    def end_step(self) -> None:
+        self._free(self._copies)
+        self._free(self._ahead)
+
+    def _free(self, copies: dict[KV, list[KV]]) -> None:
+        for kv in [kv for twins in copies.values() for kv in twins]:
+            self.memory.free(kv)
+        copies.clear()
 
     def entries(self, paths: Paths) -> list[Entry]:
         if not self._copies:
@@ -158,9 +172,16 @@ class BeamGroups(Offloading):
         wanted = more_bytes + sum(memory.missing_bytes(*block) for block in coming.items())
         self.write_ahead(wanted, coming.keys(), self._order(self._group + 1))
 
-    def _copy_for_each(self, paths: Paths, seen: Mapping[KV, Collection[int]]) -> None:
-        for kv in (segment.storage for path in paths for segment in path):
-            self._copies.setdefault(kv, []).append(self.memory.replicate(kv, "group", seen[kv]))
+    def _copy_ahead(self, upcoming: Paths) -> None:
+        """Fetch the next group's copies as far as there is room."""
+        seen = self._seen(upcoming)
+        for kv in [segment.storage for path in upcoming for segment in path] if self.prefetch else ():
+            if not self.make_room(self._seen_bytes(kv, seen[kv])):
+                return
+            self._ahead.setdefault(kv, []).append(self.memory.replicate(kv, "prefetch", seen[kv]))
+
+    def _seen_bytes(self, kv: KV, layers: Collection[int]) -> int:
+        return sum(self.memory.layer_bytes(kv, layer) for layer in layers)
 
     def _seen(self, paths: Paths) -> dict[KV, Collection[int]]:
         """The blocks that a step of `paths` reads, and the layers of each whose window lets some row see it."""
@@ -174,11 +195,3 @@ class BeamGroups(Offloading):
                 layers = (layer for layer, window in enumerate(windows) if window is None or window >= back)
                 seen.setdefault(segment.storage, set()).update(layers)
         return {kv: sorted(layers) for kv, layers in seen.items()}
-
-    def _read_capacity(self) -> None:
-        """With no budget given, a CUDA device's capacity for KV is what it has free at this moment."""
-        if self.budget_gib is None and self.memory.link.device.type == "cuda":
-            device = self.memory.link.device
-            cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-            free = torch.cuda.mem_get_info(device)[0] + cached
-            self.memory.device.budget_bytes = self.memory.device.used_bytes + int(free * (1 - CUDA_HEADROOM))

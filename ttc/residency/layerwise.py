@@ -51,6 +51,7 @@ class Layerwise(Offloading):
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
         """All at once. On the host there must be room for the layers that leave, and for tails beside what they freeze
         into."""
+        self.read_capacity()
         memory, new, tokens = self.memory, capacity * len(paths), self._charged_tokens(paths, capacity)
         layers, buffers = self.layers_in_device(tokens)
         inside = sum(memory.layer_bytes_per_token[:layers])
@@ -61,6 +62,7 @@ class Layerwise(Offloading):
         return [list(range(len(paths)))]
 
     def require(self, tokens: int) -> None:
+        self.read_capacity()
         layers, _ = self.layers_in_device(max(self._live_tokens() + tokens, self._charged))
         self._require_layers(layers, tokens * sum(self.memory.layer_bytes_per_token[layers:]))
 

@@ -18,7 +18,7 @@ from tests.helpers.models import deep, prompt
 from tests.helpers.offloading import KIB
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Headwise, Layerwise, Paged
-from ttc.memory.link import contiguous_parts
+from ttc.memory.link import Link, Transfer, contiguous_parts
 from ttc.trace import Trace
 
 
@@ -75,3 +75,46 @@ def test_a_failed_fetch_is_not_forgotten_when_the_next_one_works(link_gbps: floa
         memory.wait_kv(kv)
     engine.release([branch])
     assert engine.kv_bytes() == 0
+
+
+class Moment:
+    """What a CUDA event says, on a device that reaches it at `at` milliseconds."""
+
+    def __init__(self, at: float = 0.0, **_: Any):
+        self.at, self.read = at, False
+
+    def query(self) -> bool:
+        return False
+
+    def record(self, stream: Any) -> None:
+        self.at = stream.now
+
+    def synchronize(self) -> None:
+        self.read = True
+
+    def elapsed_time(self, later: Any) -> float:
+        assert later.read  # the device has come that far
+        return float(later.at - self.at)
+
+
+class Stream:
+    def __init__(self) -> None:
+        self.now = 5.0
+
+    def wait_event(self, event: Any) -> None:
+        self.now = max(self.now, event.at)
+
+
+def test_the_time_that_a_gpu_waits_is_read_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream()
+    monkeypatch.setattr(torch.cuda, "Event", Moment)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    link = Link(torch.device("cpu"))
+    for at in (25.0, 10.0, 26.5):  # 20 ms, nothing as the stream is past it, 1.5 ms
+        link.wait(Transfer(1, event=Moment(at)))  # type: ignore[arg-type]
+    assert link.exposed_s == pytest.approx(0.0215)
+    assert link.exposed_s == pytest.approx(0.0215)  # read once
+    arrived = Moment(99.0)
+    arrived.query = lambda: True  # type: ignore[method-assign]
+    link.wait(Transfer(1, event=arrived))  # type: ignore[arg-type]
+    assert stream.now == 26.5 and link.exposed_s == pytest.approx(0.0215)

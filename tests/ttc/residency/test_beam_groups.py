@@ -12,6 +12,7 @@ from tests.helpers.exactness import assert_like_plain
 from tests.helpers.links import late
 from tests.helpers.models import build, prompt
 from tests.helpers.offloading import KIB, eight
+from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine
 from ttc.memory.kv import KV
@@ -75,6 +76,37 @@ def test_the_next_groups_blocks_are_fetched_while_one_decodes(prefetch: bool) ->
     assert first > 0 and len(others) == 2
     assert (sum(others) < 6) == prefetch  # room for two blocks is left beside the first group, of one branch
     assert (memory.link.to_device_bytes["prefetch"] > 0) == prefetch
+
+
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_private_copies_of_the_next_group_are_fetched_while_one_decodes(prefetch: bool) -> None:
+    """LBS Figure 12 adds prefetching before it shares blocks."""
+    plain = make_engine()
+    expected = eight(plain)
+    plain.generate(expected, 6, sampling=GREEDY)
+    engine = make_engine(memory=BeamGroups(22 * KIB, block_tokens=8, shared=False, prefetch=prefetch))
+    branches = eight(engine)
+    engine.generate(branches, 6, sampling=GREEDY)
+    moved = engine.memory.link.to_device_bytes
+    assert (moved["prefetch"] > 0) == prefetch
+    assert moved["prefetch"] + moved["group"] == 8 * 39 * engine.memory.bytes_per_token  # a copy for each, once
+    assert [b.tokens for b in branches] == [b.tokens for b in expected]
+    assert engine.memory.device.peak_bytes <= 22 * 1024
+    assert_nothing_left(engine, branches)
+
+
+def test_a_step_that_breaks_off_leaves_no_copies_for_the_next_group() -> None:
+    engine = make_engine(memory=BeamGroups(22 * KIB, block_tokens=8, shared=False))
+    branches = eight(engine)
+
+    def cancelled(*_: Any, **__: Any) -> Any:
+        assert engine.memory.link.to_device_bytes["prefetch"] > 0
+        raise KeyboardInterrupt
+
+    engine.runner.forward = cancelled  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(branches, 6)
+    assert_nothing_left(engine, branches)
 
 
 def test_what_a_step_reads_last_leaves_first() -> None:

@@ -72,6 +72,16 @@ def test_a_slow_link_changes_nothing_but_time(policy: str) -> None:
     assert engine.memory.link.simulated
 
 
+def asleep_first(copy_all: Any) -> Any:
+    """Copies whose stream sleeps about a millisecond before each: whoever does not wait reads what was there."""
+
+    def late(copies: Any) -> None:
+        torch.cuda._sleep(2_000_000)
+        copy_all(copies)
+
+    return late
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("policy", POLICIES)
@@ -80,6 +90,8 @@ def test_a_gpu_reads_nothing_before_it_arrives(policy: str) -> None:
     kind, options, share = POLICIES[policy]
     memory = kind(budget_gib=share * peak_gib(plain), **options)
     engine = Engine(copy.deepcopy(plain).cuda(), Letters(), prefill_tokens=5, memory=memory)
+    for queue in (engine.memory.link._in, engine.memory.link._out):
+        queue._copy = asleep_first(queue._copy)  # type: ignore[method-assign]
     for branch in grow(engine):
         assert_like_plain(plain, branch)
     assert engine.memory.link.to_device_bytes.total() > 0

@@ -1,0 +1,71 @@
+"""What the device may hold when no budget is given."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.helpers.engines import GREEDY, make_engine
+from tests.helpers.offloading import eight
+from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged
+from ttc.residency.base import Offloading, free_device_bytes
+
+KIB = 1024
+
+
+def with_free(total: int, engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    """As if the engine's device had `total` bytes for KV, used or not."""
+    device = engine.memory.device
+    patch.setattr("ttc.residency.base.free_device_bytes", lambda _: total - device.used_bytes)
+
+
+def test_a_cuda_device_holds_nine_tenths_of_what_it_has_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What PyTorch keeps for itself and does not use is free too."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (6000, 10_000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 3000)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 1000)
+    assert free_device_bytes(torch.device("cuda")) == 7200
+    assert free_device_bytes(torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("policy", [BeamGroups(), Paged(), Headwise(), Layerwise()])
+def test_the_capacity_is_read_at_every_prompt_and_step(policy: Offloading, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(memory=policy)
+    with_free(64 * KIB, engine, monkeypatch)
+    branch = engine.root([1, 2, 3])
+    assert engine.memory.device.budget_bytes == 64 * KIB
+    with_free(32 * KIB, engine, monkeypatch)
+    engine.generate([branch], 2)
+    assert engine.memory.device.budget_bytes == 32 * KIB
+
+
+@pytest.mark.parametrize("policy", [BeamGroups(1), Paged(1), Headwise(1), Layerwise(1)])
+def test_a_given_budget_stays(policy: Offloading, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(memory=policy)
+    with_free(64 * KIB, engine, monkeypatch)
+    engine.generate([engine.root([1, 2, 3])], 2)
+    assert engine.memory.device.budget_bytes == 2**30
+
+
+def test_pages_leave_at_four_fifths_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HELM section 4.2.2, with no budget given."""
+    engine = make_engine(memory=Paged(block_tokens=8), prefill_tokens=8)
+    with_free(5 * KIB, engine, monkeypatch)
+    engine.root(list(range(1, 42)))  # five pages of 1 KiB, of which the last crosses four fifths
+    pages = [s.storage for s in sorted(engine.tree.segments(), key=lambda s: s.start)]
+    assert [None not in kv.host for kv in pages] == [True, False, False, False, False]
+    engine.root(list(range(60, 69)))
+    assert [engine.memory.is_resident(kv) for kv in pages] == [False, True, True, True, True]
+
+
+def test_groups_and_prompts_fit_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = make_engine()
+    expected = eight(plain)
+    plain.generate(expected, 6, sampling=GREEDY)
+    engine = make_engine(memory=BeamGroups(block_tokens=8))
+    with_free(7 * KIB + 512, engine, monkeypatch)
+    branches = eight(engine)
+    engine.generate(branches, 6, sampling=GREEDY)
+    assert [b.tokens for b in branches] == [b.tokens for b in expected]
+    assert engine.memory.link.to_host_bytes.total() > 0
+    assert engine.memory.device.peak_bytes <= 7 * KIB + 512

@@ -19,6 +19,7 @@ from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import FAMILIES, VOCAB, build, prompt
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Sampling, UnsupportedModel
+from ttc.attention.fused_cpu import SWITCH
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -55,6 +56,7 @@ def wrong_merge(monkeypatch: pytest.MonkeyPatch) -> None:
         out.lerp_(part_out.to(out.dtype), 0.5)
 
     monkeypatch.setattr(ttc.attention.plan, "merge_", halves)
+    monkeypatch.setenv(SWITCH, "0")  # the fused kernel merges by itself
 
 
 def lost_segment(monkeypatch: pytest.MonkeyPatch) -> None:

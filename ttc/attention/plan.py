@@ -11,6 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from ttc.attention.fused_cpu import FusedAttention, fused_attention
 from ttc.attention.kernels import Layer, Partial, merge_, partial_attention, segment_attention
 from ttc.attention.stream import KVReader
 from ttc.memory.kv import KV, LayerKV
@@ -39,6 +40,8 @@ class Plan(ABC):
         self.positions = list(positions)
         self.stream = stream
         self._spans: dict[tuple[int, Layer], tuple[int, Tensor | None] | None] = {}
+        self._lowered = False
+        self.fused: FusedAttention | None = None
 
     def attend(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         """Store the new keys and values, then attend tails and entries: what is on the device, then what streams in.
@@ -46,15 +49,22 @@ class Plan(ABC):
         q: (kv_heads, groups, rows, dim); key, value: (kv_heads, rows, dim). Returns out (kv_heads, groups, rows,
         value_dim) and its log-sum-exp, both at least float32.
         """
-        out, lse = self.attend_tails(layer, q, key, value)
-        for heads, view in self.stream.views.get(layer.index, ()) if self.stream is not None else ():
-            self.attend_tails_again(view.of(layer), heads, q, key, value, out[heads], lse[heads])
-        absent = set[int]()
-        for index, entry in enumerate(self.entries):
-            if (copy := entry.kv.device[layer.index]) is not None:
-                self._attend(layer, index, q, copy, out, lse)
-            else:
-                absent.add(index)
+        if not self._lowered:
+            self.fused, self._lowered = self.lower(q), True
+        views = self.stream.views.get(layer.index, ()) if self.stream is not None else ()
+        if self.fused is not None and self.fused.takes(layer, q) and not views:
+            out, lse = self.attend_fused(self.fused, layer, q, key, value)
+            absent = self.fused.lowered.absent_from(layer.index)
+        else:
+            out, lse = self.attend_tails(layer, q, key, value)
+            for heads, view in views:
+                self.attend_tails_again(view.of(layer), heads, q, key, value, out[heads], lse[heads])
+            absent = set()
+            for index, entry in enumerate(self.entries):
+                if (copy := entry.kv.device[layer.index]) is not None:
+                    self._attend(layer, index, q, copy, out, lse)
+                else:
+                    absent.add(index)
         if self.stream is not None:
             for unit, copies in self.stream.read(layer.index):
                 seen = layer if unit.view is None else unit.view.of(layer)
@@ -93,6 +103,14 @@ class Plan(ABC):
         """Give back what the stream holds."""
         if self.stream is not None:
             self.stream.close()
+
+    @abstractmethod
+    def lower(self, q: Tensor) -> FusedAttention | None:
+        """The plan for a kernel that attends all at once, None to go operation by operation. q: as in `attend`."""
+
+    @abstractmethod
+    def attend_fused(self, fused: FusedAttention, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
+        """Store the new keys and values, and attend all that is on the device, in one call."""
 
     @abstractmethod
     def attend_tails(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
@@ -146,16 +164,31 @@ class DecodePlan(Plan):
         self.filled += 1
         self.positions = [p + 1 for p in self.positions]
         self._spans.clear()
+        if self.fused is not None:
+            self.fused.lowered.positions += 1
 
-    def attend_tails(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
-        branches, end = q.shape[2], self.filled + 1
-        new_key, new_value = key.transpose(0, 1), value.transpose(0, 1)
+    def lower(self, q: Tensor) -> FusedAttention | None:
+        own = [(row, row + 1) for row in range(len(self.positions))]
+        return fused_attention(self.entries, own, self.positions, q)
+
+    def attend_fused(self, fused: FusedAttention, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
+        copy = self._tails(layer, key, value)
+        return fused.attend(layer, q, copy.keys, copy.values, self.filled, (key, value))
+
+    def _tails(self, layer: Layer, key: Tensor, value: Tensor) -> LayerKV:
+        """A layer's tails on the device. Where they live on the host, the new keys and values are sent there."""
         copy = self.tails.device[layer.index]
         if copy is None:
             assert self.stream is not None
             copy = self.stream.staged_tails(layer.index)
-            where = slice(0, branches), slice(None), self.filled
-            self.stream.memory.store(self.tails, layer.index, where, new_key, new_value)
+            where = slice(0, key.shape[1]), slice(None), self.filled
+            self.stream.memory.store(self.tails, layer.index, where, key.transpose(0, 1), value.transpose(0, 1))
+        return copy
+
+    def attend_tails(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
+        branches, end = q.shape[2], self.filled + 1
+        new_key, new_value = key.transpose(0, 1), value.transpose(0, 1)
+        copy = self._tails(layer, key, value)
         keys, values = copy.keys[:branches], copy.values[:branches]
         keys[:, :, self.filled], values[:, :, self.filled] = new_key, new_value
         lo = 0 if layer.window is None else max(0, end - layer.window)
@@ -198,6 +231,16 @@ class ExtendPlan(Plan):
         super().__init__(entries, positions, stream)
         self.pieces, self.memory = list(pieces), memory
         self._bands: dict[tuple[int, int, Layer], Tensor] = {}
+
+    def lower(self, q: Tensor) -> FusedAttention | None:
+        return None
+
+    def attend_fused(self, fused: FusedAttention, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
+        for piece in self.pieces:
+            self._store(piece, layer.index, key[:, piece.rows], value[:, piece.rows])
+        # each row may begin a run of keys, so the first dimension steps as the tokens do
+        own_keys, own_values = (x.as_strided((x.shape[1], *x.shape), (x.stride(1), *x.stride())) for x in (key, value))
+        return fused.attend(layer, q, own_keys, own_values, 0, None)
 
     def attend_tails(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         kv_heads, groups, rows, _ = q.shape

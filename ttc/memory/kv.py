@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from struct import pack
 
 import torch
 from torch import Tensor
@@ -50,10 +51,20 @@ class LayerShape:
 class LayerKV:
     """Keys and values of one layer: (kv_heads, tokens, dim), or (rows, kv_heads, tokens, dim) for tails."""
 
-    __slots__ = ("keys", "values")
+    __slots__ = ("_place", "keys", "values")
 
     def __init__(self, keys: Tensor, values: Tensor):
         self.keys, self.values = keys, values
+        self._place: bytes | None = None
+
+    @property
+    def place(self) -> bytes:
+        """Where a kernel finds it: the addresses of keys and values, the strides of keys by head and by token, those of
+        values, as six int64 numbers."""
+        if self._place is None:
+            k, v = self.keys, self.values
+            self._place = pack("6q", k.data_ptr(), v.data_ptr(), *k.stride()[-3:-1], *v.stride()[-3:-1])
+        return self._place
 
     @classmethod
     def empty(

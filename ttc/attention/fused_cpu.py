@@ -1,0 +1,206 @@
+"""A layer's attention as one call on the CPU: what the kernel needs to know, and the threads that run it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ttc.attention.kernels import Layer, Partial
+from ttc.attention.lowered import Lowered
+
+if TYPE_CHECKING:
+    from ttc.attention.plan import Entry
+
+SWITCH = "TTC_FUSED"
+"""The environment variable that turns the kernel off when it is 0; plans then run operation by operation."""
+
+ELEMENTS = {torch.float32: "float32", torch.bfloat16: "uint16", torch.float16: "int16"}
+"""What the kernel calls the types that it takes (float16 by a name of its own)."""
+
+GRAIN = 100_000
+"""Multiplications worth another thread: about 10 us, a few times what it takes to wake one."""
+
+
+@cache
+def kernel(dtype: torch.dtype) -> int | None:
+    """The address of the kernel for KV of this type; None where there is none. Compiled at first use, which takes some
+    seconds, and kept on disk for later processes."""
+    if dtype not in ELEMENTS:
+        return None
+    try:
+        import numba
+    except ImportError as error:
+        warnings.warn(
+            f"numba cannot be imported ({error}), so attention is several times slower; pip install numba", stacklevel=2
+        )
+        return None
+    signature = numba.types.void(numba.types.CPointer(getattr(numba.types, ELEMENTS[dtype])))
+    with _cache_folder(numba.config):
+        from ttc.attention.cpu_kernel import FLAGS, run
+
+        compiled: Any
+        try:
+            compiled = numba.cfunc(signature, cache=True, **FLAGS)(run)
+        except RuntimeError:  # there is no folder to write to
+            compiled = numba.cfunc(signature, **FLAGS)(run)
+    _compiled.append(compiled)
+    return compiled.address
+
+
+_compiled: list[Any] = []
+"""Kernels whose addresses are in use."""
+
+
+@contextmanager
+def _cache_folder(config: Any) -> Iterator[None]:
+    """Let numba keep what it compiles beside this project's models, unless the user has said where. The folder's name
+    holds a hash of the file that numba does not look at when it decides whether what it kept is still good."""
+    before = config.CACHE_DIR
+    if not before:
+        place = Path(os.environ.get("TTC_CACHE", Path.home() / ".cache" / "ttc"))
+        version = sha256(Path(__file__).with_name("cpu_vectors.py").read_bytes()).hexdigest()[:16]
+        config.CACHE_DIR = str(place / "numba" / version)
+    try:
+        yield
+    finally:
+        config.CACHE_DIR = before
+
+
+@cache
+def _team() -> Callable[[int, int, int], None]:
+    """What runs the kernel on several threads: (its address, that of its parameters, how many)."""
+    try:
+        parallel = ctypes.CDLL(None).GOMP_parallel
+    except (TypeError, AttributeError):
+        return _by_pool
+    # PyTorch's own OpenMP threads: a second pool would compete with them while they wait for work
+    parallel.argtypes, parallel.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    return lambda function, parameters, threads: parallel(function, parameters, threads, 0)
+
+
+def _by_pool(function: int, parameters: int, threads: int) -> None:
+    run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
+    others = [_pool().submit(run, parameters) for _ in range(threads - 1)]
+    run(parameters)
+    for other in others:
+        other.result()
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+    return ThreadPoolExecutor(thread_name_prefix="ttc-attention")
+
+
+class FusedAttention:
+    """The kernel, ready for one plan. Not to be called from two threads at once.
+
+    function: what `kernel` returned for dtype. own_rows: rows with keys of their own made by this pass.
+    """
+
+    def __init__(self, lowered: Lowered, dtype: torch.dtype, function: int):
+        from ttc.attention import cpu_kernel
+
+        self.lowered, self.dtype, self.names = lowered, dtype, cpu_kernel
+        self.function = function
+        self.single = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
+        self.parameters = np.zeros(cpu_kernel.PARAMETERS, np.int64)
+        self.address = self.parameters.ctypes.data
+        self.floats = self.parameters.view(np.float32)
+        self.layer_addresses = [layer.ctypes.data for layer in lowered.addresses]
+        self.buffers: dict[tuple[int, ...], tuple[Any, ...]] = {}
+        tasks = lowered.tasks
+        pieces = lowered.pieces[:, 2].cumsum()
+        keys = np.concatenate([[0], pieces])
+        self.pairs = int(((tasks[:, 1] - tasks[:, 0]) * (keys[tasks[:, 3]] - keys[tasks[:, 2]])).sum())
+        self.own_rows = int((tasks[:, 1] - tasks[:, 0])[tasks[:, 5] >= 0].sum())
+
+    def takes(self, layer: Layer, q: Tensor) -> bool:
+        """Whether the kernel computes such a layer."""
+        return q.dtype == self.dtype and layer.recent is None
+
+    def attend(
+        self,
+        layer: Layer,
+        q: Tensor,
+        own_keys: Tensor,
+        own_values: Tensor,
+        filled: int,
+        new: tuple[Tensor, Tensor] | None,
+    ) -> Partial:
+        """q: (kv_heads, groups, rows, dim). own_keys, own_values: (owners, kv_heads, tokens, dim), of which `filled`
+        tokens came before this pass. new: keys and values (kv_heads, rows, dim) to be put behind these, or None where
+        they are there. Returns out (kv_heads, groups, rows, value_dim) and its log-sum-exp, float32.
+        """
+        kv_heads, groups, rows, dim = q.shape
+        value_dim, at = own_values.shape[-1], self.names
+        q = q if q.stride(-1) == 1 else q.contiguous()
+        out = torch.empty(rows, kv_heads, groups, value_dim)
+        lse = torch.empty(rows, kv_heads, groups)
+        threads = 1 + int((self.pairs + self.own_rows * (filled + 1)) * kv_heads * groups * (dim + value_dim)) // GRAIN
+        threads = min(threads, torch.get_num_threads(), len(self.lowered.tasks) * kv_heads)
+        P = self.parameters
+        P[: at.SCRATCH] = 0
+        buffers = self.buffers.get((threads, kv_heads, groups, dim, value_dim))
+        if buffers is None:
+            buffers = self._allocate(threads, kv_heads, groups, dim, value_dim)
+        new_at = (0,) * 6 if new is None else (*_strided(new[0]), *_strided(new[1]))
+        index = layer.index
+        P[at.SCRATCH : at.SCALE] = (
+            *buffers[0], self.layer_addresses[index] if index < len(self.layer_addresses) else 0,
+            q.data_ptr(), *q.stride()[:3], out.data_ptr(), lse.data_ptr(),
+            own_keys.data_ptr(), *own_keys.stride()[:3], own_values.data_ptr(), *own_values.stride()[:3],
+            filled, *new_at, layer.window or 0,
+        )  # fmt: skip
+        self.floats[2 * at.SCALE], self.floats[2 * at.SOFTCAP] = layer.scale, layer.softcap or 0.0
+        if threads == 1:
+            self.single(self.address)
+        else:
+            _team()(self.function, self.address, threads)
+        return out.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
+
+    def _allocate(self, threads: int, kv_heads: int, groups: int, dim: int, value_dim: int) -> tuple[Any, ...]:
+        """The parameters that a layer's shape decides, with memory for a call's intermediate results."""
+        arrays, heads = self.lowered, kv_heads * groups
+        most = arrays.most_rows * groups
+        width, block = self.names.padded(value_dim), self.names.BLOCK
+        stride = 4 * self.names.padded(most * (self.names.padded(dim) + block + width + 2) + (dim + width) * block)
+        scratch = np.zeros(threads * stride + 64, np.uint8)
+        sums = np.empty((arrays.slots, heads, value_dim + 2), np.float32)
+        part_out = sums.ctypes.data
+        fixed = (
+            scratch.ctypes.data + -scratch.ctypes.data % 64, stride,
+            arrays.tasks.ctypes.data, len(arrays.tasks) * kv_heads, arrays.pieces.ctypes.data,
+            arrays.starts.ctypes.data, arrays.positions.ctypes.data, arrays.rows,
+            arrays.part_first.ctypes.data, arrays.parts.ctypes.data if arrays.slots else 0,
+            part_out, part_out + 4 * arrays.slots * heads * value_dim,
+            kv_heads, groups, dim, value_dim, most, torch.empty(0, dtype=self.dtype).element_size(),
+        )  # fmt: skip
+        found = self.buffers[threads, kv_heads, groups, dim, value_dim] = fixed, scratch, sums
+        return found
+
+
+def fused_attention(
+    entries: Sequence[Entry], own: Sequence[tuple[int, int]], positions: Sequence[int], q: Tensor
+) -> FusedAttention | None:
+    """The kernel for these entries and runs of new tokens (see `Lowered`), or None where there is none for `q`'s type
+    and device. q: (kv_heads, groups, rows, dim)."""
+    if q.device.type != "cpu" or os.environ.get(SWITCH) == "0" or (function := kernel(q.dtype)) is None:
+        return None
+    return FusedAttention(Lowered(entries, own, positions, q.shape[1]), q.dtype, function)
+
+
+def _strided(tensor: Tensor) -> tuple[int, int, int]:
+    return tensor.data_ptr(), tensor.stride(0), tensor.stride(1)

@@ -1,0 +1,125 @@
+"""A plan as arrays, so that a layer's attention is one call of a kernel.
+
+Lowered once for all layers and all passes of a plan. The arrays are plain int64 numbers, the same for a CPU and a GPU
+kernel; addresses are in bytes, strides in numbers of the KV's type.
+
+    tasks      (tasks, 6)            first row, end row, first piece, end piece, slot, own row
+    pieces     (pieces, 3)           entry, first key, keys
+    starts     (entries,)            position of an entry's first token
+    addresses  (layers, entries, 6)  of keys, of values; strides of keys by head and token, of values by head and token;
+                                     all 0 where the layer is not on the device
+    positions  (rows,)               position of each row's token
+    part_first (rows + 1,), parts    row r merges the slots parts[part_first[r]:part_first[r + 1]]
+
+A task is a range of rows and what all of them attend: pieces of entries, and then, unless its own row is -1, keys that
+this pass has made (a decode step: the row's tail; else the new tokens from the row `own row` on, causal). Rows that
+attend the same entries are one task, cut so that a task has at most `QUERIES` queries for a KV head and reads about
+`KEYS` keys. Where tasks share rows, task t leaves the sums for its row r in slot `slot + r - first row`; a task of slot
+-1 is alone with its rows and writes the result itself. How rows are cut depends on neither the layer nor the number of
+threads, so results do not either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ttc.attention.plan import Entry
+
+QUERIES = 64
+"""The most queries (rows x heads of a group) of a task: what is done once per key is then little beside the rest."""
+KEYS = 256
+"""The keys of a task, at most twice as many: enough to hide what a task costs at all, few enough to share among
+threads."""
+
+
+class Lowered:
+    """The arrays of a plan (see above).
+
+    own: the rows of each run of new tokens, with the first of them. groups: query heads of a KV head.
+    """
+
+    def __init__(self, entries: Sequence[Entry], own: Sequence[tuple[int, int]], positions: Sequence[int], groups: int):
+        self.entries = entries
+        self.rows = len(positions)
+        self.positions = np.array(positions, np.int64)
+        self.starts = np.array([entry.start for entry in entries], np.int64)
+        self._cut(own, max(1, QUERIES // groups))
+        self.addresses, self.absent = self._place()
+
+    def _cut(self, own: Sequence[tuple[int, int]], most_rows: int) -> None:
+        together: dict[tuple[int, int], list[int]] = {}
+        for index, entry in enumerate(self.entries):
+            if entry.rows.start < entry.rows.stop:
+                together.setdefault((entry.rows.start, entry.rows.stop), []).append(index)
+        for span in own:
+            together.setdefault(span, [])
+        having = set(own)
+        tasks: list[tuple[int, int, int, int, int, int]] = []
+        pieces: list[tuple[int, int, int]] = []
+        for (start, stop), indices in together.items():
+            blocks = self._pieces(indices)
+            spans = even(start, stop, most_rows)
+            for i, block in enumerate(blocks):
+                first = len(pieces)
+                pieces += block
+                own_row = start if (start, stop) in having and i == len(blocks) - 1 else -1
+                tasks += [(a, b, first, len(pieces), -1, own_row) for a, b in spans]
+        self.tasks, self.pieces = np.array(tasks, np.int64).reshape(-1, 6), np.array(pieces, np.int64).reshape(-1, 3)
+        self.most_rows = int((self.tasks[:, 1] - self.tasks[:, 0]).max(initial=0))
+        self._share()
+
+    def _pieces(self, indices: Sequence[int]) -> list[list[tuple[int, int, int]]]:
+        """Cut entries into pieces, and gather these into blocks of about `KEYS` keys; at least one block."""
+        blocks: list[list[tuple[int, int, int]]] = [[]]
+        keys = 0
+        for index in indices:
+            for first, end in even(0, self.entries[index].length, KEYS):
+                if keys + end - first > KEYS + KEYS // 2:
+                    blocks.append([])
+                    keys = 0
+                blocks[-1].append((index, first, end - first))
+                keys += end - first
+        return blocks
+
+    def _share(self) -> None:
+        """Give slots to the tasks that are not alone with their rows."""
+        cover = np.zeros(self.rows + 1, np.int64)
+        np.add.at(cover, self.tasks[:, 0], 1)
+        np.add.at(cover, self.tasks[:, 1], -1)
+        cover = cover.cumsum()[:-1]  # the tasks of each row
+        shared = np.array([cover[a:b].max() > 1 for a, b in self.tasks[:, :2]], bool)
+        lengths = (self.tasks[:, 1] - self.tasks[:, 0]) * shared
+        ends = lengths.cumsum()
+        self.slots = int(ends[-1]) if len(ends) else 0
+        self.tasks[:, 4] = np.where(shared, ends - lengths, -1)
+        rows = np.concatenate([np.arange(a, b) for a, b in self.tasks[shared, :2]] or [np.zeros(0, np.int64)])
+        self.parts = np.argsort(rows, kind="stable")  # slots, by row
+        self.part_first = np.concatenate([[0], np.bincount(rows, minlength=self.rows).cumsum()])
+
+    def absent_from(self, layer: int) -> set[int]:
+        """The entries that are not on the device in this layer."""
+        return self.absent[layer].copy() if self.entries else set()
+
+    def _place(self) -> tuple[np.ndarray, list[set[int]]]:
+        """The addresses, and per layer the entries that are not on the device."""
+        copies = [entry.kv.device[:] for entry in self.entries]
+        self.read = copies  # what the addresses point to must outlive them
+        layers = max(map(len, copies), default=0)
+        nowhere = bytes(6 * 8)
+        raw = b"".join(
+            nowhere if (copy := of[layer]) is None else copy.place for layer in range(layers) for of in copies
+        )
+        addresses = np.frombuffer(raw, np.int64).reshape(layers, len(copies), 6)
+        return addresses, [set(np.flatnonzero(layer[:, 0] == 0).tolist()) for layer in addresses]
+
+
+def even(start: int, stop: int, most: int) -> list[tuple[int, int]]:
+    """Cut a range into as few parts as possible of at most `most`, as even as possible."""
+    count = -(-(stop - start) // most)
+    ends = [start + (stop - start) * i // count for i in range(count + 1)] if count else [start]
+    return list(pairwise(ends))

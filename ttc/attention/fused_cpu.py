@@ -11,17 +11,15 @@ from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ttc.attention.entry import Entry
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.lowered import Lowered
-
-if TYPE_CHECKING:
-    from ttc.attention.plan import Entry
 
 SWITCH = "TTC_FUSED"
 """The environment variable that turns the kernel off when it is 0; plans then run operation by operation."""

@@ -23,12 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from ttc.attention.plan import Entry
+from ttc.attention.entry import Entry
 
 QUERIES = 64
 """The most queries (rows x heads of a group) of a task: what is done once per key is then little beside the rest."""

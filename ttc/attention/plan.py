@@ -11,22 +11,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from ttc.attention.entry import Entry
 from ttc.attention.fused_cpu import FusedAttention, fused_attention
 from ttc.attention.kernels import Layer, Partial, merge_, partial_attention, segment_attention
 from ttc.attention.stream import KVReader
 from ttc.memory.kv import KV, LayerKV
 from ttc.memory.manager import KVMemory
 from ttc.tree.segment import Segment
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A run of `length` tokens at positions from `start` on, attended in full by a contiguous range of rows."""
-
-    kv: KV
-    start: int
-    length: int
-    rows: slice
 
 
 class Plan(ABC):

@@ -168,6 +168,14 @@ def test_runs_on_other_files_have_other_names(name: str, path: str | None, label
     assert data_label(name, path) == label
 
 
+def test_a_data_set_of_the_hub_is_refused_at_once_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"waited {seconds} s to ask again"))
+    config = dataset(name="mine", hub="no-such-org/no-such-set")
+    with pytest.raises(InvalidInput, match=r"no-such-set \(the hub cannot be reached.*dataset\.path=FILE"):
+        load_task(config)
+
+
 # ---------------------------------------------------------------- solved examples and prompts
 
 

@@ -14,14 +14,16 @@ def telling(records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     shown = [r for r in records if r["branches"] and r["question"]]
     solved = [r for r in shown if r["correct"] and len(r["branches"]) > 1]
     contested = [r for r in solved if any(not b["correct"] for b in r["branches"])]
-    return max(contested, key=_margin) if contested else next(iter(solved or shown), None)
+    return max(contested, key=_contrast) if contested else next(iter(solved or shown), None)
 
 
-def _margin(record: dict[str, Any]) -> float:
-    """By how much the best branch is rated above the worst wrong one."""
+def _contrast(record: dict[str, Any]) -> tuple[float, float]:
+    """How well the best branch is rated, to a tenth, and by how much above the worst wrong one."""
     best, *losers = record["branches"]
     wrong = [b["score"] for b in losers if not b["correct"] and b["score"] is not None]
-    return best["score"] - min(wrong) if wrong and best["score"] is not None else 0.0
+    if not wrong or best["score"] is None:
+        return 0.0, 0.0
+    return round(best["score"], 1), best["score"] - min(wrong)
 
 
 def winning_steps(record: dict[str, Any]) -> list[tuple[str, float | None]]:

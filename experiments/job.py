@@ -71,7 +71,7 @@ def run(config: DictConfig) -> dict[str, Any]:
         engine = make_engine(config) if batches else None
         if not inputs["model"]:  # it came from the hub just now
             folder.check_inputs(inputs | {"model": model_fingerprint(config.model.name)})
-        if engine is not None:
+        if engine is not None and search.needs_verifier:
             try_verifier(config, verifier, template, engine, batches[0])
         for name, reason in task.failures:
             if name not in folder.records:
@@ -93,7 +93,7 @@ def run(config: DictConfig) -> dict[str, Any]:
 
 def _title(search: Any, verifier: Any) -> str:
     name = type(search).__name__
-    return name if verifier is None else f"{name} with {type(verifier).__name__}"
+    return f"{name} with {type(verifier).__name__}" if search.needs_verifier else name
 
 
 @contextmanager
@@ -110,8 +110,6 @@ def try_verifier(
     config: DictConfig, verifier: Any, template: PromptTemplate, engine: Engine, problems: list[Problem]
 ) -> None:
     """Rate one short branch, so that a verifier that cannot work is known before the run. Raises VerifierError."""
-    if verifier is None:
-        return
     inner = getattr(verifier, "inner", verifier)  # a gate might leave it out
     options = {"template": template, "end": tuple(config.dataset.end), "answer_kind": config.dataset.answer_kind}
     for problem in problems:  # the first that can be used

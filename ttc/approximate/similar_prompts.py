@@ -55,6 +55,15 @@ def differing(a: Sequence[int], b: Sequence[int]) -> tuple[slice, slice]:
     return slice(start, len(a) - end), slice(start, len(b) - end)
 
 
+def compared(root: Sequence[int], own: Sequence[int], pooling: Pooling) -> tuple[slice, slice]:
+    """The tokens of each prompt whose states are compared: the last ones, or what differs with `CONTEXT` around it."""
+    ends = len(root), len(own)
+    if pooling == "last":
+        return slice(ends[0] - 1, ends[0]), slice(ends[1] - 1, ends[1])
+    changed = differing(root, own)
+    return _widened(changed[0], ends[0]), _widened(changed[1], ends[1])
+
+
 def layer_weights(layers: int, total: int, alpha: float) -> list[float]:
     """w_1 to w_layers of RKSC's Eq. 2, proportional to exp(alpha l / total), with a sum of 1."""
     raw = [math.exp(alpha * depth / total) for depth in range(1, layers + 1)]
@@ -92,11 +101,7 @@ class _Window:
 
     @classmethod
     def of(cls, root: Sequence[int], own: Sequence[int], run: int, pooling: Pooling) -> _Window:
-        ends = len(root), len(own)
-        if pooling == "last":
-            return cls(slice(ends[0] - 1, ends[0]), slice(ends[1] - 1, ends[1]), run)
-        changed = differing(root, own)
-        return cls(_widened(changed[0], ends[0]), _widened(changed[1], ends[1]), run)
+        return cls(*compared(root, own, pooling), run)
 
     def similarity(self, rows: Tensor, root: Tensor, offset: int, pooling: Pooling) -> float:
         """rows: the variant's own states. root: the root's, from its token `offset` on."""

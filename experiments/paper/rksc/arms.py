@@ -35,6 +35,14 @@ REGIMES: dict[str, list[str]] = {
     "t=32": ["search.max_tokens=32"],
     "full": ["search.max_tokens=160"],
 }
+SOLVABLE = [
+    "dataset.pad_chars=0",
+    "dataset.params={min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 2}",
+    "search.hints=[]",
+    "search.phrasings=['{question}', 'Please answer this. {question}', 'Here is a task. {question}']",
+]
+"""Sums of two numbers, each asked in three ways."""
+
 MAX_DISAGREEMENT = 0.004
 """The largest share of held-out answers that thresholds may change: the error rate that RKSC reports."""
 
@@ -251,11 +259,12 @@ def changes(reference: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]
 
 
 def answers(overrides: Sequence[str], problems: int, held_out: int) -> Iterator[dict[str, Any]]:
-    """Answers that the approximate arms change, on many problems without padding and hints, which cost a small model
-    nearly all of its accuracy, against full verification.
+    """Answers that the approximate arms change against full verification, on problems of which the default model solves
+    about a third (`SOLVABLE`), so that there is something to lose. Without padding and hints, which cost a small model
+    nearly all of its accuracy; branches ask in different phrasings, so that lossy sharing acts.
 
     Yields what there is after each regime."""
-    overrides = ["dataset.pad_chars=0", "search.hints=[]", *overrides]
+    overrides = [*SOLVABLE, *overrides]
     model, tokenizer = loaded(Setting.of("rksc_verify", overrides).config)
     regimes: dict[str, Any] = {}
     for regime in [name for name in REGIMES if name != "full"]:  # nearly all answers end within 32 tokens
@@ -275,8 +284,11 @@ def _counts(name: str, rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     return {
         "arm": name,
         "problems": len(own),
-        "correct": sum(row["correct"] for row in own),
-        "correct_strict": sum(row["correct_strict"] for row in own),
+        "correct": [bool(row["correct"]) for row in own],
+        "substituted": sum(row["usage"]["substituted_tokens"] > 0 for row in own),
+        "gated": sum(row["usage"]["gated_branches"] > 0 for row in own),
+        "layer_rows_saved": sum(row["usage"]["exit_layer_rows_saved"] for row in own),
+        "layer_rows": sum(row["usage"]["exit_layer_rows"] for row in own),
         "skipped": sum(row["usage"]["verifications_skipped"] for row in own),
         "changed": changes(rows["verify"], own),
     }

@@ -21,7 +21,7 @@ from ttc.errors import InvalidInput
 Measure = Callable[[Sequence[str], int, int], Iterable[dict[str, Any]]]
 PARTS: dict[str, tuple[int, Measure]] = {
     "arms": (16, arms.run),
-    "answers": (60, arms.answers),
+    "answers": (200, arms.answers),
     "prefix": (0, lambda overrides, problems, held_out: [prefix.run(overrides)]),
     "phrasings": (20, lambda overrides, problems, held_out: [phrasings.run(overrides, problems)]),
     "verification": (40, lambda overrides, problems, held_out: [verification.run(overrides, problems, held_out)]),

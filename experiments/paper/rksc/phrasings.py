@@ -14,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 from experiments.paper.rksc.setting import Setting, loaded
+from ttc.approximate.similar_prompts import compared, layer_weights, similarity
 from ttc.engine import Engine
 from ttc.passes.chunks import one_chunk
 from ttc.protocols import Problem
@@ -50,6 +51,8 @@ DATASET = (
 POOLINGS = ("matched", "mean", "last")
 TAUS = (0.70, 0.82, 0.90, 0.95)
 TOKENS = 24
+KL_TOKENS = 8
+"""Of a variant's own greedy text, so many tokens are compared."""
 
 
 def run(overrides: Sequence[str], problems: int) -> dict[str, Any]:
@@ -102,11 +105,11 @@ def _measure(
     template = setting.template
     prompts = [template.tokens(text, exact.tokenizer) for _, text in variants]
     root_prompt = template.tokens(ROOT.replace("{question}", problem.question), exact.tokenizer)
-    similarity: dict[str, list[float]] = {}
+    gates: dict[str, list[float]] = {}
     for pooling, engine in probes.items():
         root = engine.root(root_prompt)
         branches = [engine.variants(root, [prompt])[0] for prompt in prompts]
-        similarity[pooling] = [1.0 if b.substituted is None else b.substituted.similarity for b in branches]
+        gates[pooling] = [1.0 if b.substituted is None else b.substituted.similarity for b in branches]
         engine.release([root, *branches])
     root = exact.root(root_prompt)
     own = exact.variants(root, prompts)
@@ -114,6 +117,11 @@ def _measure(
     divergence = _kl(_next(exact, own), _next(exact, theirs))
     exact.generate([*own, *theirs], TOKENS, end=tuple(setting.config.dataset.end), sampling=Sampling(temperature=0))
     answers = [[setting.task.is_correct(problem, _answer(b)) for b in group] for group in (own, theirs)]
+    sigmas, several = list[float](), list[float]()
+    with exact.lent() as model:
+        for prompt, branch in zip(prompts, own, strict=True):
+            sigmas.append(_sigma_of_all_layers(model, root_prompt, prompt))
+            several.append(_kl_along(model, root_prompt, prompt, branch.generated[:KL_TOKENS]))
     records = []
     for i, (kind, _) in enumerate(variants):
         shared = common_prefix(root_prompt, prompts[i][:-1])
@@ -121,10 +129,12 @@ def _measure(
             {
                 "problem": problem.id,
                 "kind": kind,
-                **{pooling: similarity[pooling][i] for pooling in POOLINGS},
+                **{pooling: gates[pooling][i] for pooling in POOLINGS},
                 "tokens": len(prompts[i]) - 1,
                 "shared_exactly": shared,
+                "all_layers": sigmas[i],
                 "kl": divergence[i],
+                "kl_along": several[i],
                 "answer_changed": _answer(own[i]) != _answer(theirs[i]),
                 "correct": [answers[0][i], answers[1][i]],
             }
@@ -160,6 +170,32 @@ def _next(engine: Engine, branches: Sequence[Branch]) -> torch.Tensor:
     return torch.stack([found[i] for i in range(len(branches))])
 
 
+@torch.inference_mode()
+def _sigma_of_all_layers(model: Any, root: Sequence[int], own: Sequence[int]) -> float:
+    """sigma of RKSC's Eq. 2 over every layer, which a gate could only know after the whole prefill."""
+    if list(root) == list(own):
+        return 1.0
+    states = [model(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states[1:] for tokens in (own, root)]
+    in_root, in_own = compared(root[:-1], own[:-1], "matched")
+    weights = layer_weights(len(states[0]), len(states[0]), Sharing().alpha)
+    return sum(
+        weight * similarity(mine[0, in_own], its[0, in_root], "matched")
+        for weight, mine, its in zip(weights, *states, strict=True)
+    )
+
+
+@torch.inference_mode()
+def _kl_along(model: Any, root: Sequence[int], own: Sequence[int], text: Sequence[int]) -> float:
+    """The mean KL in nats over the tokens of `text`, which stands after the variant's own prompt or the root's."""
+    if not text:
+        return 0.0
+    own_logprobs, root_logprobs = (
+        model(torch.tensor([[*prompt, *text]])).logits[0, -len(text) - 1 : -1].double().log_softmax(-1)
+        for prompt in (own, root)
+    )
+    return fmean(_kl(own_logprobs, root_logprobs))
+
+
 def _kl(p: torch.Tensor, q: torch.Tensor) -> list[float]:
     """KL(p || q) in nats, row by row, of log-probabilities."""
     return (p.exp() * (p - q)).nan_to_num(0.0).sum(-1).clamp_min(0).tolist()
@@ -178,7 +214,8 @@ def summary(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "kind": kind,
                 "prompts": len(own),
                 "shared_exactly": sum(r["shared_exactly"] for r in own) / sum(r["tokens"] for r in own),
-                **{pooling: _range([r[pooling] for r in own]) for pooling in POOLINGS},
+                **{measure: _range([r[measure] for r in own]) for measure in (*POOLINGS, "all_layers")},
+                "kl_along": fmean(r["kl_along"] for r in own),
                 "kl": fmean(r["kl"] for r in own),
                 "answers_changed": fmean(r["answer_changed"] for r in own),
             }

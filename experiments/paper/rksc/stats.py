@@ -43,6 +43,13 @@ def share(hits: Sequence[float], trials: Sequence[float], seed: int = 0) -> tupl
     return float(counts[0].sum() / counts[1].sum()), float(low), float(high)
 
 
+def difference(base: Sequence[float], other: Sequence[float], seed: int = 0) -> tuple[float, float, float]:
+    """The mean of `other` minus the mean of `base`, and its 95% interval by bootstrap over pairs (one per problem)."""
+    gaps = np.array(other, dtype=float) - np.array(base, dtype=float)
+    low, high = np.quantile(gaps[_draws(len(gaps), seed)].mean(-1), [0.025, 0.975])
+    return float(gaps.mean()), float(low), float(high)
+
+
 def _draws(n: int, seed: int) -> Any:
     """Which of n problems each resample holds: (RESAMPLES, n)."""
     return np.random.default_rng(seed).integers(0, n, (RESAMPLES, n))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from experiments.paper.rksc.stats import speedups
+from experiments.paper.rksc.stats import difference, speedups
 from ttc.calibration.confidence_gate import clopper_pearson
 
 Result = dict[str, Any]
@@ -61,20 +61,27 @@ def _changed(arm: Result) -> str:
 
 
 def answers(result: Result) -> str:
-    head = ["regime", "arm", "problems", "right", "right, strict", "answers changed", "not verified"]
-    rows = [
-        [
-            regime,
-            NAMES[arm["arm"]],
-            f"{arm['problems']}",
-            f"{arm['correct']}",
-            f"{arm['correct_strict']}",
-            _changed(arm),
-            f"{arm['skipped'] / arm['problems']:.0%}",
-        ]
-        for regime, found in result["regimes"].items()
-        for arm in found["arms"]
-    ]
+    head = ["regime", "arm", "right", "against full verification", "answers changed", "not verified"]
+    head += ["layers left out", "some branch stopped", "some prompt replaced"]
+    rows = []
+    for regime, found in result["regimes"].items():
+        (full,) = [arm["correct"] for arm in found["arms"] if arm["arm"] == "verify"]
+        for arm in found["arms"]:
+            n, computed = arm["problems"], arm["layer_rows"] + arm["layer_rows_saved"]
+            gap, low, high = difference(full, arm["correct"])
+            rows.append(
+                [
+                    regime,
+                    NAMES[arm["arm"]],
+                    f"{sum(arm['correct'])} of {n}",
+                    "" if arm["arm"] == "verify" else f"{gap:+.1%} [{low:+.1%}, {high:+.1%}]",
+                    _changed(arm),
+                    f"{arm['skipped'] / n:.0%}",
+                    f"{arm['layer_rows_saved'] / computed:.0%}" if computed else "",
+                    f"{arm['gated'] / n:.0%}",
+                    f"{arm['substituted'] / n:.0%}",
+                ]
+            )
     return markdown(head, rows)
 
 
@@ -140,7 +147,9 @@ def prefix(result: Result) -> str:
 
 
 def phrasings(result: Result) -> str:
-    head = ["variant", "prompts", "shared exactly", "matched", "mean", "last", "KL (nats)", "answers changed"]
+    measures = ["matched", "mean", "last"]
+    head = ["variant", "prompts", "shared exactly", *measures, "matched, all layers", "KL (nats)"]
+    head += ["KL along the text", "answers changed"]
     levels = markdown(
         head,
         [
@@ -148,8 +157,10 @@ def phrasings(result: Result) -> str:
                 row["kind"],
                 f"{row['prompts']}",
                 f"{row['shared_exactly']:.0%}",
-                *(_spread(row[pooling]) for pooling in ("matched", "mean", "last")),
+                *(_spread(row[measure]) for measure in measures),
+                _spread(row["all_layers"]) if "all_layers" in row else "",
                 f"{row['kl']:.3f}",
+                f"{row['kl_along']:.3f}" if "kl_along" in row else "",
                 f"{row['answers_changed']:.0%}",
             ]
             for row in result["rows"]

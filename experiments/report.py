@@ -18,6 +18,7 @@ RESULTS = Path(__file__).parent / "results"
 Table = Callable[[dict[str, Any]], str]
 TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "README.md": {
+        "prefix": ("prefix_short", prefix.short_table),
         "default_task": ("default_task", default_task.table),
     },
     "docs/benchmarks.md": {
@@ -57,6 +58,7 @@ def filled(document: str) -> str:
 def main() -> None:
     for document in TABLES:
         Path(document).write_text(filled(document), encoding="utf-8")
+    prefix.draw(RESULTS / "prefix_short.json", Path("docs/plots/prefix.png"))
     if not plots.draw(RESULTS, Path("docs/plots")):
         print("no plots were drawn: pip install matplotlib")
 

@@ -14,17 +14,31 @@ from experiments.report import RESULTS, TABLES, filled
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_api_example_runs_as_printed() -> None:
+@pytest.fixture(scope="module")
+def example_output() -> str:
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    *_, counts, left = done.stdout.strip().splitlines()
-    assert re.fullmatch(r"[1-4] branches, \d+ nodes, \d+ tokens", counts)
-    assert left == "0 bytes of KV are left"
+    return done.stdout
 
 
 @pytest.mark.parametrize("document", TABLES)
 def test_the_tables_are_the_committed_figures(document: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert filled(document) == Path(document).read_text()
-    assert all((RESULTS / f"{file}.json").exists() for file, _ in TABLES[document].values())
+    text = Path(document).read_text()
+    for name, (file, _) in TABLES[document].items():
+        unmeasured = f"<!-- results:{name} -->\nNot measured yet: `python -m experiments.bench"
+        assert (RESULTS / f"{file}.json").exists() or unmeasured in text
+
+
+def test_the_readme_shows_what_the_example_prints(example_output: str) -> None:
+    shown = re.search(r"```python\n.*?```\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert shown is not None
+    assert example_output == shown[1]
+
+
+def test_every_link_between_the_documents_leads_somewhere() -> None:
+    for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#]+)", document.read_text()):
+            assert target.startswith("https://") or (document.parent / target).exists(), f"{document.name}: {target}"

@@ -231,3 +231,33 @@ def short_table(result: dict[str, Any]) -> str:
             f"{plain['step_ms'] / own['step_ms']:.1f}x | {plain['prefill_s']:.1f} s | {own['prefill_s']:.1f} s |"
         )
     return "\n".join(lines)
+
+
+def draw(figures: Path, out: Path) -> bool:
+    """Plot the step's time of `generate` and of the engine for each case. Returns whether there were figures, and
+    matplotlib to draw them."""
+    if not figures.exists():
+        return False
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = json.loads(figures.read_text(encoding="utf-8"))["rows"]
+    cases = sorted({(r["branches"] * r["tokens"], r["branches"], r["tokens"]) for r in rows})
+    figure, axis = pyplot.subplots(figsize=(6, 3.2), layout="constrained")
+    for n, arm in enumerate(("generate", "engine")):
+        steps = {(r["branches"], r["tokens"]): r["step_ms"] for r in rows if r["arm"] == arm and "step_ms" in r}
+        shown = [(place, steps[case[1:]]) for place, case in enumerate(cases) if case[1:] in steps]
+        bars = axis.bar([place + (n - 0.5) * 0.4 for place, _ in shown], [step for _, step in shown], 0.4, label=arm)
+        axis.bar_label(bars, fmt="%.0f", fontsize=8)
+    axis.set_xticks(range(len(cases)), [f"{branches} x {tokens:,}" for _, branches, tokens in cases])
+    axis.tick_params("x", labelsize=8)
+    axis.set(xlabel="branches x tokens of their prefix", ylabel="ms", title="a decoding step", yscale="log")
+    axis.legend()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=120, metadata={"Software": None})
+    pyplot.close(figure)
+    return True

@@ -18,7 +18,7 @@ RESULTS = Path(__file__).parent / "results"
 Table = Callable[[dict[str, Any]], str]
 TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "README.md": {
-        "prefix": ("prefix_short", prefix.short_table),
+        "prefix": ("prefix_short", prefix.table_and_plot),
         "default_task": ("default_task", default_task.table),
     },
     "docs/benchmarks.md": {

@@ -233,6 +233,11 @@ def short_table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def table_and_plot(result: dict[str, Any]) -> str:
+    """What the README shows of these figures."""
+    return f"{short_table(result)}\n\n![time of a decoding step, of generate and of the engine](docs/plots/prefix.png)"
+
+
 def draw(figures: Path, out: Path) -> bool:
     """Plot the step's time of `generate` and of the engine for each case. Returns whether there were figures, and
     matplotlib to draw them."""

@@ -37,6 +37,7 @@ link, against reading them and the weights of OPT-6.7B at an RTX 4090's 1,008 GB
 ARMS: dict[str, Callable[..., Residency]] = {
     "layerwise": lambda **o: Layerwise(shared=False, block_tokens=4096, **o),
     "inter-token": lambda **o: BeamGroups(shared=False, prefetch=False, block_tokens=4096, **o),
+    "inter-token + prefetch": lambda **o: BeamGroups(shared=False, block_tokens=4096, **o),
     "+ inter-beam": lambda **o: BeamGroups(prefetch=False, **o),
     "+ prefetch": lambda **o: BeamGroups(**o),
     "layerwise, shared": lambda **o: Layerwise(**o),
@@ -44,12 +45,13 @@ ARMS: dict[str, Callable[..., Residency]] = {
     "headwise, shared": lambda **o: Headwise(**o),
     "resident": lambda **o: Resident(),
 }
-"""LBS's ablation (Figure 12): its baseline, then one mechanism more in each arm. The others share KV as well."""
+"""LBS's ablation (Figure 12): its baseline, then inter-token locality, then prefetching, and inter-beam locality with
+it ("+ prefetch"). "+ inter-beam" is the tree's sharing without prefetching. The others share KV as well."""
 
 FAIR = "layerwise, shared"
 """The baseline that a tree-shaped cache deserves: layer-wise as well, but no beam moves a copy of what it shares."""
 
-PRIVATE = ("layerwise", "inter-token")
+PRIVATE = ("layerwise", "inter-token", "inter-token + prefetch")
 """Arms that move a copy of the KV for every beam: what the beams share makes no difference to their bytes."""
 
 BYTES = (
@@ -191,7 +193,7 @@ def measure(
     }
     if arm == "layerwise":
         row["model_bytes"] = layerwise
-    elif arm == "inter-token":
+    elif arm in PRIVATE:
         row["model_bytes"] = beam_scheduling_bytes(dims, load, charge="offloaded")
     elif isinstance(engine.residency, BeamGroups):
         row["lower_bound_bytes"] = engine.residency.needed_bytes

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, OP
 from experiments.bench.prefix import prompt
 from experiments.provenance import provenance
 from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Resident, Sampling
-from ttc.cost_model.transfer import KVShape, Workload, beam_scheduling_bytes, token_by_token_bytes
+from ttc.cost_model.dims import KVShape
+from ttc.cost_model.transfer import Workload, beam_scheduling_bytes, token_by_token_bytes
 from ttc.errors import OutOfMemory
 from ttc.model.loading import load
 from ttc.model.packed_linear import pack_linears

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ttc.cost_model.transfer import KVShape, Workload, beam_scheduling_bytes, token_by_token_bytes
+from ttc.cost_model.dims import KVShape
+from ttc.cost_model.transfer import Workload, beam_scheduling_bytes, token_by_token_bytes
 
 GIB = 2**30
 MODELS = {

@@ -9,30 +9,14 @@ use. What the paper prints as GB is GiB (2**30 bytes).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from ttc.cost_model.dims import ModelDims, require_positive
 from ttc.errors import InvalidInput
 
 PING_PONG = 2
 """Buffers of an offloading method: one is computed on while the other is filled."""
-
-
-@dataclass(frozen=True)
-class ModelDims:
-    """The sizes of a model that set its memory. `bytes_per_element` is that of KV and activations."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-    hidden: int
-    intermediate: int
-    weights_bytes: int
-    bytes_per_element: int = 2
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            _require_positive(field.name, getattr(self, field.name))
 
 
 @dataclass(frozen=True)
@@ -53,7 +37,7 @@ class Footprint:
 
 def kv_cache_bytes(dims: ModelDims, context: int) -> int:
     """S × L × D_h × H: bytes of keys and values of `context` tokens in all layers."""
-    return 2 * context * dims.layers * dims.head_dim * dims.kv_heads * dims.bytes_per_element
+    return dims.beam_bytes(context)
 
 
 def quantised_kv_bytes(dims: ModelDims, context: int) -> int:
@@ -102,8 +86,8 @@ def estimate(method: str, dims: ModelDims, context: int, chunk: int = 10 * 1024)
     """
     if method not in METHODS:
         raise InvalidInput(f"method={method!r} is unknown; choose one of {', '.join(METHODS)}")
-    _require_positive("context", context)
-    _require_positive("chunk", chunk)
+    require_positive("context", context)
+    require_positive("chunk", chunk)
     of = METHODS[method]
     return Footprint(
         method=method,
@@ -112,8 +96,3 @@ def estimate(method: str, dims: ModelDims, context: int, chunk: int = 10 * 1024)
         activation_bytes=activation_bytes(dims, min(chunk, context) if of.chunked else context),
         total_kv_bytes=of.total_kv_bytes(dims, context),
     )
-
-
-def _require_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise InvalidInput(f"{name}={value} must be at least 1; pass a positive whole number")

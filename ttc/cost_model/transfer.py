@@ -7,9 +7,10 @@ KV is loaded once per step. What the paper prints as GB is GiB (2**30 bytes).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ttc.cost_model.dims import KVShape, Positive, require_positive
 from ttc.errors import InvalidInput
 
 Charge = Literal["start", "end", "offloaded"]
@@ -18,34 +19,7 @@ starts but only if the KV at its end exceeds the budget (what a run really moves
 
 
 @dataclass(frozen=True)
-class KVShape:
-    """The keys and values of a model: the sizes that set how many bytes a token takes."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-    bytes_per_element: int = 2
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            _require_positive(field.name, getattr(self, field.name))
-
-    @property
-    def token_layer_bytes(self) -> int:
-        """KV of Table 1: bytes of keys and values per layer, per beam, per token."""
-        return 2 * self.kv_heads * self.head_dim * self.bytes_per_element
-
-    def layer_bytes(self, beams: int, tokens: int) -> int:
-        """KV_layer(s) of Table 1: bytes of one layer's KV for all beams, each of `tokens` tokens."""
-        return beams * tokens * self.token_layer_bytes
-
-    def beam_bytes(self, tokens: int) -> int:
-        """KV_beam(s) of Table 1: bytes of one beam's KV in all layers at `tokens` tokens."""
-        return self.layers * tokens * self.token_layer_bytes
-
-
-@dataclass(frozen=True)
-class Workload:
+class Workload(Positive):
     """One request: N_beam, S_prompt, N_gen, N_step and Mem_GPU of Table 1. Beams share no KV.
 
     budget_bytes: the device memory reserved for KV.
@@ -57,10 +31,6 @@ class Workload:
     step_tokens: int
     budget_bytes: int
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            _require_positive(field.name, getattr(self, field.name))
-
 
 def layers_in_device(shape: KVShape, load: Workload, tokens: int, reserved_layers: int = 0) -> int:
     """L_inGPU(s), Eq. 1: the layers whose KV stays on the device when each beam has `tokens` tokens.
@@ -69,7 +39,7 @@ def layers_in_device(shape: KVShape, load: Workload, tokens: int, reserved_layer
     charges none. When every layer fits nothing is staged, so none is reserved.
     Raises `InvalidInput` for tokens below 1, reserved_layers below 0, or more reserved layers than fit the budget.
     """
-    _require_positive("tokens", tokens)
+    require_positive("tokens", tokens)
     if reserved_layers < 0:
         raise InvalidInput(f"reserved_layers={reserved_layers} must be 0 (none, as in the paper) or above")
     layer_bytes = shape.layer_bytes(load.beams, tokens)
@@ -107,7 +77,7 @@ def token_by_token_bytes(shape: KVShape, load: Workload, reserved_layers: int = 
 
 def step_transfer_bytes(shape: KVShape, load: Workload, tokens: int) -> int:
     """DM_step(s), Eq. 4: bytes loaded in one step, each beam once, at `tokens` tokens. `InvalidInput` if below 1."""
-    _require_positive("tokens", tokens)
+    require_positive("tokens", tokens)
     return load.beams * shape.beam_bytes(tokens)
 
 
@@ -134,8 +104,3 @@ def beam_scheduling_bytes(shape: KVShape, load: Workload, charge: Charge = "star
     if charge == "end":
         return sum(at_ends[i] for i in over)
     return sum(step_transfer_bytes(shape, load, starts[i]) for i in over)
-
-
-def _require_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise InvalidInput(f"{name}={value} must be at least 1; pass a positive whole number")

@@ -1,0 +1,52 @@
+"""The sizes of a model that the papers' formulas are about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from ttc.errors import InvalidInput
+
+
+class Positive:
+    """A dataclass of whole numbers. Raises InvalidInput for one below 1, by name."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]
+            require_positive(field.name, getattr(self, field.name))
+
+
+@dataclass(frozen=True)
+class KVShape(Positive):
+    """The keys and values of a model: the sizes that set how many bytes a token takes."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    bytes_per_element: int = 2
+
+    @property
+    def token_layer_bytes(self) -> int:
+        """KV of LBS, Table 1: bytes of keys and values per layer, per beam, per token."""
+        return 2 * self.kv_heads * self.head_dim * self.bytes_per_element
+
+    def layer_bytes(self, beams: int, tokens: int) -> int:
+        """KV_layer(s) of LBS, Table 1: bytes of one layer's KV for all beams, each of `tokens` tokens."""
+        return beams * tokens * self.token_layer_bytes
+
+    def beam_bytes(self, tokens: int) -> int:
+        """KV_beam(s) of LBS, Table 1: bytes of one beam's KV in all layers at `tokens` tokens."""
+        return self.layers * tokens * self.token_layer_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDims(KVShape):
+    """The sizes of a model that set all of its memory. `bytes_per_element` is that of KV and activations."""
+
+    hidden: int
+    intermediate: int
+    weights_bytes: int
+
+
+def require_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise InvalidInput(f"{name}={value} must be at least 1; pass a positive whole number")

@@ -34,12 +34,26 @@ def test_lbs_prints_figure_7(
     assert json.loads(out.read_text()) == lbs.rows()
 
 
+def moved_by_hand(beams: int, step_tokens: int | None) -> int:
+    """LBS's Eqs. 1-3, and Eqs. 4-5 at the steps' ends, for 32 layers of 32 heads of 128 in 2 bytes and 7 GiB."""
+    of_a_layer = beams * 2 * 32 * 128 * 2  # bytes of a token of every beam
+    if step_tokens is None:
+        lengths = range(128, 2048)
+        return sum(max(0, 32 - 7 * GIB // (of_a_layer * n)) * of_a_layer * n for n in lengths)
+    ends = range(128 + step_tokens, 2049, step_tokens)
+    return sum(32 * of_a_layer * n for n in ends if 32 * of_a_layer * n > 7 * GIB)
+
+
 def test_lbs_rows_cover_the_figure_and_agree_with_the_paper() -> None:
     rows = lbs.rows()
     assert len(rows) == 3 * 5 * 4  # models, beams, token by token and three step lengths
+    for row in rows:
+        assert row["end_bytes"] == moved_by_hand(row["beams"], row["step_tokens"])
+    said = {None: 53_012, 32: 2_052, 64: 1_044, 128: 540}  # in the paper's text, of OPT-6.7B with 64 beams
     stated = [row for row in rows if row["paper_gib"] is not None]
-    assert len(stated) == 4
-    assert all(round(row["end_bytes"] / GIB) == row["paper_gib"] for row in stated)
+    assert {(row["model"], row["beams"]) for row in stated} == {("OPT-6.7B", 64)}
+    assert {row["step_tokens"]: row["paper_gib"] for row in stated} == said
+    assert {row["step_tokens"]: round(row["end_bytes"] / GIB) for row in stated} == said
 
 
 def test_headinfer_prints_five_tables(
@@ -67,15 +81,45 @@ def test_headinfer_explains_exactly_the_deviations_over_two_percent() -> None:
     assert deviating == parts | {(table, "total") for table in (10, 11, 12)}
 
 
+def test_headinfers_table_9_by_hand() -> None:
+    """A.4 for Llama3-8B: 32 layers, 8 KV heads of 128, a hidden size of 4,096 and an MLP of 14,336, all in 2 bytes."""
+    tokens, weights = 2**20, 2 * 8_030_261_248
+    kv, activation = tokens * 32 * 128 * 8 * 2 * 2, tokens * (4096 + 2 * 14336) * 2
+    chunk = activation * 10 // 1024
+    by_hand = {
+        "standard": (kv, activation, kv),
+        "chunked_prefill": (kv, chunk, kv),
+        "kv_quant_4bit": (kv // 4, activation, kv // 4),
+        "layerwise_offload": (kv * 2 // 32, activation, kv),
+        "headwise": (kv * 2 // 32 // 8, chunk, kv),
+    }
+    printed = {  # the table itself
+        "standard": (15.08, 128, 64, 207, 128),
+        "chunked_prefill": (15.08, 128, 0.625, 143, 128),
+        "kv_quant_4bit": (15.08, 32, 64, 111, 32),
+        "layerwise_offload": (15.08, 8, 64, 87, 128),
+        "headwise": (15.08, 1, 0.625, 16.7, 128),
+    }
+    rows = [row for row in headinfer.rows() if row["table"] == 9]
+    for method, (on_device, activations, in_all) in by_hand.items():
+        own = [row for row in rows if row["method"] == method]
+        total = weights + on_device + activations
+        assert [row["ours_bytes"] for row in own] == [weights, on_device, activations, total, in_all]
+        assert tuple(row["paper_gib"] for row in own) == printed[method]
+
+
 def test_the_arithmetic_behind_the_explanations() -> None:
     cells = {(row["table"], row["method"], row["quantity"]): row for row in headinfer.rows()}
-    for table in (11, 12):
+    for table, stated, hidden, mlp in ((11, 128, 5120, 13824), (12, 236, 5120, 27648)):
         activation = cells[table, "standard", "activation"]
-        assert activation["paper_gib"] * GIB == 2 * activation["ours_bytes"]
-    printed = {key[1:]: row["paper_gib"] for key, row in cells.items() if key[0] == 10}
-    assert round(32 * 1_296_000 * 8 * 128 * 2 * 2 / GIB, 2) == printed["standard", "kv"]
-    assert round(printed["standard", "kv"] / 32, 2) == printed["standard", "activation"]
-    assert round(4.5e9 * 4 / GIB, 1) == pytest.approx(printed["standard", "weights"], abs=0.1)
+        assert activation["ours_bytes"] == 2**20 * (hidden + 2 * mlp) * 2
+        assert activation["paper_gib"] == stated == 2 * activation["ours_bytes"] / GIB
+    table_10 = {"kv": 158.20, "activation": 4.94, "weights": 16.73}  # as printed
+    for quantity, stated in table_10.items():
+        assert cells[10, "standard", quantity]["paper_gib"] == stated
+    assert round(32 * 1_296_000 * 8 * 128 * 2 * 2 / GIB, 2) == table_10["kv"]
+    assert round(table_10["kv"] / 32, 2) == table_10["activation"]
+    assert round(4.5e9 * 4 / GIB, 1) == pytest.approx(table_10["weights"], abs=0.1)
 
 
 def test_without_an_argument_it_lists_what_there_is(

@@ -14,7 +14,7 @@ from experiments.escapes import resolve_escapes
 from experiments.schema import VERIFIERS, CalibratedExitConfig, schema_of
 from experiments.screen import say
 from ttc.approximate.early_exit import EarlyExit
-from ttc.calibration.confidence_gate import Calibration
+from ttc.calibration.confidence_gate import GateCalibration
 from ttc.calibration.early_exit import ExitCalibration
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
@@ -42,7 +42,7 @@ def resolved(config: DictConfig) -> DictConfig:
             raise InvalidInput(f"verifier.inner={name} is unknown; use one of {', '.join(VERIFIERS)}")
         gate.inner = OmegaConf.structured(schema_of(VERIFIERS[name]))
     if (file := gate.get("calibration")) is not None:
-        found = Calibration.load(file, model=config.model.name, dataset=config.dataset.name)
+        found = GateCalibration.load(file, model=config.model.name, dataset=config.dataset.name)
         found.check_use(file, *plain)
         gate.tau_conf, gate.r_gap = found.tau_conf, found.r_gap
     for where, verifier in (("verifier", gate), ("verifier.inner", gate.get("inner") or {})):

@@ -19,9 +19,10 @@ from experiments.data import Task, load_task
 from experiments.schema import register
 from search import Search, solve
 from ttc.approximate.confidence import confidence, gap_ratio
-from ttc.calibration.confidence_gate import CONFIDENCE, Calibration, Observation, calibrate
+from ttc.calibration.confidence_gate import GateCalibration, Observation, calibrate
 from ttc.calibration.early_exit import ExitCalibration, calibrate_exit
 from ttc.calibration.layer_profile import Profile, look_layers
+from ttc.calibration.statistics import CONFIDENCE
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, TTCError
 from ttc.protocols import Backend, Problem, Result, Verifier
@@ -39,7 +40,7 @@ def main(config: DictConfig) -> None:
         raise SystemExit(f"error: {error}") from error
 
 
-def run(config: DictConfig) -> Calibration | ExitCalibration:
+def run(config: DictConfig) -> GateCalibration | ExitCalibration:
     """Observe each problem of the data set and write the calibration: of the confidence gate (calibrate.level=1), for
     which each is solved with every rating verified and with none, or of the self-verifier's exit (calibrate.level=2),
     for which each is rated by all layers.
@@ -108,7 +109,7 @@ def _observed(config: DictConfig, search: Any, inner: Any, task: Task, engine: E
 
 def _made(
     config: DictConfig, found: list[Any], unused: int, engine: Engine
-) -> tuple[Calibration | ExitCalibration, str]:
+) -> tuple[GateCalibration | ExitCalibration, str]:
     """The calibration and its report."""
     wanted = config.calibrate
     about: dict[str, Any] = {
@@ -167,7 +168,7 @@ class _FirstRating:
         return self.gate.rate(branches, questions, backend)
 
 
-def report(made: Calibration, unused: int) -> str:
+def report(made: GateCalibration, unused: int) -> str:
     """The thresholds and what is known about them, as a small table."""
     return _table(
         ("problems", _problems(made.problems, unused)),
@@ -260,7 +261,7 @@ def _problems(used: int, unused: int) -> str:
     return f"{used} ({unused} more could not be used)" if unused else f"{used}"
 
 
-def _bound(made: Calibration | ExitCalibration) -> list[tuple[str, str]]:
+def _bound(made: GateCalibration | ExitCalibration) -> list[tuple[str, str]]:
     rows = [("at most", f"{made.disagreement_bound:.1%} of problems, with {CONFIDENCE:.0%} confidence")]
     bound = made.max_disagreement
     if bound is not None and made.disagreement_bound > bound:

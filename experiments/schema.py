@@ -157,7 +157,7 @@ class CalibrateConfig:
     """file: where the calibration goes. level: what is calibrated, 1 for the confidence gate, 2 for the early exit.
 
     max_disagreement: null for RKSC's rules, else the share of problems that may end with another solution. eps: for
-    RKSC's rule of level 2, see `ttc.calibration.confidence_gate.early_exit.paper_rule`.
+    RKSC's rule of level 2, see `ttc.calibration.early_exit.paper_rule`.
     """
 
     file: str = "???"

@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ttc.approximate.confidence import confidence, gap_ratio
-from ttc.calibration.confidence_gate import Calibration, check_threshold, verify_skip
+from ttc.approximate.confidence import clear_leader, confidence, gap_ratio
+from ttc.calibration.confidence_gate import GateCalibration, check_threshold
 from ttc.errors import InvalidInput, VerifierError
 from ttc.protocols import Backend, Forgets, Priced, Verifier
 from ttc.tree.branch import Branch, by_problem
@@ -37,7 +37,7 @@ class ConfidenceGatedVerifier:
     inner: Verifier
     tau_conf: float = 0.9
     r_gap: float = 0.1
-    calibration: Calibration | None = None
+    calibration: GateCalibration | None = None
     calls: int = field(default=0, init=False)
     skips: int = field(default=0, init=False)
     _decisions: dict[int, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -83,6 +83,6 @@ class ConfidenceGatedVerifier:
         """Whether the problem of `branch` is skipped: decided when it is first asked, forgotten when the problem is."""
         problem = branch.root_id
         if problem not in self._decisions:
-            self._decisions[problem] = verify_skip(max(p), gap_ratio(p), self.tau_conf, self.r_gap)
+            self._decisions[problem] = clear_leader(max(p), gap_ratio(p), self.tau_conf, self.r_gap)
             weakref.finalize(branch.usage, self._decisions.pop, problem)
         return self._decisions[problem]

@@ -29,3 +29,11 @@ def gap_ratio(p: Sequence[float]) -> float:
     """
     first, second = sorted([*p, 0.0], reverse=True)[:2]
     return (first - second) / first if first > 0 else 0.0
+
+
+def clear_leader(max_p: float, gap: float, least_p: float, r_gap: float) -> bool:
+    """RKSC's Eq. 4: whether a problem's best branch is confident, and well ahead of the second.
+
+    max_p: the largest p of its branches. gap: their `gap_ratio`. least_p, r_gap: the thresholds of both.
+    """
+    return max_p >= least_p and gap >= r_gap

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ttc.approximate.confidence import confidence, gap_ratio
+from ttc.approximate.confidence import clear_leader, confidence, gap_ratio
 from ttc.errors import InvalidInput
 from ttc.tree.branch import Branch
 
@@ -39,7 +39,7 @@ class DecodeGate:
         if len(rivals) < 2 or any(len(branch.generated) < self.min_tokens for branch in rivals):
             return []
         p = [confidence(branch) for branch in rivals]
-        if max(p) < self.theta or gap_ratio(p) < self.r_gap:
+        if not clear_leader(max(p), gap_ratio(p), self.theta, self.r_gap):
             return []
         leader = p.index(max(p))
         return [branch for i, branch in enumerate(rivals) if i != leader and not branch.finished]

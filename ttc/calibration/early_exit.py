@@ -10,8 +10,9 @@ from statistics import fmean, median
 from typing import Any, Self
 
 from ttc.approximate.early_exit import EarlyExit, EntropyRule, RankingRule
-from ttc.calibration.confidence_gate import CalibrationFile, check_counts, clopper_pearson, quantiles
+from ttc.calibration.file import CalibrationFile
 from ttc.calibration.layer_profile import Profile
+from ttc.calibration.statistics import check_counts, clopper_pearson, quantiles
 from ttc.errors import InvalidInput
 from ttc.ranking import comparable
 

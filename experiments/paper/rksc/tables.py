@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from experiments.paper.rksc.stats import difference, speedups
-from ttc.calibration.confidence_gate import clopper_pearson
+from ttc.calibration.statistics import clopper_pearson
 
 Result = dict[str, Any]
 

@@ -14,9 +14,9 @@ from experiments.calibrate import observe_exits
 from experiments.paper.rksc.setting import HELD_OUT_SEED, Setting, loaded
 from experiments.paper.rksc.stats import share
 from search import solve
-from ttc.approximate.confidence import confidence, gap_ratio
+from ttc.approximate.confidence import clear_leader, confidence, gap_ratio
 from ttc.approximate.early_exit import EarlyExit
-from ttc.calibration.confidence_gate import Observation, percentiles, verify_skip
+from ttc.calibration.confidence_gate import Observation, percentiles
 from ttc.calibration.early_exit import Rating, agrees, paper_rule, replay
 from ttc.calibration.layer_profile import Profile
 from ttc.engine import Engine
@@ -186,7 +186,7 @@ def _difficulty(found: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     tau_conf, r_gap = percentiles(everyone)
     rows = []
     for name, own in found.items():
-        skipped = [verify_skip(max(r["p"]), gap_ratio(r["p"]), tau_conf, r_gap) for r in own]
+        skipped = [clear_leader(max(r["p"]), gap_ratio(r["p"]), tau_conf, r_gap) for r in own]
         rows.append(
             {
                 "difficulty": name,

@@ -13,15 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ttc.approximate.confidence import clear_leader
+from ttc.calibration import confidence_gate
 from ttc.calibration.confidence_gate import (
     NEVER,
-    Calibration,
+    GateCalibration,
     Observation,
     calibrate,
-    clopper_pearson,
     percentiles,
     risk_controlled,
 )
+from ttc.calibration.statistics import clopper_pearson
 from ttc.errors import InvalidInput
 
 FIVE = [
@@ -133,7 +135,7 @@ def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
     made = calibrate(FIVE, model="m", dataset="d", max_disagreement=0.5, settings={"search": {"n": 4}})
     file = tmp_path / "new" / "c.json"
     made.save(file)
-    assert Calibration.load(file, model="m", dataset="d") == made
+    assert GateCalibration.load(file, model="m", dataset="d") == made
     assert [p.name for p in file.parent.iterdir()] == ["c.json"]
 
 
@@ -147,7 +149,7 @@ def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
 def test_another_model_or_data_set_is_refused_by_name(tmp_path: Path, wanted: dict[str, str], message: str) -> None:
     calibrate(FIVE, model="m", dataset="d").save(tmp_path / "c.json")
     with pytest.raises(InvalidInput, match=message):
-        Calibration.load(tmp_path / "c.json", **wanted)
+        GateCalibration.load(tmp_path / "c.json", **wanted)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, change: dict[str, Any], messa
     calibrate(FIVE, model="m", dataset="d").save(file)
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(InvalidInput, match=message):
-        Calibration.load(file, model="m", dataset="d")
+        GateCalibration.load(file, model="m", dataset="d")
 
 
 @pytest.mark.parametrize(("text", "message"), [("{torn", "not JSON"), ("[]", "list"), ("{}", "tau_conf"), (None, "No")])
@@ -175,7 +177,7 @@ def test_what_is_no_calibration_is_refused(tmp_path: Path, text: str | None, mes
     if text is not None:
         file.write_text(text)
     with pytest.raises(InvalidInput, match=message):
-        Calibration.load(file, model="m", dataset="d")
+        GateCalibration.load(file, model="m", dataset="d")
 
 
 def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:
@@ -233,3 +235,19 @@ def test_the_search_of_a_run_must_be_the_same() -> None:
     with pytest.raises(InvalidInput, match=r"with search\.BestOfN, and its counts do not hold for search\.BeamSearch"):
         made.check_use("c.json", other, {"_target_": "search.BeamSearch"})
     calibrate(FIVE, model="m", dataset="d").check_use("c.json", SUMS, BEST)  # made by hand
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Calibration", GateCalibration),
+        ("CONFIDENCE", 0.95),
+        ("LEVELS", (0.0, 0.25, 0.5, 0.75, 1.0)),
+        ("verify_skip", clear_leader),
+    ],
+)
+def test_the_names_of_the_release_before_still_work(old: str, new: Any) -> None:
+    with pytest.warns(DeprecationWarning, match=f"confidence_gate.{old} is now"):
+        assert getattr(confidence_gate, old) == new
+    with pytest.raises(AttributeError, match="has no attribute 'Calibrations'"):
+        _ = confidence_gate.Calibrations

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from tests.helpers.exits import CANDIDATES, LAYERS, ask, build, problems
 from tests.helpers.tokenizers import Letters
 from ttc import EarlyExit, Engine, InvalidInput
-from ttc.calibration.confidence_gate import Calibration, Observation, calibrate, clopper_pearson
+from ttc.calibration.confidence_gate import GateCalibration, Observation, calibrate
 from ttc.calibration.early_exit import (
     ExitCalibration,
     agrees,
@@ -29,6 +30,7 @@ from ttc.calibration.early_exit import (
     stable_entropies,
 )
 from ttc.calibration.layer_profile import Profile, layer_profile
+from ttc.calibration.statistics import clopper_pearson
 
 
 def profile(p: list[float], entropy: list[float] | None = None) -> Profile:
@@ -134,6 +136,27 @@ ratings = st.lists(
 )
 
 
+def every_exit(problems: list[Any]) -> list[EarlyExit]:
+    """The exits of four layers that are worth a try, written out."""
+    ranking = [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1)]  # l_min, patience: both fit before the last layer
+    found = [EarlyExit("ranking", l_min=l_min, patience=patience) for l_min, patience in ranking]
+    entropies = [own.entropy for rating in problems for own in rating]
+    steps = [abs(h[layer] - h[layer - 1]) for h in entropies for layer in (1, 2, 3)]
+    for l_min in (2, 3):
+        for eps in np.quantile(steps, [0.25, 0.5, 0.75, 1.0]):
+            close = [[h[i] for i in range(l_min - 1, 4) if abs(h[i] - h[i - 1]) < eps] for h in entropies]
+            if first := [levels[0] for levels in close if levels]:
+                for theta in np.quantile(first, [0.25, 0.5, 0.75, 1.0]):
+                    found.append(EarlyExit("entropy", l_min, float(theta), float(eps), common_depth=True))
+    return found
+
+
+@given(ratings)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_the_candidates_are_those_worth_a_try(problems: list[Any]) -> None:
+    assert list(candidates(problems)) == every_exit(problems)
+
+
 @given(ratings, st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.sampled_from([0.0, 0.5]))
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_no_candidate_within_the_bound_saves_more(problems: list[Any], allowed: float, look_layers: float) -> None:
@@ -145,7 +168,7 @@ def test_no_candidate_within_the_bound_saves_more(problems: list[Any], allowed: 
 
     found = risk_controlled(problems, allowed, look_layers)
     assert wrong(found) <= allowed and saved(found) >= 0
-    assert all(saved(exit) <= saved(found) for exit in candidates(problems) if wrong(exit) <= allowed)
+    assert all(saved(exit) <= saved(found) for exit in every_exit(problems) if wrong(exit) <= allowed)
 
 
 def test_the_count_comes_from_problems_that_had_no_say() -> None:
@@ -198,8 +221,8 @@ def test_the_other_levels_file_is_refused(tmp_path: Path) -> None:
     calibrate_exit([A, B], model="m", dataset="d").save(tmp_path / "two.json")
     with pytest.raises(InvalidInput, match=r"one\.json is no ExitCalibration .*'tau_conf'"):
         ExitCalibration.load(tmp_path / "one.json", model="m", dataset="d")
-    with pytest.raises(InvalidInput, match=r"two\.json is no Calibration .*'exit'"):
-        Calibration.load(tmp_path / "two.json", model="m", dataset="d")
+    with pytest.raises(InvalidInput, match=r"two\.json is no GateCalibration .*'exit'"):
+        GateCalibration.load(tmp_path / "two.json", model="m", dataset="d")
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from math import inf
 from operator import attrgetter
 from os import PathLike
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 from warnings import warn
 from weakref import WeakSet
 
@@ -20,6 +19,7 @@ from ttc.approximate.similar_prompts import share_similar
 from ttc.attention.hf_hook import lent
 from ttc.attention.plan import depth_first
 from ttc.errors import InvalidInput
+from ttc.locking import one_at_a_time
 from ttc.memory.manager import KVMemory
 from ttc.model.lens import Lens
 from ttc.model.limits import ModelLimits
@@ -49,19 +49,6 @@ RENAMED = {
     "eos_ids": "limits.eos_ids",
     "prefill_tokens": "runtime.prefill_tokens",
 }
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _alone(method: Callable[Concatenate[Engine, P], R]) -> Callable[Concatenate[Engine, P], R]:
-    """One call at a time: threads that share an engine wait for each other."""
-
-    @wraps(method)
-    def locked(self: Engine, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._lock:
-            return method(self, *args, **kwargs)
-
-    return locked
 
 
 class Engine:
@@ -99,11 +86,10 @@ class Engine:
         self.runtime = Runtime(
             self.runner, self.limits, self.residency, self.tree, self.sharing, prefill_tokens, self.decode
         )
-        self.cache = None if cache is None else cache.fresh()
-        self.gate = gate
+        self.cache, self.gate = None if cache is None else cache.fresh(), gate
         self.live: WeakSet[Branch] = WeakSet()  # branches that were not released
         self.calls = 0
-        self._lock = RLock()
+        self.lock = RLock()
 
     @classmethod
     def from_pretrained(
@@ -140,7 +126,7 @@ class Engine:
     @contextmanager
     def lent(self) -> Iterator[Any]:
         """The model over its own attention, to use it elsewhere; other threads wait for the engine meanwhile."""
-        with self._lock, lent(self.model):
+        with self.lock, lent(self.model):
             yield self.model
 
     # ---------------------------------------------------------------- branches
@@ -149,7 +135,7 @@ class Engine:
         """A branch that holds a prompt. What the prompt shares with any live branch is not computed again."""
         return self.roots([tokens], seeds=[seed])[0]
 
-    @_alone
+    @one_at_a_time
     def roots(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None) -> list[Branch]:
         """Many prompts at once, prefilled in merged batches; each is the start of its own random stream."""
         seeds = range(len(prompts)) if seeds is None else seeds
@@ -164,7 +150,7 @@ class Engine:
         ]
         return self._prefilled(branches, "prompt")
 
-    @_alone
+    @one_at_a_time
     def variants(
         self, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]] | None = None
     ) -> list[Branch]:
@@ -202,7 +188,7 @@ class Engine:
             self.release(children)
             raise
 
-    @_alone
+    @one_at_a_time
     def side_branches(self, branches: Sequence[Branch], prompts: Sequence[Sequence[int]]) -> list[Branch]:
         """New branches with these prompts on the usage meters of `branches`, for a verifier that asks elsewhere than on
         a branch's own KV. Counted as verifier tokens; to be released by the caller."""
@@ -230,7 +216,7 @@ class Engine:
             raise
         return branches
 
-    @_alone
+    @one_at_a_time
     def fork(self, branch: Branch, n: int) -> list[Branch]:
         """`n` children that continue `branch`, each with its own random stream. No KV is copied."""
         self._check_live([branch])
@@ -244,7 +230,7 @@ class Engine:
         self.live.update(children)
         return children
 
-    @_alone
+    @one_at_a_time
     def extend(
         self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"
     ) -> None:
@@ -272,7 +258,7 @@ class Engine:
             for branch, new in zip(branches, added, strict=True):
                 branch.give(new)
 
-    @_alone
+    @one_at_a_time
     def release(self, branches: Iterable[Branch]) -> None:
         """Let go of branches. KV that nothing else needs is freed at once; tokens and scores stay readable."""
         for branch in branches:
@@ -286,7 +272,7 @@ class Engine:
 
     # ---------------------------------------------------------------- generation
 
-    @_alone
+    @one_at_a_time
     @torch.inference_mode()
     def generate(
         self,
@@ -324,7 +310,7 @@ class Engine:
 
     # ---------------------------------------------------------------- scoring
 
-    @_alone
+    @one_at_a_time
     @torch.inference_mode()
     def score(
         self,

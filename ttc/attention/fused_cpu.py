@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ttc.attention.cpu_cost import Cost
 from ttc.attention.entry import Entry
 from ttc.attention.kernels import Layer, Partial
-from ttc.attention.lowered import Lowered
+from ttc.attention.lowered import Lowered, task_rows
 
 SWITCH = "TTC_FUSED"
 """The environment variable that turns the kernel off when it is 0; plans then run operation by operation."""
@@ -123,7 +124,9 @@ class FusedAttention:
         pieces = lowered.pieces[:, 2].cumsum()
         keys = np.concatenate([[0], pieces])
         self.pairs = int(((tasks[:, 1] - tasks[:, 0]) * (keys[tasks[:, 3]] - keys[tasks[:, 2]])).sum())
-        self.own_rows = int((tasks[:, 1] - tasks[:, 0])[tasks[:, 5] >= 0].sum())
+        own = tasks[tasks[:, 5] >= 0]
+        self.own_rows = int((own[:, 1] - own[:, 0]).sum())
+        self.pairs += int(((own[:, 1] - own[:, 0]) * (own[:, 1] - own[:, 5])).sum())
 
     def takes(self, layer: Layer, q: Tensor) -> bool:
         """Whether the kernel computes such a layer."""
@@ -147,7 +150,7 @@ class FusedAttention:
         q = q if q.stride(-1) == 1 else q.contiguous()
         out = torch.empty(rows, kv_heads, groups, value_dim)
         lse = torch.empty(rows, kv_heads, groups)
-        threads = 1 + int((self.pairs + self.own_rows * (filled + 1)) * kv_heads * groups * (dim + value_dim)) // GRAIN
+        threads = 1 + int((self.pairs + self.own_rows * filled) * kv_heads * groups * (dim + value_dim)) // GRAIN
         threads = min(threads, torch.get_num_threads(), len(self.lowered.tasks) * kv_heads)
         P = self.parameters
         P[: at.SCRATCH] = 0
@@ -191,13 +194,23 @@ class FusedAttention:
 
 
 def fused_attention(
-    entries: Sequence[Entry], own: Sequence[tuple[int, int]], positions: Sequence[int], q: Tensor
+    entries: Sequence[Entry], own: Sequence[tuple[int, int]], positions: Sequence[int], q: Tensor, value: Tensor
 ) -> FusedAttention | None:
     """The kernel for these entries and runs of new tokens (see `Lowered`), or None where there is none for `q`'s type
-    and device. q: (kv_heads, groups, rows, dim)."""
+    and device or PyTorch's operations attend the new tokens faster. Entries that these attend faster are set apart.
+
+    q: (kv_heads, groups, rows, dim). value: (kv_heads, rows, value_dim).
+    """
     if q.device.type != "cpu" or os.environ.get(SWITCH) == "0" or (function := kernel(q.dtype)) is None:
         return None
-    return FusedAttention(Lowered(entries, own, positions, q.shape[1]), q.dtype, function)
+    groups = q.shape[1]
+    cost = Cost(q.shape[0], groups, q.shape[-1], value.shape[-1], q.dtype, task_rows(groups))
+    runs = [(end - first, (end - first + 1) / 2) for first, end in own]
+    if sum(cost.by_operations(*run, causal=True) for run in runs) < sum(cost.by_kernel(*run) for run in runs):
+        return None
+    shapes = [(entry.rows.stop - entry.rows.start, entry.length) for entry in entries]
+    apart = [i for i, shape in enumerate(shapes) if cost.by_operations(*shape) < cost.by_kernel(*shape)]
+    return FusedAttention(Lowered(entries, own, positions, groups, apart), q.dtype, function)
 
 
 def _strided(tensor: Tensor) -> tuple[int, int, int]:

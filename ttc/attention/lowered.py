@@ -13,15 +13,15 @@ kernel; addresses are in bytes, strides in numbers of the KV's type.
 
 A task is a range of rows and what all of them attend: pieces of entries, and then, unless its own row is -1, keys that
 this pass has made (a decode step: the row's tail; else the new tokens from the row `own row` on, causal). Rows that
-attend the same entries are one task, cut so that a task has at most `QUERIES` queries for a KV head and reads about
-`KEYS` keys. Where tasks share rows, task t leaves the sums for its row r in slot `slot + r - first row`; a task of slot
+attend the same entries are one task, cut so that a task has at most `QUERIES` queries for a KV head; its keys are cut
+too, into parts of about `KEYS` keys, or of n x `KEYS` where the rows are n tasks already. Where tasks share rows, task t leaves the sums for its row r in slot `slot + r - first row`; a task of slot
 -1 is alone with its rows and writes the result itself. How rows are cut depends on neither the layer nor the number of
 threads, so results do not either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -31,28 +31,36 @@ from ttc.attention.entry import Entry
 QUERIES = 64
 """The most queries (rows x heads of a group) of a task: what is done once per key is then little beside the rest."""
 KEYS = 256
-"""The keys of a task, at most twice as many: enough to hide what a task costs at all, few enough to share among
-threads."""
+"""The keys of a task, at most twice as many, where few rows attend them: enough to hide what a task costs at all, few
+enough to share among threads."""
 
 
 class Lowered:
     """The arrays of a plan (see above).
 
-    own: the rows of each run of new tokens, with the first of them. groups: query heads of a KV head.
+    own: the rows of each run of new tokens, first and end. groups: query heads of a KV head. apart: entries, by index,
+    that the kernel leaves out, since the plan attends them by itself.
     """
 
-    def __init__(self, entries: Sequence[Entry], own: Sequence[tuple[int, int]], positions: Sequence[int], groups: int):
-        self.entries = entries
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        own: Sequence[tuple[int, int]],
+        positions: Sequence[int],
+        groups: int,
+        apart: Collection[int] = (),
+    ):
+        self.entries, self.apart = entries, apart
         self.rows = len(positions)
         self.positions = np.array(positions, np.int64)
         self.starts = np.array([entry.start for entry in entries], np.int64)
-        self._cut(own, max(1, QUERIES // groups))
+        self._cut(own, task_rows(groups))
         self.addresses, self.absent = self._place()
 
     def _cut(self, own: Sequence[tuple[int, int]], most_rows: int) -> None:
         together: dict[tuple[int, int], list[int]] = {}
         for index, entry in enumerate(self.entries):
-            if entry.rows.start < entry.rows.stop:
+            if entry.rows.start < entry.rows.stop and index not in self.apart:
                 together.setdefault((entry.rows.start, entry.rows.stop), []).append(index)
         for span in own:
             together.setdefault(span, [])
@@ -60,8 +68,8 @@ class Lowered:
         tasks: list[tuple[int, int, int, int, int, int]] = []
         pieces: list[tuple[int, int, int]] = []
         for (start, stop), indices in together.items():
-            blocks = self._pieces(indices)
             spans = even(start, stop, most_rows)
+            blocks = self._pieces(indices, KEYS * len(spans))
             for i, block in enumerate(blocks):
                 first = len(pieces)
                 pieces += block
@@ -71,13 +79,13 @@ class Lowered:
         self.most_rows = int((self.tasks[:, 1] - self.tasks[:, 0]).max(initial=0))
         self._share()
 
-    def _pieces(self, indices: Sequence[int]) -> list[list[tuple[int, int, int]]]:
-        """Cut entries into pieces, and gather these into blocks of about `KEYS` keys; at least one block."""
+    def _pieces(self, indices: Sequence[int], most: int) -> list[list[tuple[int, int, int]]]:
+        """Cut entries into pieces, and gather these into blocks of about `most` keys; at least one block."""
         blocks: list[list[tuple[int, int, int]]] = [[]]
         keys = 0
         for index in indices:
-            for first, end in even(0, self.entries[index].length, KEYS):
-                if keys + end - first > KEYS + KEYS // 2:
+            for first, end in even(0, self.entries[index].length, most):
+                if keys + end - first > most + most // 2:
                     blocks.append([])
                     keys = 0
                 blocks[-1].append((index, first, end - first))
@@ -114,6 +122,11 @@ class Lowered:
         )
         addresses = np.frombuffer(raw, np.int64).reshape(layers, len(copies), 6)
         return addresses, [set(np.flatnonzero(layer[:, 0] == 0).tolist()) for layer in addresses]
+
+
+def task_rows(groups: int) -> int:
+    """The most rows of a task."""
+    return max(1, QUERIES // groups)
 
 
 def even(start: int, stop: int, most: int) -> list[tuple[int, int]]:

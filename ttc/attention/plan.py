@@ -41,11 +41,14 @@ class Plan(ABC):
         value_dim) and its log-sum-exp, both at least float32.
         """
         if not self._lowered:
-            self.fused, self._lowered = self.lower(q), True
+            self.fused, self._lowered = self.lower(q, value), True
         views = self.stream.views.get(layer.index, ()) if self.stream is not None else ()
         if self.fused is not None and self.fused.takes(layer, q) and not views:
             out, lse = self.attend_fused(self.fused, layer, q, key, value)
             absent = self.fused.lowered.absent_from(layer.index)
+            for index in self.fused.lowered.apart:
+                if index not in absent:
+                    self._attend(layer, index, q, self.entries[index].kv.on_device(layer.index), out, lse)
         else:
             out, lse = self.attend_tails(layer, q, key, value)
             for heads, view in views:
@@ -96,8 +99,9 @@ class Plan(ABC):
             self.stream.close()
 
     @abstractmethod
-    def lower(self, q: Tensor) -> FusedAttention | None:
-        """The plan for a kernel that attends all at once, None to go operation by operation. q: as in `attend`."""
+    def lower(self, q: Tensor, value: Tensor) -> FusedAttention | None:
+        """The plan for a kernel that attends all at once, None to go operation by operation. q, value: as in
+        `attend`."""
 
     @abstractmethod
     def attend_fused(self, fused: FusedAttention, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
@@ -158,9 +162,9 @@ class DecodePlan(Plan):
         if self.fused is not None:
             self.fused.lowered.positions += 1
 
-    def lower(self, q: Tensor) -> FusedAttention | None:
+    def lower(self, q: Tensor, value: Tensor) -> FusedAttention | None:
         own = [(row, row + 1) for row in range(len(self.positions))]
-        return fused_attention(self.entries, own, self.positions, q)
+        return fused_attention(self.entries, own, self.positions, q, value)
 
     def attend_fused(self, fused: FusedAttention, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         copy = self._tails(layer, key, value)
@@ -223,14 +227,16 @@ class ExtendPlan(Plan):
         self.pieces, self.memory = list(pieces), memory
         self._bands: dict[tuple[int, int, Layer], Tensor] = {}
 
-    def lower(self, q: Tensor) -> FusedAttention | None:
-        return None
+    def lower(self, q: Tensor, value: Tensor) -> FusedAttention | None:
+        own = [(piece.rows.start, piece.rows.stop) for piece in self.pieces]
+        return fused_attention(self.entries, own, self.positions, q, value)
 
     def attend_fused(self, fused: FusedAttention, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         for piece in self.pieces:
             self._store(piece, layer.index, key[:, piece.rows], value[:, piece.rows])
-        # each row may begin a run of keys, so the first dimension steps as the tokens do
-        own_keys, own_values = (x.as_strided((x.shape[1], *x.shape), (x.stride(1), *x.stride())) for x in (key, value))
+        # each row may begin a run of keys, so owners are as far apart as tokens
+        new = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, value))
+        own_keys, own_values = (x.as_strided((1, *x.shape), (x.stride(1), *x.stride())) for x in new)
         return fused.attend(layer, q, own_keys, own_values, 0, None)
 
     def attend_tails(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:

@@ -26,14 +26,14 @@ class _Observer(ExtendPlan):
         self.far_rows = place >= sink + window  # earlier rows have nothing else to look at
         self.shares: list[Tensor] = []
 
-    def attend_tails(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
+    def attend(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         shares = []
         for head, keys in enumerate(key):
             scores = (q[head].float() * layer.scale) @ keys.float().T  # (groups, rows, keys)
             weights = scores.masked_fill_(~self.causal, float("-inf")).softmax(-1)
             shares.append((weights * self.near).sum(-1)[:, self.far_rows].mean())
         self.shares.append(torch.stack(shares))
-        return super().attend_tails(layer, q, key, value)
+        return super().attend(layer, q, key, value)
 
 
 @torch.inference_mode()

@@ -2,9 +2,10 @@
 
 Both were measured for 1 to 2,048 rows on 32 to 4,096 keys (3 KV heads of 3 heads of width 64, 8 of 4 of width 128;
 bfloat16 and float32), one thread, on an AMD processor with AVX-512. The kernel was as fast or faster but for one case:
-bfloat16, wide heads, and about 64 to 256 queries for a KV head. A prefill's chunk is faster by the kernel too. The rates
-below fit these times to about 20%; only their ratios matter. Intel's tiles (AMX) multiply bfloat16 several times faster
-than vectors do; for them the rate is an estimate, so a long prefill stays with PyTorch's operations there.
+bfloat16, wide heads, and about 64 to 256 queries for a KV head. A chunk of a prefill is faster by the kernel too. The
+rates below fit the longer of these times to about 30%; only their ratios matter. Intel's tiles (AMX) multiply bfloat16
+several times faster than vectors do. They were not measured: their rate is an estimate, by which long prefills stay
+with PyTorch's operations there.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Cost:
         short = self.dtype == torch.bfloat16
         if short and _has("amx_tile"):
             return CALL_NS + self.numbers * keys * (READ_NS + queries / TILES_RATE)
-        written_out = not causal and FEW_ROWS <= keys and queries <= FEW_ROWS
+        written_out = not causal and keys >= FEW_ROWS and queries <= FEW_ROWS
         if not (written_out and short and _has("avx512_bf16")):
             return CALL_NS + self.numbers * keys * (READ_NS + queries / OPERATIONS_RATE)
         softmax = self.kv_heads * queries * keys * WRITTEN_OUT_SCORE_NS

@@ -14,9 +14,9 @@ kernel; addresses are in bytes, strides in numbers of the KV's type.
 A task is a range of rows and what all of them attend: pieces of entries, and then, unless its own row is -1, keys that
 this pass has made (a decode step: the row's tail; else the new tokens from the row `own row` on, causal). Rows that
 attend the same entries are one task, cut so that a task has at most `QUERIES` queries for a KV head; its keys are cut
-too, into parts of about `KEYS` keys, or of n x `KEYS` where the rows are n tasks already. Where tasks share rows, task t leaves the sums for its row r in slot `slot + r - first row`; a task of slot
--1 is alone with its rows and writes the result itself. How rows are cut depends on neither the layer nor the number of
-threads, so results do not either.
+too, into parts of about `KEYS` keys, or of n x `KEYS` where the rows are n tasks already. Where tasks share rows, task
+t leaves the sums for its row r in slot `slot + r - first row`; a task of slot -1 is alone with its rows and writes the
+result itself. How rows are cut depends on neither the layer nor the number of threads, so results do not either.
 """
 
 from __future__ import annotations

@@ -47,12 +47,12 @@ class Case:
                 self.paths[branch].append(tuple(tensor.double() for tensor in kv.on_device(0).both))
             length[first:end] = [self.entries[-1].start + tokens] * (end - first)
         self.positions = [p for at, count in zip(length, counts, strict=True) for p in range(at, at + count)]
-        rows = self.ends[-1]
+        total = self.ends[-1]
         # as a model gives them: heads side by side in each row
-        self.q = torch.randn(rows, shape.kv_heads, groups, shape.key_dim).to(dtype).permute(1, 2, 0, 3)
-        self.key = torch.randn(rows, shape.kv_heads, shape.key_dim).to(dtype).transpose(0, 1)
-        self.value = torch.randn(rows, shape.kv_heads, shape.value_dim).to(dtype).transpose(0, 1)
-        self.pieces = []
+        self.q = torch.randn(total, shape.kv_heads, groups, shape.key_dim).to(dtype).permute(1, 2, 0, 3)
+        self.key = torch.randn(total, shape.kv_heads, shape.key_dim).to(dtype).transpose(0, 1)
+        self.value = torch.randn(total, shape.kv_heads, shape.value_dim).to(dtype).transpose(0, 1)
+        self.pieces: list[Piece] = []
         for a, b in pairwise(self.ends):
             sizes = [min(block, b - first) for first in range(a, b, block)]
             self.pieces.append(Piece(slice(a, b), [(self.memory.allocate(n + 2), 1, n) for n in sizes]))
@@ -215,7 +215,7 @@ def test_a_sink_takes_its_share_of_the_attention() -> None:
     case = Case(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32)
     sinks, plan = torch.randn(4), case.plan()
     module = torch.nn.Module()
-    module.layer_idx = 0
+    module.layer_idx = 0  # type: ignore[assignment]
     query, key, value = case.q.flatten(0, 1)[None], case.key[None], case.value[None]
     found, _ = tree_attention(module, query, key, value, None, 0.3, s_aux=sinks, tree_plan=plan)
     out, lse = case.expected(Layer(0, 0.3))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from search.base import Case, Search, SearchSteps
-from search.options import as_strings, check_parts
+from search.options import as_strings, check_parts, statistics_option
 from search.rating import Rater, aggregate
 from search.run import Budget, Run
 from ttc.errors import InvalidInput, VerifierError
@@ -260,19 +260,23 @@ class Driver:
 
     def _given(self, branch: Branch, text: str, request: Append) -> tuple[int, list[int]]:
         """How many last tokens of a branch give way to a text, and the text's tokens."""
-        eos = branch.finish_reason == "eos"
+        eos, own = branch.finish_reason == "eos", branch.generated
         if request.turn:
-            tokens = self.engine.encode(self.template.next_turn(text, self.engine.tokenizer))
-            return 0, tokens[1:] if eos and tokens[:1] == branch.tokens[-1:] else tokens
-        dropped, unwanted = int(eos), self.engine.encode(request.drop) if request.drop else []
-        if not eos and unwanted and branch.tokens[-len(unwanted) :] == unwanted:
-            if len(unwanted) > 1:
-                raise InvalidInput(
-                    f"drop={request.drop!r} is {len(unwanted)} tokens of this model, and only one can be taken back; "
-                    "leave it out"
-                )
-            dropped = 1
-        return dropped, self.engine.encode(text)
+            return int(eos), self.engine.encode(self.template.next_turn(text, self.engine.tokenizer))
+        given = self.engine.encode(text)
+        if not request.drop:
+            return int(eos), given
+        if not eos and own and own[-1:] == self.engine.encode(request.drop):
+            return 1, given
+        words = self.engine.decode(own[:-1] if eos else own)
+        if not words.endswith(request.drop):
+            return int(eos), given
+        if eos or self.engine.decode(own[:-1]).rstrip() != words.removesuffix(request.drop).rstrip():
+            raise InvalidInput(
+                f"drop={request.drop!r} is more than the last token of {branch!r}, and no other can be taken back; "
+                "leave it out, or let steps end with it"
+            )
+        return 1, given
 
     def _expand(self, requests: Sequence[tuple[Run, Expand]], tell: Tell) -> None:
         """One generation for all problems: for each of them, the next children that its budget pays for."""
@@ -300,7 +304,8 @@ class Driver:
         if everyone:
             most: int | list[int] = limits[0] if len(set(limits)) == 1 else limits
             stop = (step.delimiter,) if step.delimiter else ()
-            self.engine.generate(everyone, most, stop=stop, end=step.end, sampling=sampling)
+            more = statistics_option(self.engine, step)
+            self.engine.generate(everyone, most, stop=stop, end=step.end, sampling=sampling, **more)
         for run, children in families:
             for child in children:
                 run.wrote(child, child.steps[-1])

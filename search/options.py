@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 from search.base import Search
 from ttc.errors import InvalidInput
-from ttc.protocols import Extract, Problem, Verifier
+from ttc.protocols import Backend, Extract, Problem, Step, Verifier
 from ttc.results import Progress, Result
 from ttc.text.prompt import PromptTemplate
 
@@ -52,6 +52,18 @@ def check_parts(search: Any, engine: Any, verifier: Any) -> None:
             f"{name} does not rate branches, so {type(verifier).__name__} is not used; leave the verifier out",
             stacklevel=4,
         )
+
+
+def statistics_option(engine: Backend, step: Step) -> dict[str, bool]:
+    """What `generate` is told for `Step.statistics`; nothing where they are not asked for."""
+    if not step.statistics:
+        return {}
+    if "statistics" not in inspect.signature(engine.generate).parameters:
+        raise InvalidInput(
+            f"Step.statistics=True, and {type(engine).__name__}.generate offers no statistics; leave it out, or use "
+            "ttc.Engine"
+        )
+    return {"statistics": True}
 
 
 def _instance(name: str, value: Any, fits: bool, wanted: str) -> None:

@@ -45,12 +45,15 @@ class Step:
     """One unit of expansion: at most `max_tokens` tokens, or up to and including `delimiter`.
 
     end: strings that finish the branch, as the model's end-of-sequence token does.
+    statistics: keep each token's entropy and the mean log-probability of the likeliest tokens, in `child.entropies` and
+        `child.top_k_logprobs`; the backend must offer it (`Engine.generate`).
     Each child says in `step_reasons[-1]` why its step ended.
     """
 
     max_tokens: int
     delimiter: str | None = None
     end: tuple[str, ...] = ()
+    statistics: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,11 @@ class Append:
 
     text: one text for all, or one for each.
     turn: the text is the user's next message. It is written as the chat template does, so that the model answers it.
-        Without `turn` the text goes on with the model's own words; an end-of-sequence token before it is left out.
-    drop: a text that gives way to the new one where the branch ends with it ("</think>", to think on); it must be one
-        token of the model.
+        Without `turn` the text goes on with the model's own words. An end-of-sequence token before it is left out;
+        the template writes its own.
+    drop: a text that gives way to the new one where the branch's own words end with it ("</think>", to think on).
+        At most one token is taken back, `drop` with blanks before it or an end-of-sequence token; a `drop` that would
+        take more is refused.
     The children can go on, whatever finished the branches. The text counts as prompt tokens, not as generated ones.
     """
 
@@ -116,6 +121,8 @@ class Append:
             raise InvalidInput(f"Append has {len(self.branches)} branches and {len(texts)} texts; give one each")
         if not all(texts):
             raise InvalidInput("Append has an empty text; leave its branch out")
+        if self.turn and self.drop:
+            raise InvalidInput(f"drop={self.drop!r} goes with the model's own words, not with a turn; leave turn out")
         return texts
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 
 from search import (
     Append,
     BeamSearch,
     BestOfN,
     Case,
+    DiversePrompts,
     Expand,
     Greedy,
     Rate,
@@ -29,8 +32,9 @@ from search import (
     try_verifier,
 )
 from tests.helpers.backends import FakeBackend
-from tests.helpers.engines import make_engine
-from ttc import Branch, InvalidInput, VerifierError
+from tests.helpers.engines import GREEDY, make_engine
+from tests.helpers.tokenizers import Letters
+from ttc import Branch, DecodeGate, InvalidInput, VerifierError
 
 
 class Commas:
@@ -80,7 +84,8 @@ def test_text_is_appended_as_given_tokens_on_an_engine() -> None:
 
 
 def test_what_a_gate_cut_off_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    for search in (BestOfN(n=4, max_tokens=6), SelfConsistency(n=4, max_tokens=6)):
+    searches = (BestOfN(n=4, max_tokens=6), SelfConsistency(n=4, max_tokens=6), DiversePrompts(n=4, max_tokens=6))
+    for search in searches:
         backend = FakeBackend()
         plain = backend.generate
 
@@ -92,7 +97,139 @@ def test_what_a_gate_cut_off_is_never_chosen(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(backend, "generate", gated)
         verifier = Commas() if search.needs_verifier else None
         result = solve(search, problem="q", engine=backend, verifier=verifier)
-        assert [b.path for b in result.branches] == [(0,)] and not backend.live
+        assert [set(b.path) for b in result.branches] == [{0}] and not backend.live
+
+
+def test_a_gated_engine_never_answers_with_what_it_cut_off() -> None:
+    class Brevity(Commas):
+        """Likes what the gate leaves behind."""
+
+        def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+            assert not any(branch.gated for branch in branches)
+            return [[-float(len(branch.generated))] for branch in branches]
+
+    engine = make_engine(context=160, gate=DecodeGate(theta=0.0, r_gap=0.0))
+    search = DiversePrompts(n=4, max_tokens=6, hints=(" So", " First,"))
+    result = solve(search, problem="1 + 1", engine=engine, verifier=Brevity())
+    assert result.best is not None and len(result.best.generated) == 6
+    assert [node.tokens for node in result.tree[1:]].count(1) == 3  # cut off after a token
+    assert len(result.branches) == 1 and engine.kv_bytes() == 0
+
+
+@dataclass(frozen=True)
+class Told(Search):
+    """Two steps, the second with statistics."""
+
+    @property
+    def needs_verifier(self) -> bool:
+        return False
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        first = yield Expand([root], 2, Step(3), self.sampling)
+        return (yield Expand(first, 1, Step(4, statistics=True), self.sampling))
+
+
+def test_a_step_with_statistics_keeps_the_models_own_entropies() -> None:
+    engine = make_engine(context=160)
+    result = solve(Told(), problem="1 + 1", engine=engine)
+    engine.model.set_attn_implementation("eager")
+    for branch in result.branches:
+        with torch.no_grad():
+            logits = engine.model(torch.tensor([branch.tokens]), use_cache=False).logits[0]
+        logprobs = logits[branch.prompt_length - 1 : -1].log_softmax(-1)
+        entropies = (-(logprobs.exp() * logprobs).sum(-1)).tolist()
+        assert all(map(math.isnan, branch.entropies[:3] + branch.top_k_logprobs[:3]))
+        assert branch.entropies[3:] == pytest.approx(entropies[3:], abs=1e-4)
+        assert branch.top_k_logprobs[3:] == pytest.approx(logprobs[3:].topk(20).values.mean(-1).tolist(), abs=1e-4)
+    with pytest.raises(InvalidInput, match=r"FakeBackend\.generate offers no statistics"):
+        solve(Told(), problem="1 + 1", engine=FakeBackend())
+
+
+@dataclass(frozen=True)
+class Again(Search):
+    """Samples that are then given a text."""
+
+    append: Any = None
+
+    @property
+    def needs_verifier(self) -> bool:
+        return False
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        first = yield Expand([root], 12, Step(9, end=case.end), self.sampling)
+        children = yield self.append(first)
+        assert [b.parent for b in children] == first and not any(b.finished for b in children)
+        return [b for pair in zip(first, children, strict=True) for b in pair]
+
+
+def before_and_after(append: Any, **options: Any) -> list[tuple[Any, Any]]:
+    backend = FakeBackend()
+    backend.tokenizer = options.pop("tokenizer", backend.tokenizer)
+    result = solve(Again(append=append), problem=["q"], engine=backend, **options)[0]
+    assert result.error is None and not backend.live
+    return list(zip(result.branches[::2], result.branches[1::2], strict=True))
+
+
+def said(before: Any, after: Any) -> str:
+    """What stands after the prompt; given text that no generated token stands before counts as a part of that."""
+    return Letters().decode(after.tokens[before.prompt_length :])
+
+
+class Chat(Letters):
+    """A chat template whose turns end with a zero, as the backend's answers do."""
+
+    chat_template = "turns"
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> str:
+        return "".join(f"{message['role'][0]}:{message['content']}0" for message in messages) + "a:"
+
+
+@pytest.mark.parametrize(("tokenizer", "turn"), [(Chat(), "0u:why?0a:"), (Letters(), "\n\nQuestion: why?\nAnswer:")])
+def test_a_turn_is_written_as_the_template_does_with_one_end_before_it(tokenizer: Any, turn: str) -> None:
+    pairs = before_and_after(lambda branches: Append(branches, "why?", turn=True), tokenizer=tokenizer)
+    assert {before.finish_reason for before, _ in pairs} == {"eos", None}
+    for before, after in pairs:
+        assert said(before, after) == before.text.removesuffix("0" if before.finish_reason == "eos" else "") + turn
+
+
+def test_appended_text_takes_the_place_of_an_end_or_of_the_dropped_text() -> None:
+    pairs = before_and_after(lambda branches: Append(branches, "Wait", drop=","), end=[","])
+    assert {before.finish_reason for before, _ in pairs} == {"eos", "end", None}
+    for before, after in pairs:
+        kept = before.text if before.finish_reason is None else before.text[:-1]
+        assert said(before, after) == kept + "Wait" and not kept.endswith((",", "0"))
+    for before, after in before_and_after(lambda branches: Append(branches, "Wait")):
+        assert said(before, after) == (before.text[:-1] if before.finish_reason == "eos" else before.text) + "Wait"
+
+
+def test_no_more_than_one_token_is_taken_back() -> None:
+    for drop, end in ((",0", ()), ("9,", ("9,",))):
+        result = solve(
+            Again(append=lambda b, drop=drop: Append(b, "Wait", drop=drop)), problem=[f"{i}" for i in range(4)],
+            engine=FakeBackend(letters="9,"), end=end,
+        )[0]  # fmt: skip
+        assert (result.error is None) == (not end)
+        assert result.error is None or "drop='9,' is more than the last token" in result.error
+    result = solve(Again(append=lambda b: Append(b, "x", turn=True, drop=",")), problem=["q"], engine=FakeBackend())[0]
+    assert result.error is not None and "leave turn out" in result.error
+
+
+def test_an_engine_goes_on_from_the_new_text_alone() -> None:
+    engine, seen = make_engine(context=160), list[Branch]()
+
+    @dataclass(frozen=True)
+    class Swap(Told):
+        def run(self, root: Branch, case: Case) -> SearchSteps:
+            (first,) = yield Expand([root], 1, Step(5), GREEDY)
+            (told,) = yield Append([first], "Wait", drop=first.text[-1])
+            seen.extend([first, told])
+            return (yield Expand([told], 1, Step(6), GREEDY))
+
+    result = solve(Swap(), problem="1 + 1", engine=engine)
+    assert result.best is not None and result.best.tokens[:-6] == seen[0].tokens[:-1] + engine.encode("Wait")
+    plain = engine.root(result.best.tokens[:-6])
+    engine.generate([plain], 6, sampling=GREEDY)
+    assert plain.tokens == result.best.tokens
 
 
 def test_a_result_is_plain_values() -> None:

@@ -42,7 +42,7 @@ def _resolve(parent: Any, key: Any) -> None:
             parent[key] = typed(value)
     elif OmegaConf.is_dict(value):
         for inner in value:
-            if inner != "_target_":
+            if inner != "_target_" and not OmegaConf.is_missing(value, inner):
                 _resolve(value, inner)
     elif OmegaConf.is_list(value):
         for index in range(len(value)):

@@ -48,7 +48,7 @@ def test_a_killed_run_goes_on_to_the_same_records(tmp_path: Path) -> None:
         job(tmp_path, "run.name=killed", *FAST), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     file = tmp_path / "killed" / "records.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while time.monotonic() < deadline and not (file.exists() and file.read_bytes().count(b"\n") >= 1):
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
@@ -123,7 +123,7 @@ def test_ctrl_c_says_what_is_safe_and_how_to_go_on(tmp_path: Path) -> None:
     arguments = ["search=greedy", "verifier=none", "dataset.size=200", "run.batch=1", "run.name=r"]
     process = subprocess.Popen(job(tmp_path, *arguments), stderr=subprocess.PIPE, text=True)
     file = tmp_path / "r" / "records.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while time.monotonic() < deadline and not (file.exists() and file.read_bytes().count(b"\n") >= 2):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)

@@ -31,6 +31,7 @@ from tests.helpers.models import VOCAB, prompt
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine, Headwise, InvalidInput, Layerwise, Paged, UnsupportedModel
 from ttc.approximate.early_exit import EarlyExit
+from ttc.model.check import CHECK_TOKENS
 from verifiers import SelfVerifier
 
 
@@ -315,7 +316,7 @@ def test_a_model_whose_lens_is_not_its_end_is_refused() -> None:
         ask(engine, branches, given, ALWAYS)
     engine.model.model.layers[1].self_attn.layer_idx = 1
     mlp = engine.model.model.layers[1].mlp
-    mlp.forward = lambda x: x.view(1, 12, -1)  # the rows of the check before any leaves
+    mlp.forward = lambda x: x.view(1, CHECK_TOKENS, -1)  # the rows of the check before any leaves
     with pytest.raises(UnsupportedModel, match="LlamaForCausalLM cannot leave"):
         ask(engine, branches, given, ALWAYS)
     del mlp.forward
@@ -347,5 +348,5 @@ def test_the_self_verifier_asks_within_the_pass(chat: bool) -> None:
 def test_an_exit_needs_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = FakeBackend()
     monkeypatch.setattr(backend, "encode", lambda text: [1])
-    with pytest.raises(InvalidInput, match="FakeBackend is none"):
+    with pytest.raises(InvalidInput, match="FakeBackend has no score_within"):
         SelfVerifier(exit=ALWAYS).rate([], [], backend)  # type: ignore[arg-type]

@@ -10,12 +10,14 @@ from statistics import fmean
 from typing import Any
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from experiments.build import make_engine, make_template, make_verifier, resolved
 from experiments.data import Task, load_task
+from experiments.own_classes import with_own_classes
 from experiments.schema import register
 from search import Search, solve
 from ttc.approximate.confidence import confidence, gap_ratio
@@ -35,7 +37,7 @@ register()
 @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="calibrate")
 def main(config: DictConfig) -> None:
     try:
-        run(config)
+        run(with_own_classes(config, HydraConfig.get().overrides.task))
     except TTCError as error:
         raise SystemExit(f"error: {error}") from error
 

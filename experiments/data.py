@@ -8,11 +8,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from experiments.own_classes import find
 from experiments.rows import Row, rows_of_file, rows_of_hub
 from experiments.schema import DatasetConfig
 from ttc.errors import InvalidInput
@@ -178,19 +177,12 @@ def find_reader(name: str) -> Reader:
     """The reader of that name, or the function at a dotted path, which may lie in the folder of the command."""
     if name in READERS:
         return READERS[name]
-    module, _, function = name.rpartition(".")
-    if not module:
+    if "." not in name:
         raise InvalidInput(
             f"dataset.reader={name} is unknown; use one of {', '.join(READERS)}, or the dotted path of your own "
             "function (row, id, dataset) -> Problem"
         )
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)
-    try:
-        found = getattr(import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise InvalidInput(f"dataset.reader={name} cannot be imported: {error}") from error
+    found = find(name, "dataset.reader")
     if not callable(found):
         raise InvalidInput(f"dataset.reader={name} is a {type(found).__name__}, not a function (row, id, dataset)")
     reader: Reader = found

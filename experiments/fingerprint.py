@@ -58,7 +58,7 @@ def differences(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mappi
     if changed := [name for name in rows if rows_now.get(name, rows[name]) != rows[name]]:
         shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
         lines.append(f"the question or gold answer of {len(changed)} of {len(rows)} solved problems: {shown}")
-    for part, what in (("examples", "solved examples"), ("model", "model")):
+    for part, what in (("examples", "solved examples"), ("model", "model"), ("code", "code")):
         old, new = before.get(part), now.get(part)
         if not old or not new:  # not known then, or not yet
             continue

@@ -35,6 +35,7 @@ Settings of a run
   run.retry_failed=true    solve problems again that failed before
   run.show_questions=true  print each question with its answer
   run.show_example=true    print one solved problem at the end
+  run.dry=true             print the settings and three prompts, and stop
 
 A run writes config.yaml, records.jsonl (one problem a line) and summary.json to its folder. Whatever stops it, the
 same command goes on where it was. The exit code is 0 when at least one problem could be solved, 1 after an error or

@@ -17,6 +17,7 @@ from experiments.data import Task, graded, load_task
 from experiments.dry import describe
 from experiments.example import example, telling
 from experiments.fingerprint import fingerprint, model_fingerprint
+from experiments.own_classes import code_fingerprint
 from experiments.records import RunFolder
 from experiments.screen import Progress, failures, say, table
 from experiments.summary import failed, summarise
@@ -57,6 +58,7 @@ def run(config: DictConfig) -> dict[str, Any]:
         print(describe(config, template, task))
         return {}
     inputs = fingerprint(config.model.name, task.problems, task.failures, template.examples)
+    inputs["code"] = code_fingerprint(config)
     total = len(task.problems) + len(task.failures)
     say(f"{_title(search, verifier)}, {config.model.name}, {config.dataset.name}: {total} problems")
     with RunFolder(config) as folder, _told_how_to_go_on(folder):

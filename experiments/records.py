@@ -100,7 +100,8 @@ class RunFolder:
         if changed := differences(before, now):
             difference = "\n".join(f"  {line}" for line in changed)
             raise InvalidInput(
-                f"{self.path} holds results from other data or weights, which lay under the same names:\n{difference}\n"
+                f"{self.path} holds results from other data, weights or code, which lay under the same names:\n"
+                f"{difference}\n"
                 "choose another run.name, or delete the folder to start over; if the change does not matter, delete "
                 f"{file}"
             )

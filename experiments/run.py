@@ -42,6 +42,7 @@ def launch() -> int:
     from omegaconf import DictConfig
 
     from experiments.job import run
+    from experiments.own_classes import with_own_classes
     from experiments.schema import register
     from experiments.screen import sweep_table
     from ttc.errors import TTCError
@@ -54,7 +55,7 @@ def launch() -> int:
     def job(config: DictConfig) -> None:
         overrides = list(HydraConfig.get().overrides.task)
         try:
-            if summary := run(config):  # a dry run has none
+            if summary := run(with_own_classes(config, overrides)):  # a dry run has none
                 jobs.append((overrides, summary))
         except (TTCError, InstantiationException) as error:
             reason = error if isinstance(error, TTCError) else error.__cause__

@@ -191,11 +191,23 @@ POLICIES = {
 }
 
 
-def schema_of(target: type) -> type:
-    """A configuration class with the fields of `target`, a dataclass of plain values, and its `_target_`."""
+def target_of(target: type) -> str:
+    """Where a class of this project is imported from."""
+    return f"{target.__module__.partition('.')[0]}.{target.__name__}"
+
+
+def is_own(path: str | None) -> bool:
+    """Whether `path`, the `_target_` of a search or a verifier, names a class that is not this project's."""
+    return path is not None and path.partition(".")[0] not in ("search", "verifiers", "ttc")
+
+
+def schema_of(target: type, path: str | None = None) -> type:
+    """A configuration class with the fields of `target`, a dataclass of plain values, and its `_target_`.
+
+    path: where a class that is not this project's is imported from.
+    """
     hints = get_type_hints(target)
-    path = f"{target.__module__.partition('.')[0]}.{target.__name__}"
-    columns: list[Any] = [("_target_", str, field(default=path))]
+    columns: list[Any] = [("_target_", str, field(default=path or target_of(target)))]
     for f in fields(target):
         if not f.init:
             continue
@@ -212,7 +224,7 @@ def extended(name: str, part: type) -> type:
     return make_dataclass(f"{part.__name__}Job", [*kept, (name, part, field(default_factory=part))], bases=(Config,))
 
 
-IN_NAME = ("dataset", "dataset.path", "search", "verifier", "run.seed")
+IN_NAME = ("dataset", "dataset.path", "search", "verifier", "run.seed", "search._target_", "verifier._target_")
 """Overrides that the default name of a run shows by itself."""
 
 
@@ -221,6 +233,12 @@ def data_label(name: str, path: str | None) -> str:
     stem = "" if path is None else Path(path).stem
     parts = [part for part in ("" if name == "file" and stem else name, "" if stem == name else stem) if part]
     return re.sub(r"[^\w.=+-]+", "_", "-".join(parts))
+
+
+def class_label(part: Any, choice: str) -> str:
+    """A search or verifier as a part of a run's name: the choice, or the name of the user's own class in its place."""
+    path = part.get("_target_")
+    return str(path).rpartition(".")[2] if is_own(path) else choice
 
 
 def verifier_label(search: Any, verifier: str) -> str:
@@ -251,7 +269,14 @@ def register() -> None:
     OmegaConf.register_new_resolver("data_label", data_label, replace=True)
     OmegaConf.register_new_resolver(
         "verifier_label",
-        lambda *, _root_: verifier_label(_root_.search, HydraConfig.get().runtime.choices.verifier),
+        lambda *, _root_: verifier_label(
+            _root_.search, class_label(_root_.verifier, HydraConfig.get().runtime.choices.verifier)
+        ),
+        replace=True,
+    )
+    OmegaConf.register_new_resolver(
+        "search_label",
+        lambda *, _root_: class_label(_root_.search, HydraConfig.get().runtime.choices.search),
         replace=True,
     )
     store = ConfigStore.instance()

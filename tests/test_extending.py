@@ -1,10 +1,13 @@
-"""What docs/extending.md says to write works, in a folder outside the project."""
+"""The files of docs/extending.md run as printed, in a folder outside the repository, and so do the commands below them.
+
+And what the main job says when a part of the user's own cannot be used, or changed."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -12,41 +15,114 @@ from pathlib import Path
 
 import pytest
 
+import experiments.run
+from experiments.build import loaded
+from experiments.own_classes import code_fingerprint, with_own_classes
+from tests.helpers.configurations import configuration
+from ttc import Engine, InvalidInput
+
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "docs" / "extending.md").read_text()
-MINE, SCRIPT = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-(COMMAND,) = re.findall(r"```\n(python .*?)\n```", TEXT)
+PAGE = (ROOT / "docs" / "extending.md").read_text()
+FILES = {name: text for name, text in re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)}
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+COMMANDS = [line for language, block in BLOCKS if not language for line in block.splitlines()]
+SAYS = {
+    "my_search.py": r"4 branches|2 branches|6 branches",
+    "my_verifier.py": r"^\[(0\.0|0\.5|1\.0)(, (0\.0|0\.5|1\.0)){3}\]$",
+    "my_data.py": r"^shop-0 .* gold 6\nshop-1 .* gold 10$",
+    "my_prompt.py": r"Q: What is 4 \+ 4\?\nA:\nResult\(",
+}
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "mine.py").write_text(MINE)
-    (tmp_path / "sums.csv").write_text("a,b\n2,5\n1,8\n")
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's: every file of the page, and nothing else. It is where commands are typed."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+        monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as Python does for `python FILE` and `python -m MODULE`
+    monkeypatch.setattr(Engine, "from_pretrained", lambda name: Engine(*loaded(name, "auto", "auto")))  # once for all
     return tmp_path
 
 
-def ran(command: list[str], folder: Path) -> str:
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def test_the_page_shows_a_file_and_two_commands_for_each_part() -> None:
+    assert set(FILES) == {*SAYS, "shop.jsonl"}
+    assert [c for c in COMMANDS if not c.startswith("python -m ")] == [f"python {name}" for name in SAYS]
+    assert len(COMMANDS) == 2 * len(SAYS)
 
 
-def test_a_search_and_a_verifier_of_ones_own_solve_a_problem_in_python(folder: Path) -> None:
-    (folder / "script.py").write_text(SCRIPT)
-    assert re.fullmatch(r"(\S+) [1-3]\n", ran([sys.executable, "script.py"], folder))
+@pytest.mark.parametrize("file", SAYS)
+def test_a_file_of_the_page_runs_as_printed(file: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(file, run_name="__main__")
+    said = capsys.readouterr().out.strip()
+    assert re.search(SAYS[file], said, re.DOTALL | re.MULTILINE), said
 
 
-def test_a_search_a_verifier_and_a_reader_of_ones_own_run_from_the_command_line(folder: Path) -> None:
-    ran([sys.executable, *shlex.split(COMMAND)[1:]], folder)
-    records = [json.loads(line) for line in (folder / "outputs/mine/records.jsonl").read_text().splitlines()]
-    assert [(r["question"], r["gold"]) for r in records] == [("What is 2 + 5?", "7"), ("What is 1 + 8?", "9")]
-    for record in records:
-        *others, last = sorted(record["branches"], key=lambda branch: branch["path"])
-        assert all(branch["score"] < 0.5 for branch in others)
-        assert last["score"] >= 0.5 or len(others) == 2
-        for branch in record["branches"]:
-            assert branch["score"] == 1 / max(1, len(branch["text"].split()))
-            assert branch["tokens"] <= 16
-        assert "Reply with the number only." in record["prompt"]
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "-m" in c])
+def test_the_main_job_takes_a_part_of_ones_own(
+    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [*shlex.split(command)[2:], "run.name=r"])
+    experiments.run.main()
+    shown = capsys.readouterr()
+    if "run.dry" in command:
+        assert re.search(r"\n\nQ: 6 \+ 2|\nQ: State the final answer.*\nA:", shown.out)
+        return
+    records = [json.loads(line) for line in (folder / "outputs" / "r" / "records.jsonl").read_text().splitlines()]
+    assert len(records) in (2, 4) and not any(record["error"] for record in records)
+    if "UntilSure" in command:
+        assert {len(record["branches"]) for record in records} <= {4, 8}  # one round or two
+        assert "UntilSure with ArithmeticVerifier" in shown.err
+    if "my_verifier" in command:
+        scores = {branch["score"] for record in records for branch in record["branches"]}
+        assert scores and all(0 <= score <= 1 for score in scores)
+    if "my_data" in command:
+        assert [record["gold"] for record in records] == ["6", "10"]
+
+
+def test_a_file_beside_the_command_is_found_by_it_in_a_process_of_its_own(folder: Path) -> None:
+    words = ["-m", "experiments.run", "search._target_=my_search.UntilSure", "run.dry=true", "dataset.limit=1"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "_target_: my_search.UntilSure\n" in done.stdout
+    assert "name: sums-UntilSure-arithmetic-seed0" in done.stdout and "beam_size" not in done.stdout
+
+
+def test_the_settings_of_ones_own_search_are_its_fields(folder: Path) -> None:
+    given = ["search._target_=my_search.UntilSure", "+search.rounds=2", "search.temperature=0.5"]
+    config = with_own_classes(configuration("run", "run.name=r", *given), given)
+    expected = {"_target_": "my_search.UntilSure", "temperature": 0.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    assert config.search == expected | {"n": 4, "rounds": 2, "enough": 1.0, "max_tokens": 64}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["search._target_=my_serach.UntilSure"], "my_serach.UntilSure cannot be imported: No module named"),
+        (["search._target_=my_search.Sure"], "my_search.Sure cannot be imported: .* has no attribute 'Sure'"),
+        (["search._target_=my_search"], "my_search cannot be imported"),
+        (["search._target_=my_verifier.UsesTheNumbers"], "is no search; make it a class that inherits"),
+        (["verifier._target_=my_search.UntilSure"], "is no verifier; make it a class with a method rate"),
+        (["search._target_=my_search.UntilSure", "+search.round=2"], "UntilSure: Key 'round' not in"),
+        (["search._target_=my_search.UntilSure", "+search.rounds=two"], "'two' of type 'str' could not be converted"),
+        (
+            ["verifier._target_=my_verifier.UsesTheNumbers", "+verifier.weight=2"],
+            "unexpected keyword argument 'weight'",
+        ),
+    ],
+)
+def test_a_part_that_cannot_be_used_is_refused_by_name(given: list[str], message: str, folder: Path) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        with_own_classes(configuration("run", "run.name=r", *given), given)
+
+
+def test_code_that_changed_under_the_same_path_is_noticed(folder: Path) -> None:
+    given = ["search._target_=my_search.UntilSure"]
+    config = with_own_classes(configuration("run", "run.name=r", *given), given)
+    before = code_fingerprint(config)
+    (folder / "my_search.py").write_text(FILES["my_search.py"].replace("self.enough", "2"))
+    assert before.keys() == {"my_search.UntilSure"} != code_fingerprint(config)
+    assert before != code_fingerprint(config)
+    assert code_fingerprint(configuration("run", "run.name=r")) == {}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.bench import breakdown, cache, default_task, memory, prefix
+from experiments.bench import breakdown, cache, default_task, memory, prefix, search
 from experiments.paper.rksc import plots
 from experiments.paper.rksc import tables as rksc
 
@@ -24,6 +24,8 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "docs/benchmarks.md": {
         "prefix": ("prefix", prefix.table),
         "breakdown": ("breakdown", breakdown.table),
+        "search_steps": ("search", search.steps_table),
+        "search": ("search", search.searches_table),
         "memory_bytes": ("memory", memory.bytes_table),
         "memory_sweep": ("memory", memory.sweep_table),
         "memory_time": ("memory", memory.time_table),

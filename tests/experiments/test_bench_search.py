@@ -83,7 +83,7 @@ def test_medians_go_through_dictionaries_within() -> None:
 
 
 def record(ways: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    return {"branches": 16, "steps": ways, "searches": []}
+    return {"steps": {"branches": 16, "ways": ways}}
 
 
 def test_the_steps_table_gives_ratios_and_leaves_a_missing_peer_empty() -> None:
@@ -95,6 +95,7 @@ def test_the_steps_table_gives_ratios_and_leaves_a_missing_peer_empty() -> None:
     assert first == "| 1 x 16 | first | 1 | 20.0 ms |  | 60.0 ms | 3.00 |  |  | 10.0 ms | 2.00 |"
     assert second == "| 1 x 16 | second | 17 | 30.0 ms | 1.20 | 60.0 ms | 2.00 |  |  | 10.0 ms | 3.00 |"
     ways["vllm"] = {"cases": [{"first_ms": 30.0, "second_ms": 45.0}]}
+    assert search.searches_table(record(ways)) == "Not measured yet: `python -m experiments.bench search searches`"
     assert "| 45.0 ms | 1.50 |" in search.steps_table(record(ways)).splitlines()[-1]
 
 
@@ -111,3 +112,15 @@ def test_without_a_peer_one_line_says_what_to_give(
     assert found["floor"]["cases"] == [{"problems": 1} | case]
     search.measure_steps([1], 1, True, rows, "/a/python", model)
     assert asked[-1][0] == "/a/python" and asked[-1][1].endswith("vllm_steps.py")
+
+
+def test_a_run_keeps_the_other_parts_figures(rows: Path, model: str, tmp_path: Path) -> None:
+    out = tmp_path / "search.json"
+    out.write_text(json.dumps({"steps": {"branches": 16, "ways": {"engine": {"cases": []}}}}))
+    search.run("searches", [1], ["beam_search"], None, None, True, rows, None, model, out)
+    written = json.loads(out.read_text())
+    assert written["steps"]["branches"] == 16 and "commit" in written["searches"]
+    (row,) = written["searches"]["rows"]
+    assert (row["search"], row["tokens"], row["rows_at_work"]) == ("beam_search", 2 * 4 * 16, 1)
+    last = search.searches_table(written).splitlines()[-1]
+    assert last.startswith("| beam search | 1 of 1 | ") and " | 100% | " in last

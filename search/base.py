@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -71,9 +72,15 @@ class Search(ABC):
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_k", "top_p", "min_p"):
+            value = getattr(self, name)
+            if not isinstance(value, Real):
+                raise InvalidInput(f"{name}={value!r} is of type {type(value).__name__}; give a number")
         _ = self.sampling  # refuses bad values before any work
         for name in ("n", "max_tokens", "beam_size", "beam_width", "step_tokens", "max_steps", "finish"):
             value = getattr(self, name, 1)
+            if not isinstance(value, Integral):
+                raise InvalidInput(f"{name}={value!r} is of type {type(value).__name__}; give a whole number")
             if value < 1:
                 raise InvalidInput(f"{name}={value} must be at least 1")
         aggregation = getattr(self, "aggregation", "last")

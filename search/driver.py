@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from search.base import Case, Search, SearchSteps
-from search.options import as_strings, check_parts, statistics_option
+from search.options import as_strings, check_parts, check_reading, statistics_option
 from search.rating import Rater, aggregate
 from search.run import Budget, Run
 from ttc.errors import InvalidInput, VerifierError
@@ -70,6 +70,7 @@ class Driver:
         final_text: str = "",
     ) -> Driver:
         check_parts(search, engine, verifier)
+        check_reading(template, extract)
         budget = Budget(max_tokens, max_calls, reserve, final_text)
         extract_answer("", answer_kind)  # refuses an unknown kind before any work
         extract = extract or partial(extract_answer, kind=answer_kind)

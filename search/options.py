@@ -66,6 +66,14 @@ def statistics_option(engine: Backend, step: Step) -> dict[str, bool]:
     return {"statistics": True}
 
 
+def check_reading(template: Any, extract: Any) -> None:
+    """Refuse a template that is none, and a way of reading answers that cannot be called."""
+    if template is not None:
+        _instance("template", template, isinstance(template, PromptTemplate), "a PromptTemplate(instruction=...)")
+    if extract is not None and not callable(extract):
+        raise InvalidInput(f"extract={extract!r} cannot be called; give a function of the text, or answer_kind=...")
+
+
 def _instance(name: str, value: Any, fits: bool, wanted: str) -> None:
     if inspect.isclass(value):
         raise InvalidInput(f"{name}={value.__name__} is a class; give an object, as {value.__name__}()")

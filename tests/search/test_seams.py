@@ -283,6 +283,8 @@ def test_searches_in_threads_share_an_engine() -> None:
         ({"engine": "smollm2"}, "engine='smollm2' is of type str"),
         ({"search": "beam"}, "search='beam' is of type str"),
         ({"search": BestOfN}, "search=BestOfN is a class"),
+        ({"template": "Q: {question}"}, "template='Q: {question}' is of type str"),
+        ({"extract": "number"}, "extract='number' cannot be called"),
     ],
 )
 def test_wrong_types_are_refused_by_name(options: dict[str, Any], message: str) -> None:
@@ -290,6 +292,13 @@ def test_wrong_types_are_refused_by_name(options: dict[str, Any], message: str) 
     given |= options
     with pytest.raises(InvalidInput, match=message):
         solve(given.pop("search"), **given)
+
+
+def test_settings_of_a_wrong_type_are_refused_by_name() -> None:
+    for name, value in (("n", "4"), ("max_tokens", 3.5), ("temperature", "hot"), ("top_k", None)):
+        wrong: dict[str, Any] = {name: value}
+        with pytest.raises(InvalidInput, match=f"{name}={value!r} is of type {type(value).__name__}"):
+            BestOfN(**wrong)
 
 
 def test_a_verifier_that_has_nothing_to_do_is_named() -> None:

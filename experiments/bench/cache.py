@@ -13,6 +13,7 @@ from experiments.build import make_template
 from experiments.data import load_task
 from experiments.paper.rksc.stats import difference
 from experiments.provenance import provenance
+from experiments.schema import register
 from search import BestFirst, solve
 from ttc import BlockCache, Engine
 from ttc.model.loading import load
@@ -27,6 +28,7 @@ SHARES = (0.5, 0.25)
 def run(problems: int, model_name: str, out: Path) -> None:
     """Solve the same problems under each order and capacity, print a table and write the figures."""
     model, tokenizer = load(model_name, dtype=torch.float32)
+    register()
     with initialize_config_module("conf", version_base="1.3"):
         config = compose("config", overrides=[f"dataset.size={problems}"])
     options = {"problem": load_task(config.dataset).problems, "template": make_template(config), "end": ("\n\n",)}

@@ -165,8 +165,9 @@ class Arm:
                 ("every branch computed its prompt", usage.prompt_tokens == prompts),
                 ("nothing was shared", usage.shared_tokens == 0),
             ]
+        phrasings = max(1, len(set(self.setting.config.search.phrasings)))
         return [
-            ("the prefix was computed once", usage.prompt_tokens < 2 * prompts / len(branches)),
+            ("the prefix was computed once", usage.prompt_tokens < 2 * phrasings * prompts / len(branches)),
             ("prompts are shared or computed", usage.substituted_tokens > 0 or usage.shared_tokens > 0),
         ]
 

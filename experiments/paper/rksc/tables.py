@@ -67,12 +67,18 @@ def answers(result: Result) -> str:
     for regime, found in result["regimes"].items():
         (full,) = [arm["correct"] for arm in found["arms"] if arm["arm"] == "verify"]
         for arm in found["arms"]:
-            n, computed = arm["problems"], arm["layer_rows"] + arm["layer_rows_saved"]
+            row = [regime, NAMES[arm["arm"]]]
+            n = arm["problems"]
+            if isinstance(full, int):  # a record of before, which has counts alone
+                rows.append(
+                    [*row, f"{arm['correct']} of {n}", "", _changed(arm), f"{arm['skipped'] / n:.0%}", "", "", ""]
+                )
+                continue
+            computed = arm["layer_rows"] + arm["layer_rows_saved"]
             gap, low, high = difference(full, arm["correct"])
             rows.append(
                 [
-                    regime,
-                    NAMES[arm["arm"]],
+                    *row,
                     f"{sum(arm['correct'])} of {n}",
                     "" if arm["arm"] == "verify" else f"{gap:+.1%} [{low:+.1%}, {high:+.1%}]",
                     _changed(arm),

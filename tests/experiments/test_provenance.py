@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from experiments.provenance import changed_modules, code_hash, provenance
-from experiments.report import RESULTS
+from experiments.report import RESULTS, TABLES
 
 
 @pytest.fixture
@@ -64,3 +64,10 @@ def test_every_record_names_its_command_machine_versions_and_commit(file: Path) 
         assert "python -m experiments." in str(record.get("command", record.get("commands")))
         assert len(record["commit"]) >= 40 and record["model"] and record["simulated"]
         assert {"torch", "transformers"} <= (record.get("versions") or record["machine"]).keys()
+
+
+@pytest.mark.parametrize("file", sorted({file for file, _ in TABLES["README.md"].values()}))
+def test_the_readmes_figures_were_made_by_the_code_that_is_here(file: str) -> None:
+    record = json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))
+    changed = changed_modules(record)
+    assert not changed, f"run {record['command']!r} again: {changed} changed since its figures were made"

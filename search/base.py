@@ -5,15 +5,16 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from numbers import Integral, Real
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, get_args
 
 import numpy as np
 
 from ttc.errors import InvalidInput
-from ttc.protocols import Append, Expand, Extract, Rate, Release, Vary
+from ttc.protocols import Aggregation, Append, Expand, Extract, Rate, Release, Vary
 from ttc.ranking import comparable
 from ttc.sampling import Sampling
 from ttc.text.answers import canonical, extract_answer
@@ -63,8 +64,49 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """What a number among a search's settings may be: from `least` to `most`, and without fractions where `whole`.
+
+    above: `least` itself is too little.
+    """
+
+    least: float = -inf
+    most: float = inf
+    whole: bool = False
+    above: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise InvalidInput for a value that is no such number."""
+        if not isinstance(value, Integral if self.whole else Real):
+            kind = "a whole number" if self.whole else "a number"
+            raise InvalidInput(f"{name}={value!r} is of type {type(value).__name__}; give {kind}")
+        number = float(value)
+        if self.above and not number > self.least:
+            raise InvalidInput(f"{name}={value} must be more than {self.least:g}")
+        if not self.least <= number <= self.most:
+            wanted = f"at least {self.least:g}" if self.most == inf else f"from {self.least:g} to {self.most:g}"
+            raise InvalidInput(f"{name}={value} must be {wanted}")
+
+
+COUNT = Limit(1, whole=True)
+
+
+@dataclass(frozen=True)
 class Search(ABC):
-    """An algorithm. Its fields are its whole configuration; it owns no model and no batching."""
+    """An algorithm. Its fields are its whole configuration; it owns no model and no batching.
+
+    limits: what each setting may be, a `Limit` for a number or the strings to choose from. A search names those of its
+    own settings; those named here hold for all.
+    """
+
+    limits: ClassVar[Mapping[str, Limit | tuple[str, ...]]] = {
+        "temperature": Limit(0),
+        "top_k": Limit(0, whole=True),
+        "top_p": Limit(0, 1, above=True),
+        "min_p": Limit(0, 1),
+        **dict.fromkeys(("n", "max_tokens", "beam_size", "beam_width", "step_tokens", "max_steps"), COUNT),
+        "aggregation": get_args(Aggregation),
+    }
 
     temperature: float = 0.8
     top_k: int = 0
@@ -72,20 +114,19 @@ class Search(ABC):
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_k", "top_p", "min_p"):
+        limits = {
+            name: limit for kind in reversed(type(self).__mro__) for name, limit in vars(kind).get("limits", {}).items()
+        }
+        for name, limit in limits.items():
+            if not hasattr(self, name):
+                continue
             value = getattr(self, name)
-            if not isinstance(value, Real):
-                raise InvalidInput(f"{name}={value!r} is of type {type(value).__name__}; give a number")
+            if isinstance(limit, Limit):
+                limit.check(name, value)
+            elif value not in limit:
+                wanted = " or ".join(filter(None, (", ".join(limit[:-1]), limit[-1])))
+                raise InvalidInput(f"{name}={value!r} is unknown; use {wanted}")
         _ = self.sampling  # refuses bad values before any work
-        for name in ("n", "max_tokens", "beam_size", "beam_width", "step_tokens", "max_steps", "finish"):
-            value = getattr(self, name, 1)
-            if not isinstance(value, Integral):
-                raise InvalidInput(f"{name}={value!r} is of type {type(value).__name__}; give a whole number")
-            if value < 1:
-                raise InvalidInput(f"{name}={value} must be at least 1")
-        aggregation = getattr(self, "aggregation", "last")
-        if aggregation not in ("min", "product", "last", "mean"):
-            raise InvalidInput(f"aggregation={aggregation!r} is unknown; use min, product, last or mean")
 
     @property
     def sampling(self) -> Sampling:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from search.base import Case, Search, SearchSteps, drop_gated, ranked
+from search.base import COUNT, Case, Search, SearchSteps, drop_gated, ranked
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Expand, Rate, Release, Step
 from ttc.tree.branch import Branch
@@ -19,6 +20,8 @@ class BestFirst(Search):
     open, or once `finish` branches have finished. It answers with the best finished branch, or the best open one if
     none has.
     """
+
+    limits: ClassVar = {"finish": COUNT}
 
     beam_size: int = 2
     beam_width: int = 4

@@ -327,3 +327,15 @@ def test_a_search_of_the_old_shape_still_runs() -> None:
 
     with pytest.deprecated_call(), pytest.warns(UserWarning):
         assert solve(Old(), problem="q", engine=FakeBackend(), verifier=Commas()).error is None
+
+
+def test_settings_outside_their_limits_are_refused_with_the_limit() -> None:
+    for search, wrong, message in (
+        (BestOfN, {"n": 0}, "n=0 must be at least 1"),
+        (BestOfN, {"top_p": 0}, "top_p=0 must be more than 0"),
+        (BestOfN, {"min_p": 2.5}, "min_p=2.5 must be from 0 to 1"),
+        (BestOfN, {"temperature": math.nan}, "temperature=nan must be at least 0"),
+        (BeamSearch, {"aggregation": "first"}, "aggregation='first' is unknown; use min, product, last or mean"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            search(**wrong)

@@ -173,6 +173,7 @@ SEARCHES = {
     "beam_search": search.BeamSearch,
     "best_first": search.BestFirst,
     "diverse_prompts": search.DiversePrompts,
+    "adaptive_consistency": search.AdaptiveConsistency,
 }
 VERIFIERS = {
     "arithmetic": verifiers.ArithmeticVerifier,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from ttc.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from search.adaptive_consistency import AdaptiveConsistency
     from search.base import Case, Search, SearchSteps
     from search.beam_search import BeamSearch
     from search.best_first import BestFirst
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ttc.results import Problem, Progress, Result
 
 __all__ = [
+    "AdaptiveConsistency",
     "Append",
     "BeamSearch",
     "BestFirst",
@@ -44,6 +46,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "AdaptiveConsistency": "search.adaptive_consistency",
         "Append": "ttc.protocols",
         "BeamSearch": "search.beam_search",
         "BestFirst": "search.best_first",

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from numbers import Integral, Real
-from typing import Any, ClassVar, Protocol, TypeVar, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 
+from search import selection
+from search.selection import C, ranked, whole
 from ttc.errors import InvalidInput
 from ttc.protocols import Aggregation, Append, Expand, Extract, Rate, Release, Vary
-from ttc.ranking import comparable
 from ttc.sampling import Sampling
-from ttc.text.answers import canonical, extract_answer
+from ttc.text.answers import extract_answer
 from ttc.tree.branch import Branch
 
 Request = Vary | Expand | Append | Rate | Release
@@ -29,23 +29,10 @@ def __getattr__(name: str) -> Any:
     if name == "Plan":
         warnings.warn("search.base.Plan is now search.base.SearchSteps", DeprecationWarning, stacklevel=2)
         return SearchSteps
+    if name == "vote":
+        warnings.warn("search.base.vote is now search.selection.vote", DeprecationWarning, stacklevel=2)
+        return selection.vote
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-class Candidate(Protocol):
-    """What choosing looks at: a branch, or the record of one."""
-
-    @property
-    def score(self) -> float | None: ...
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def gated(self) -> bool: ...
-
-
-C = TypeVar("C", bound=Candidate)
 
 
 @dataclass(frozen=True)
@@ -153,44 +140,9 @@ class Search(ABC):
         return best, extract(best.text)
 
 
-def whole(branches: Sequence[C]) -> list[C]:
-    """The branches that no decode gate cut off; all of them where it cut off every one."""
-    return [branch for branch in branches if not branch.gated] or list(branches)
-
-
 def drop_gated(children: Sequence[Branch]) -> Generator[Request, Any, list[Branch]]:
     """Let go of children that a decode gate cut off, and give the others: `children = yield from drop_gated(...)`."""
     kept = whole(children)
     if lost := [child for child in children if child not in kept]:
         yield Release(lost)
     return kept
-
-
-def ranked(branches: Sequence[C]) -> list[C]:
-    """Best score first; equal scores, and branches without one, keep their order. What a gate cut off comes last."""
-    return sorted(branches, key=lambda b: (not b.gated, comparable(b.score)), reverse=True)
-
-
-def vote(candidates: Sequence[C], extract: Extract, weighted: bool = False) -> tuple[C | None, str | None]:
-    """The answer that most candidates give, or that gathers the highest total score.
-
-    Answers are canonicalised, invalid ones dropped; what a gate cut off has no vote. Ties go to the answer that was
-    found first. The branch returned is the best-scored one with that answer. Weights are scores from zero on: where a
-    score is negative (a log-probability), all are raised until the lowest is zero, for more votes must not count
-    against an answer.
-    """
-    candidates = whole(candidates)
-    lowest = min([0.0, *(branch.score or 0.0 for branch in candidates)])
-    totals: dict[str, float] = defaultdict(float)
-    by_answer: dict[str, list[tuple[C, str]]] = defaultdict(list)
-    for branch in candidates:
-        answer = extract(branch.text)
-        key = canonical(answer)
-        if answer is not None and key is not None:
-            totals[key] += (branch.score or 0.0) - lowest if weighted else 1.0
-            by_answer[key].append((branch, answer))
-    if not totals:
-        return (candidates[0], None) if candidates else (None, None)
-    winner = max(totals, key=lambda key: totals[key])  # the first of equals: dictionaries keep their order
-    best = ranked([branch for branch, _ in by_answer[winner]])[0]
-    return best, next(answer for branch, answer in by_answer[winner] if branch is best)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from search.base import C, Case, Search, SearchSteps, drop_gated, vote
+from search.base import C, Case, Search, SearchSteps, drop_gated
+from search.selection import vote
 from ttc.protocols import Aggregation, Expand, Extract, Rate, Step
 from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)
 class SelfConsistency(Search):
-    """`n` samples; the answer with most votes, or with `weighted` the highest total score. See `search.base.vote`."""
+    """`n` samples; the answer with most votes, or with `weighted` the highest total score. See `search.selection.vote`."""
 
     n: int = 16
     max_tokens: int = 256

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search import BeamSearch, BestFirst, BestOfN, Greedy, Result, SelfConsistency, solve
-from search.base import ranked, vote
+from search.selection import ranked, vote
 from ttc import InvalidInput
 from ttc.protocols import Backend
 from ttc.tree.branch import Branch

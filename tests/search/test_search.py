@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from search import BeamSearch, BestOfN, DiversePrompts, Greedy, Problem, Result, SelfConsistency, solve
-from search.base import vote
 from search.driver import aggregate
+from search.selection import vote
 from tests.helpers.backends import FakeBackend
 from tests.helpers.tokenizers import Letters
 from ttc import InvalidInput, Sampling

@@ -1,0 +1,82 @@
+"""Adaptive consistency (Aggarwal et al., 2023): sample until the vote is decided, as far as chance allows to say."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from search.base import COUNT, Case, Limit, Search, SearchSteps, drop_gated
+from search.selection import C, vote
+from ttc.errors import InvalidInput
+from ttc.protocols import Expand, Extract, Step
+from ttc.text.answers import canonical
+from ttc.tree.branch import Branch
+
+
+@dataclass(frozen=True)
+class AdaptiveConsistency(Search):
+    """At most `n` samples, `block` at a time, which vote; no more are made once the answer is clear.
+
+    rule: "beta", once the most frequent answer is the most likely one with probability `confidence` or more, given the
+    votes so far (see `majority_probability`); or "window", once all samples of a block have the same answer (ESC; Li et
+    al., 2024), for blocks of 2 or more. A block counts when all of its samples are done, so that short answers
+    have no head start; with block=1 the rule looks after each sample, as the paper does. Samples without an answer have
+    no vote, and a window that holds one does not agree.
+    """
+
+    n: int = 40
+    block: int = 1
+    rule: Literal["beta", "window"] = "beta"
+    confidence: float = 0.95
+    max_tokens: int = 256
+
+    limits: ClassVar = {
+        "block": COUNT,
+        "rule": ("beta", "window"),
+        "confidence": Limit(0.5, 1, above=True),
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rule == "window" and self.block < 2:
+            raise InvalidInput(f"block={self.block} makes a window of one sample, which always agrees; give 2 or more")
+
+    @property
+    def needs_verifier(self) -> bool:
+        return False
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        step, branches, answers = Step(self.max_tokens, end=case.end), list[Branch](), list[str | None]()
+        for made in range(0, self.n, self.block):
+            samples: list[Branch] = yield Expand([root], min(self.block, self.n - made), step, self.sampling)
+            samples = yield from drop_gated(samples)
+            branches += samples
+            last = [canonical(case.extract(branch.text)) for branch in samples]
+            answers += last
+            if self.decided(last, answers):
+                break
+        return branches
+
+    def decided(self, last: Sequence[str | None], answers: Sequence[str | None]) -> bool:
+        """Whether the samples so far are enough. last: the answers of the last block. answers: of all blocks."""
+        if self.rule == "window":
+            return len(last) == self.block and last[0] is not None and len(set(last)) == 1
+        votes = Counter(answer for answer in answers if answer is not None)
+        first, second = sorted([*votes.values(), 0, 0], reverse=True)[:2]
+        return majority_probability(first, second) >= self.confidence
+
+    def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
+        return vote(candidates, extract)
+
+
+def majority_probability(first: int, second: int) -> float:
+    """P = 1 - I_0.5(first + 1, second + 1): that the answer with `first` votes is more likely than the one with
+    `second`, under a flat prior (Aggarwal et al., 2023).
+
+    I is the regularised incomplete beta function; of whole numbers it is a sum of binomial coefficients.
+    """
+    n = first + second + 1
+    return sum(math.comb(n, k) for k in range(first + 1)) / 2**n

@@ -1,0 +1,249 @@
+"""Selection rules: which of a problem's candidates is the answer. Functions of what is known about each candidate.
+
+A rule takes samples in the order of their index and returns the place of the one that it chooses, None where none has
+an answer that counts. Answers are canonicalised, invalid ones have no vote. Ties go to the lowest index, and numbers
+that agree in six digits are equal. The searches choose by these rules, and `python -m experiments.select` scores all of
+them from the records of a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, Protocol, TypeVar, get_args
+
+import numpy as np
+
+from ttc.errors import InvalidInput
+from ttc.protocols import Extract
+from ttc.ranking import comparable
+from ttc.text.answers import canonical
+
+Measure = Literal["mean", "tail", "lowest", "bottom"]
+Figure = Literal["score", "logprob", "self_certainty"]
+
+# ---------------------------------------------------------------- branches, and the records of branches
+
+
+class Candidate(Protocol):
+    """What a search's choice looks at: a branch, or the record of one."""
+
+    @property
+    def score(self) -> float | None: ...
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def gated(self) -> bool: ...
+
+
+C = TypeVar("C", bound=Candidate)
+
+
+def whole(branches: Sequence[C]) -> list[C]:
+    """The branches that no decode gate cut off; all of them where it cut off every one."""
+    return [branch for branch in branches if not branch.gated] or list(branches)
+
+
+def ranked(branches: Sequence[C]) -> list[C]:
+    """Best score first; equal scores, and branches without one, keep their order. What a gate cut off comes last."""
+    return sorted(branches, key=lambda b: (not b.gated, comparable(b.score)), reverse=True)
+
+
+def vote(
+    candidates: Sequence[C], extract: Extract, weighted: bool = False, weights: Sequence[float] | None = None
+) -> tuple[C | None, str | None]:
+    """The best-scored candidate among those with the answer that has most votes, and this answer.
+
+    extract: reads an answer out of a text. weighted: a vote weighs its score (`weighted_majority`). weights: what each
+    candidate's vote weighs instead. What a gate cut off has no vote.
+    Without a valid answer it is the first candidate, and None.
+    """
+    samples = [Sample(extract(c.text), c.score, gated=c.gated) for c in candidates]
+    if weights is not None:
+        place = voted(samples, weights)
+    else:
+        place = weighted_majority(samples) if weighted else majority(samples)
+    if place is None:
+        return (whole(candidates)[0], None) if candidates else (None, None)
+    return candidates[place], samples[place].answer
+
+
+# ---------------------------------------------------------------- rules
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a rule knows of one candidate; None is what was not measured.
+
+    answer: as it was read from the text. score: the verifier's. logprob: the mean log-probability of its tokens.
+    self_certainty: the mean over its tokens of the divergence from the uniform distribution (Kang et al., 2025).
+    confidences: of each token, minus the mean log-probability of the 20 likeliest (DeepConf's C_t).
+    gated: a decode gate cut it off, so it has no say beside those that are whole.
+    """
+
+    answer: str | None
+    score: float | None = None
+    logprob: float | None = None
+    self_certainty: float | None = None
+    confidences: Sequence[float] | None = None
+    gated: bool = False
+
+    @classmethod
+    def of_record(cls, branch: Mapping[str, Any]) -> Sample:
+        """From one entry of a record's "branches"."""
+        known = ("answer", "score", "logprob", "self_certainty", "confidences")
+        return cls(*(branch.get(name) for name in known), gated=branch.get("finish_reason") == "gate")
+
+
+def voted(samples: Sequence[Sample], weights: Sequence[float]) -> int | None:
+    """The best-scored sample among those with the answer whose votes weigh most."""
+    totals: dict[str, float] = defaultdict(float)
+    behind: dict[str, list[int]] = defaultdict(list)
+    for place in _whole(samples):
+        if (answer := canonical(samples[place].answer)) is not None:
+            totals[answer] += weights[place]
+            behind[answer].append(place)
+    if not totals:
+        return None
+    winner = max(totals, key=lambda answer: comparable(totals[answer]))  # the first of equals
+    return max(behind[winner], key=lambda place: comparable(samples[place].score))
+
+
+def majority(samples: Sequence[Sample]) -> int | None:
+    """The answer that most samples give (self-consistency; Wang et al., 2023)."""
+    return voted(samples, [1.0] * len(samples))
+
+
+def weighted_majority(samples: Sequence[Sample]) -> int | None:
+    """The answer with the highest total score.
+
+    Where a score is negative (a log-probability), all are raised until the lowest is zero: more votes must not count
+    against an answer.
+    """
+    scores = [sample.score or 0.0 for sample in samples]
+    lowest = min([0.0, *(scores[place] for place in _whole(samples))])
+    return voted(samples, [score - lowest for score in scores])
+
+
+def best(samples: Sequence[Sample], by: Figure = "score") -> int | None:
+    """The sample with the highest score, log-probability or self-certainty."""
+    return max(_whole(samples), key=lambda place: comparable(getattr(samples[place], by)), default=None)
+
+
+def borda(samples: Sequence[Sample], by: Figure = "self_certainty", power: float = 0.5) -> int | None:
+    """Votes that weigh (N - r + 1)^power for the sample of rank r among N, the best first (Kang et al., 2025).
+
+    power: 0 is the majority; the larger it is, the more the best sample decides.
+    """
+    order = sorted(range(len(samples)), key=lambda place: comparable(getattr(samples[place], by)), reverse=True)
+    weights = [0.0] * len(samples)
+    for r, place in enumerate(order, 1):
+        weights[place] = (len(samples) - r + 1) ** power
+    return voted(samples, weights)
+
+
+def soft_best_of_n(samples: Sequence[Sample], temperature: float = 0.1) -> list[float]:
+    """The probability of each sample to be chosen, proportional to exp(score / temperature).
+
+    It is the one rule that draws: near temperature 0 it is `best`, at a high one all samples are alike. A sample without
+    a score is never drawn. Raises InvalidInput unless the temperature is above 0.
+    """
+    if not temperature > 0:
+        raise InvalidInput(f"temperature={temperature} of soft best-of-n must be above 0; near 0 it is best-of-n")
+    may = {place for place in _whole(samples) if samples[place].score is not None}
+    scores = [sample.score if place in may else None for place, sample in enumerate(samples)]
+    top = max((score for score in scores if score is not None), default=0.0)
+    weights = [0.0 if score is None else math.exp((score - top) / temperature) for score in scores]
+    total = sum(weights)
+    return [weight / total for weight in weights] if total else weights
+
+
+def confidence_vote(
+    samples: Sequence[Sample], keep: float = 1.0, measure: Measure = "lowest", window: int = 2048
+) -> int | None:
+    """Votes weighed by confidence, of the most confident share `keep` of the samples (DeepConf offline).
+
+    Only samples with an answer are counted; those at or above the (1 - keep) quantile of their confidences stay.
+    measure, window: see `trace_confidence`.
+    """
+    if not 0 < keep <= 1:
+        raise InvalidInput(f"keep={keep} must lie in (0, 1]; it is the share of samples that vote")
+    valid = [place for place in _whole(samples) if canonical(samples[place].answer) is not None]
+    found = {place: trace_confidence(samples[place].confidences or [], measure, window) for place in valid}
+    if not found:
+        return None
+    threshold = comparable(float(np.quantile(list(found.values()), 1 - keep)))
+    weights = [found[p] if p in found and comparable(found[p]) >= threshold else 0.0 for p in range(len(samples))]
+    return voted(samples, weights)
+
+
+def trace_confidence(confidences: Sequence[float], measure: Measure = "lowest", window: int = 2048) -> float:
+    """How sure the model was of a whole text, from each token's confidence C_t (DeepConf; Fu et al., 2025).
+
+    measure: "mean" over all tokens; "tail", over the last `window`; "lowest", the lowest group, where a group is the
+    mean over `window` tokens in a row; "bottom", the mean of the lowest tenth of the groups.
+    A text shorter than `window` is one group. 0 for no tokens.
+    """
+    if measure not in get_args(Measure):
+        raise InvalidInput(f"measure={measure!r} is unknown; use mean, tail, lowest or bottom")
+    if window < 1:
+        raise InvalidInput(f"window={window} must be at least 1 token")
+    values = np.asarray(confidences, dtype=float)
+    if not len(values):
+        return 0.0
+    if measure == "mean" or len(values) <= window:
+        return float(values.mean())
+    if measure == "tail":
+        return float(values[-window:].mean())
+    sums = np.concatenate([[0.0], values.cumsum()])
+    groups = np.sort((sums[window:] - sums[:-window]) / window)
+    return float(groups[0] if measure == "lowest" else groups[: max(1, len(groups) // 10)].mean())
+
+
+def _whole(samples: Sequence[Sample]) -> list[int]:
+    """The places of the samples that no gate cut off; all where it cut off every one."""
+    places = range(len(samples))
+    return [place for place in places if not samples[place].gated] or list(places)
+
+
+# ---------------------------------------------------------------- all of them by name
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule by its name. needs: the field of `Sample` that it reads, besides the answer.
+
+    choose: the rule: the place of one sample, or every sample's probability.
+    """
+
+    name: str
+    needs: str
+    choose: Callable[[Sequence[Sample]], int | None | list[float]]
+
+    def chances(self, samples: Sequence[Sample]) -> list[float]:
+        """The probability of each sample to be chosen: 1 for one, unless the rule draws; all 0 where it finds none."""
+        chosen = self.choose(samples)
+        return chosen if isinstance(chosen, list) else [float(place == chosen) for place in range(len(samples))]
+
+
+def all_rules(measure: Measure = "lowest", window: int = 2048, temperature: float = 0.1) -> list[Rule]:
+    """Every rule. measure, window: of the confidence votes. temperature: of soft best-of-n."""
+    confident = partial(confidence_vote, measure=measure, window=window)
+    return [
+        Rule("majority", "answer", majority),
+        Rule("weighted", "score", weighted_majority),
+        Rule("best", "score", best),
+        Rule("soft_best", "score", partial(soft_best_of_n, temperature=temperature)),
+        Rule("borda_score", "score", partial(borda, by="score")),
+        Rule("likeliest", "logprob", partial(best, by="logprob")),
+        Rule("self_certainty", "self_certainty", partial(best, by="self_certainty")),
+        Rule("borda", "self_certainty", borda),
+        Rule("confidence", "confidences", confident),
+        Rule("confidence_top90", "confidences", partial(confident, keep=0.9)),
+        Rule("confidence_top10", "confidences", partial(confident, keep=0.1)),
+    ]

@@ -1,0 +1,125 @@
+"""Sampling that stops once the vote is decided: the papers' rules, in index order and within budgets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from search import AdaptiveConsistency, SelfConsistency, solve
+from search.adaptive_consistency import majority_probability
+from tests.helpers.backends import Dictated, FakeBackend
+from tests.helpers.engines import make_engine
+from ttc import InvalidInput
+
+
+@pytest.mark.parametrize(("votes", "p"), [((3, 0), 0.9375), ((4, 0), 0.96875), ((5, 1), 0.9375), ((6, 1), 0.96484375)])
+def test_the_probability_of_the_majority_is_that_of_the_beta_distribution(votes: tuple[int, int], p: float) -> None:
+    assert majority_probability(*votes) == p
+    x = (np.arange(100_000) + 0.5) / 200_000  # the integral from 0 to 1/2, over that from 0 to 1
+    first, second = votes
+    below, above = (sum(y**first * (1 - y) ** second) for y in (x, 1 - x))
+    assert majority_probability(*votes) == pytest.approx(1 - below / (below + above), abs=1e-6)
+
+
+def sampled(answers: list[str], search: AdaptiveConsistency, **options: Any) -> tuple[int, Any]:
+    """How many samples a search makes of these answers, and its result."""
+    result = solve(search, problem="q", engine=Dictated(answers), **options)
+    assert result.error is None
+    return len(result.tree) - 1, result
+
+
+@pytest.mark.parametrize(
+    ("answers", "made"),
+    [
+        ("7777777777", 4),
+        ("7877777777", 7),  # 5 to 1 is not enough
+        ("7878787878", 10),
+        ("7,,777,,,,", 6),  # samples without an answer have no vote
+        (",,,,,,,,,,", 10),
+    ],
+)
+def test_sampling_ends_as_soon_as_the_majority_is_clear(answers: str, made: int) -> None:
+    count, result = sampled(list(answers), AdaptiveConsistency(n=10))
+    assert count == made
+    assert result.answer == (None if set(answers) == {","} else "7")
+
+
+@pytest.mark.parametrize(
+    ("answers", "made"),
+    [("777", 3), ("778888777", 6), ("78787878777", 11), (",,,777", 6), ("7,7888", 6), ("787877777", 9)],
+)
+def test_a_window_ends_sampling_when_all_of_it_agrees(answers: str, made: int) -> None:
+    """The windows follow one another; agreement across two of them does not count."""
+    search = AdaptiveConsistency(n=11, block=3, rule="window")
+    assert sampled([*answers, *"1212121212"], search)[0] == made
+
+
+def test_a_last_block_that_is_cut_short_is_no_window() -> None:
+    assert sampled(list("1234512"), AdaptiveConsistency(n=7, block=3, rule="window"))[0] == 7
+    search = AdaptiveConsistency(n=6, block=3, rule="window")
+    count, result = sampled(["11", "22", "33", "44", "55", "55"], search, max_tokens=10)
+    assert (count, result.stopped) == (5, "budget")
+
+
+def test_blocks_go_by_index_and_not_by_which_sample_is_done_first() -> None:
+    """The block's short answers are not looked at before its long ones."""
+    answers = ["9", "111118", "9", "111118", "9", "111118", "9", "111118"]
+    count, result = sampled(answers, AdaptiveConsistency(n=8, block=4))
+    assert count == 8 and result.answer == "9"
+    assert [branch.text for branch in result.branches] == answers
+
+
+def test_an_answer_that_is_always_the_same_costs_four_samples_of_forty() -> None:
+    count, result = sampled(["12"] * 40, AdaptiveConsistency())
+    assert (count, result.usage.generated_tokens) == (4, 4 * len("12"))
+
+
+@pytest.mark.parametrize("block", [1, 3, 5])
+def test_the_samples_are_the_first_of_self_consistency(block: int) -> None:
+    """It makes the same samples in the same order, and no more than the rule needs: told by a loop over all of them."""
+    questions = [f"question {i}" for i in range(6)]
+    every = solve(SelfConsistency(n=20, max_tokens=1), problem=questions, engine=FakeBackend("1122"))
+    some = solve(AdaptiveConsistency(n=20, block=block, max_tokens=1), problem=questions, engine=FakeBackend("1122"))
+    lengths = set()
+    for whole, part in zip(every, some, strict=True):
+        texts = [branch.text for branch in whole.branches]
+        count = next(
+            (n for n in range(block, 21, block) if majority_probability(*both(texts[:n])) >= 0.95),
+            20,
+        )
+        assert [branch.text for branch in part.branches] == texts[:count]
+        lengths.add(count)
+    assert len(lengths) > 1
+
+
+def both(texts: list[str]) -> tuple[int, int]:
+    counts = sorted(Counter(texts).values(), reverse=True)
+    return counts[0], counts[1] if len(counts) > 1 else 0
+
+
+def test_on_an_engine_company_and_order_change_nothing() -> None:
+    search, questions = AdaptiveConsistency(n=6, block=2, max_tokens=5), ["1 + 1", "2 + 2", "3 + 3"]
+    engine = make_engine(context=160)
+    together = solve(search, problem=questions, engine=engine, extract=lambda text: text[:1])
+    assert engine.kv_bytes() == 0
+    for question, result in zip(questions, together, strict=True):
+        alone = solve(search, problem=question, engine=make_engine(context=160), extract=lambda text: text[:1])
+        assert (alone.answer, [b.tokens for b in alone.branches]) == (result.answer, [b.tokens for b in result.branches])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rule": "entropy"}, "rule='entropy' is unknown"),
+        ({"confidence": 95}, "confidence=95 must be from 0.5 to 1"),
+        ({"confidence": 0.5}, r"confidence=0\.5 must be more than 0\.5"),
+        ({"block": 0}, "block=0 must be at least 1"),
+        ({"rule": "window"}, "block=1 makes a window of one sample"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        AdaptiveConsistency(**settings)

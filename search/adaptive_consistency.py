@@ -27,17 +27,13 @@ class AdaptiveConsistency(Search):
     no vote, and a window that holds one does not agree.
     """
 
+    limits: ClassVar = {"block": COUNT, "rule": ("beta", "window"), "confidence": Limit(0.5, 1, above=True)}
+
     n: int = 40
     block: int = 1
     rule: Literal["beta", "window"] = "beta"
     confidence: float = 0.95
     max_tokens: int = 256
-
-    limits: ClassVar = {
-        "block": COUNT,
-        "rule": ("beta", "window"),
-        "confidence": Limit(0.5, 1, above=True),
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

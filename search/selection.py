@@ -150,8 +150,8 @@ def borda(samples: Sequence[Sample], by: Figure = "self_certainty", power: float
 def soft_best_of_n(samples: Sequence[Sample], temperature: float = 0.1) -> list[float]:
     """The probability of each sample to be chosen, proportional to exp(score / temperature).
 
-    It is the one rule that draws: near temperature 0 it is `best`, at a high one all samples are alike. A sample without
-    a score is never drawn. Raises InvalidInput unless the temperature is above 0.
+    It is the one rule that draws: near temperature 0 it is `best`, at a high one all samples are alike. A sample
+    without a score is never drawn. Raises InvalidInput unless the temperature is above 0.
     """
     if not temperature > 0:
         raise InvalidInput(f"temperature={temperature} of soft best-of-n must be above 0; near 0 it is best-of-n")
@@ -223,7 +223,7 @@ class Rule:
 
     name: str
     needs: str
-    choose: Callable[[Sequence[Sample]], int | None | list[float]]
+    choose: Callable[[Sequence[Sample]], int | list[float] | None]
 
     def chances(self, samples: Sequence[Sample]) -> list[float]:
         """The probability of each sample to be chosen: 1 for one, unless the rule draws; all 0 where it finds none."""

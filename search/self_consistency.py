@@ -13,7 +13,10 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class SelfConsistency(Search):
-    """`n` samples; the answer with most votes, or with `weighted` the highest total score. See `search.selection.vote`."""
+    """`n` samples; the answer with most votes, or with `weighted` the highest total score.
+
+    `search.selection` has the rules.
+    """
 
     n: int = 16
     max_tokens: int = 256

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tests.helpers.tokenizers import Letters
 from ttc.errors import InvalidInput
@@ -123,3 +123,45 @@ class FakeBackend:
 
     def _check_live(self, branches: Sequence[Branch]) -> None:
         assert all(id(branch) in self.live for branch in branches), "a released branch was used"
+
+
+class Dictated(FakeBackend):
+    """Branches write what they are told, a letter each token, and then end.
+
+    says: the text of each child of the root, or a function of a branch that gives all that it would go on to write.
+    confidences: each token's C_t of each child of the root (DeepConf), so that steps may ask for statistics.
+    """
+
+    def __init__(
+        self,
+        says: Sequence[str] | Callable[[Branch], str],
+        confidences: Sequence[Sequence[float]] | None = None,
+        longest: int = 2000,
+    ) -> None:
+        super().__init__(longest=longest)
+        self.says = says if callable(says) else lambda branch: says[branch.path[0]][len(branch.generated) :]
+        self.confidences = confidences
+
+    def generate(
+        self,
+        branches: Sequence[Branch],
+        max_tokens: int | Sequence[int],
+        *,
+        stop: Sequence[str] = (),
+        end: Sequence[str] = (),
+        sampling: Sampling = SAMPLED,
+        statistics: bool = False,
+    ) -> None:
+        super().generate(branches, max_tokens, stop=stop, end=end, sampling=sampling)
+        if statistics and self.confidences is not None:
+            for branch in branches:
+                sure = self.confidences[branch.path[0]][len(branch.top_k_logprobs) : len(branch.generated)]
+                branch.top_k_logprobs += [-value for value in sure]
+
+    def _step(self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]) -> None:
+        rest = self.says(branch)
+        branch.tokens += map(ord, rest[:limit])
+        branch.usage.generated_tokens += len(rest[:limit])
+        branch.finish_reason = "eos" if len(rest) <= limit else None
+        branch.step_ends.append(len(branch.tokens))
+        branch.step_reasons.append(branch.finish_reason or "length")

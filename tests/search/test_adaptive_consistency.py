@@ -81,8 +81,8 @@ def test_an_answer_that_is_always_the_same_costs_four_samples_of_forty() -> None
 def test_the_samples_are_the_first_of_self_consistency(block: int) -> None:
     """It makes the same samples in the same order, and no more than the rule needs: told by a loop over all of them."""
     questions = [f"question {i}" for i in range(6)]
-    every = solve(SelfConsistency(n=20, max_tokens=1), problem=questions, engine=FakeBackend("1122"))
-    some = solve(AdaptiveConsistency(n=20, block=block, max_tokens=1), problem=questions, engine=FakeBackend("1122"))
+    every = solve(SelfConsistency(n=20, max_tokens=1), problem=questions, engine=FakeBackend("11112"))
+    some = solve(AdaptiveConsistency(n=20, block=block, max_tokens=1), problem=questions, engine=FakeBackend("11112"))
     lengths = set()
     for whole, part in zip(every, some, strict=True):
         texts = [branch.text for branch in whole.branches]
@@ -107,7 +107,10 @@ def test_on_an_engine_company_and_order_change_nothing() -> None:
     assert engine.kv_bytes() == 0
     for question, result in zip(questions, together, strict=True):
         alone = solve(search, problem=question, engine=make_engine(context=160), extract=lambda text: text[:1])
-        assert (alone.answer, [b.tokens for b in alone.branches]) == (result.answer, [b.tokens for b in result.branches])
+        assert (alone.answer, [b.tokens for b in alone.branches]) == (
+            result.answer,
+            [b.tokens for b in result.branches],
+        )
 
 
 @pytest.mark.parametrize(

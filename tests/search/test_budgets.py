@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search import (
+    AdaptiveConsistency,
     BeamSearch,
     BestFirst,
     BestOfN,
@@ -33,6 +34,7 @@ SEARCHES: list[Search] = [
     BestOfN(n=5, max_tokens=9),
     SelfConsistency(n=5, max_tokens=9),
     SelfConsistency(n=4, max_tokens=9, weighted=True),
+    AdaptiveConsistency(n=6, max_tokens=9, block=2),
     DiversePrompts(n=4, max_tokens=9),
     BeamSearch(beam_size=2, beam_width=3, step_tokens=3, max_steps=5),
     BestFirst(beam_size=2, beam_width=3, step_tokens=3, max_steps=5, finish=3),

@@ -96,8 +96,8 @@ class Sample:
     @classmethod
     def of_record(cls, branch: Mapping[str, Any]) -> Sample:
         """From one entry of a record's "branches"."""
-        known = ("answer", "score", "logprob", "self_certainty", "confidences")
-        return cls(*(branch.get(name) for name in known), gated=branch.get("finish_reason") == "gate")
+        known = {name: branch.get(name) for name in ("answer", "score", "logprob", "self_certainty", "confidences")}
+        return cls(**known, gated=branch.get("finish_reason") == "gate")
 
 
 def voted(samples: Sequence[Sample], weights: Sequence[float]) -> int | None:

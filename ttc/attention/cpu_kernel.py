@@ -37,13 +37,14 @@ LINE = 64
 # what the parameters at each index say; addresses are in bytes, strides in numbers of their type
 (
     TICKET, NEXT_UNIT, DONE_UNITS, NEXT_ROW,
-    SCRATCH, SCRATCH_STRIDE, TASKS, UNITS, PIECES, STARTS, POSITIONS, ROWS, PART_FIRST, PARTS, PART_OUT, PART_SUM,
+    SCRATCH, SCRATCH_STRIDE, TASKS, UNITS, PIECES, STARTS, POSITIONS, OWN_PLACES, OWN_STARTS, ROWS,
+    PART_FIRST, PARTS, PART_OUT, PART_SUM,
     KV_HEADS, GROUPS, KEY_DIM, VALUE_DIM, MOST_QUERIES, ITEMSIZE,
     ADDRESSES, Q, Q_HEAD, Q_GROUP, Q_ROW, OUT, LSE,
     OWN_KEY, OWN_KEY_ROW, OWN_KEY_HEAD, OWN_KEY_TOKEN, OWN_VALUE, OWN_VALUE_ROW, OWN_VALUE_HEAD, OWN_VALUE_TOKEN,
-    FILLED, NEW_KEY, NEW_KEY_HEAD, NEW_KEY_ROW, NEW_VALUE, NEW_VALUE_HEAD, NEW_VALUE_ROW,
+    NEW_KEY, NEW_KEY_HEAD, NEW_KEY_ROW, NEW_VALUE, NEW_VALUE_HEAD, NEW_VALUE_ROW,
     WINDOW, SCALE, SOFTCAP, PARAMETERS,
-) = range(48)  # fmt: skip
+) = range(49)  # fmt: skip
 
 NOTHING = np.float32(-1e30)
 """The running maximum of a row that has seen no key."""
@@ -238,14 +239,17 @@ def attend_unit(P, like, unit, scratch):  # type: ignore[no-untyped-def]
             if own_row < 0:
                 break
             key_token, value_token = P[OWN_KEY_TOKEN], P[OWN_VALUE_TOKEN]
-            key = P[OWN_KEY] + (own_row * P[OWN_KEY_ROW] + head * P[OWN_KEY_HEAD]) * itemsize
-            value = P[OWN_VALUE] + (own_row * P[OWN_VALUE_ROW] + head * P[OWN_VALUE_HEAD]) * itemsize
+            owner = carray(integers(P[OWN_PLACES]), (P[ROWS],))[own_row]
+            start = carray(integers(P[OWN_STARTS]), (P[ROWS],))[own_row]
+            filled = positions[own_row] - start
+            key = P[OWN_KEY] + (owner * P[OWN_KEY_ROW] + head * P[OWN_KEY_HEAD]) * itemsize
+            value = P[OWN_VALUE] + (owner * P[OWN_VALUE_ROW] + head * P[OWN_VALUE_HEAD]) * itemsize
             if P[NEW_KEY] != 0:
                 new_key = P[NEW_KEY] + (head * P[NEW_KEY_HEAD] + row * P[NEW_KEY_ROW]) * itemsize
                 new_value = P[NEW_VALUE] + (head * P[NEW_VALUE_HEAD] + row * P[NEW_VALUE_ROW]) * itemsize
-                copy(like, new_key, key + P[FILLED] * key_token * itemsize, dim)
-                copy(like, new_value, value + P[FILLED] * value_token * itemsize, value_dim)
-            count, start = P[FILLED] + end - own_row, positions[own_row] - P[FILLED]
+                copy(like, new_key, key + filled * key_token * itemsize, dim)
+                copy(like, new_value, value + filled * value_token * itemsize, value_dim)
+            count = filled + end - own_row
         else:
             pieces = carray(integers(P[PIECES] + 24 * piece), (3,))
             entry, skipped, count = pieces[0], pieces[1], pieces[2]
@@ -295,10 +299,14 @@ def expect_unit(P, unit):  # type: ignore[no-untyped-def]
             expect(key, place[3], pieces[2], P[KEY_DIM], itemsize)
             expect(value, place[5], pieces[2], P[VALUE_DIM], itemsize)
     if tasks[5] >= 0:
-        key = P[OWN_KEY] + (tasks[5] * P[OWN_KEY_ROW] + head * P[OWN_KEY_HEAD]) * itemsize
-        value = P[OWN_VALUE] + (tasks[5] * P[OWN_VALUE_ROW] + head * P[OWN_VALUE_HEAD]) * itemsize
-        expect(key, P[OWN_KEY_TOKEN], P[FILLED] + 1, P[KEY_DIM], itemsize)
-        expect(value, P[OWN_VALUE_TOKEN], P[FILLED] + 1, P[VALUE_DIM], itemsize)
+        row = tasks[5]
+        owner = carray(integers(P[OWN_PLACES]), (P[ROWS],))[row]
+        start = carray(integers(P[OWN_STARTS]), (P[ROWS],))[row]
+        count = carray(integers(P[POSITIONS]), (P[ROWS],))[row] - start + 1
+        key = P[OWN_KEY] + (owner * P[OWN_KEY_ROW] + head * P[OWN_KEY_HEAD]) * itemsize
+        value = P[OWN_VALUE] + (owner * P[OWN_VALUE_ROW] + head * P[OWN_VALUE_HEAD]) * itemsize
+        expect(key, P[OWN_KEY_TOKEN], count, P[KEY_DIM], itemsize)
+        expect(value, P[OWN_VALUE_TOKEN], count, P[VALUE_DIM], itemsize)
 
 
 @njit(**FLAGS)

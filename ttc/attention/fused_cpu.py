@@ -106,7 +106,8 @@ def _pool() -> ThreadPoolExecutor:
 class FusedAttention:
     """The kernel, ready for one plan. Not to be called from two threads at once.
 
-    function: what `kernel` returned for dtype. own_rows: rows with keys of their own made by this pass.
+    function: what `kernel` returned for dtype. pairs: rows times the keys that each attends. own_rows: rows with own
+    keys.
     """
 
     def __init__(self, lowered: Lowered, dtype: torch.dtype, function: int):
@@ -126,7 +127,13 @@ class FusedAttention:
         self.pairs = int(((tasks[:, 1] - tasks[:, 0]) * (keys[tasks[:, 3]] - keys[tasks[:, 2]])).sum())
         own = tasks[tasks[:, 5] >= 0]
         self.own_rows = int((own[:, 1] - own[:, 0]).sum())
-        self.pairs += int(((own[:, 1] - own[:, 0]) * (own[:, 1] - own[:, 5])).sum())
+        filled = (lowered.positions - lowered.own_starts)[own[:, 5]]
+        self.pairs += int(((own[:, 1] - own[:, 0]) * (own[:, 1] - own[:, 5] + filled)).sum())
+
+    def advance(self) -> None:
+        """A decode step is done: every tail has one token more."""
+        self.lowered.positions += 1
+        self.pairs += self.own_rows
 
     def takes(self, layer: Layer, q: Tensor) -> bool:
         """Whether the kernel computes such a layer."""
@@ -138,19 +145,18 @@ class FusedAttention:
         q: Tensor,
         own_keys: Tensor,
         own_values: Tensor,
-        filled: int,
         new: tuple[Tensor, Tensor] | None,
     ) -> Partial:
-        """q: (kv_heads, groups, rows, dim). own_keys, own_values: (owners, kv_heads, tokens, dim), of which `filled`
-        tokens came before this pass. new: keys and values (kv_heads, rows, dim) to be put behind these, or None where
-        they are there. Returns out (kv_heads, groups, rows, value_dim) and its log-sum-exp, float32.
+        """q: (kv_heads, groups, rows, dim). own_keys, own_values: (owners, kv_heads, tokens, dim). new: keys and values
+        (kv_heads, rows, dim) to be put behind what is there, or None where they are there. Returns out (kv_heads,
+        groups, rows, value_dim) and its log-sum-exp, float32.
         """
         kv_heads, groups, rows, dim = q.shape
         value_dim, at = own_values.shape[-1], self.names
         q = q if q.stride(-1) == 1 else q.contiguous()
         out = torch.empty(rows, kv_heads, groups, value_dim)
         lse = torch.empty(rows, kv_heads, groups)
-        threads = 1 + int((self.pairs + self.own_rows * filled) * kv_heads * groups * (dim + value_dim)) // GRAIN
+        threads = 1 + self.pairs * kv_heads * groups * (dim + value_dim) // GRAIN
         threads = min(threads, torch.get_num_threads(), len(self.lowered.tasks) * kv_heads)
         P = self.parameters
         P[: at.SCRATCH] = 0
@@ -163,7 +169,7 @@ class FusedAttention:
             *buffers[0], self.layer_addresses[index] if index < len(self.layer_addresses) else 0,
             q.data_ptr(), *q.stride()[:3], out.data_ptr(), lse.data_ptr(),
             own_keys.data_ptr(), *own_keys.stride()[:3], own_values.data_ptr(), *own_values.stride()[:3],
-            filled, *new_at, layer.window or 0,
+            *new_at, layer.window or 0,
         )  # fmt: skip
         self.floats[2 * at.SCALE], self.floats[2 * at.SOFTCAP] = layer.scale, layer.softcap or 0.0
         if threads == 1:
@@ -184,7 +190,8 @@ class FusedAttention:
         fixed = (
             scratch.ctypes.data + -scratch.ctypes.data % 64, stride,
             arrays.tasks.ctypes.data, len(arrays.tasks) * kv_heads, arrays.pieces.ctypes.data,
-            arrays.starts.ctypes.data, arrays.positions.ctypes.data, arrays.rows,
+            arrays.starts.ctypes.data, arrays.positions.ctypes.data,
+            arrays.own_places.ctypes.data, arrays.own_starts.ctypes.data, arrays.rows,
             arrays.part_first.ctypes.data, arrays.parts.ctypes.data if arrays.slots else 0,
             part_out, part_out + 4 * arrays.slots * heads * value_dim,
             kv_heads, groups, dim, value_dim, most, torch.empty(0, dtype=self.dtype).element_size(),
@@ -194,7 +201,12 @@ class FusedAttention:
 
 
 def fused_attention(
-    entries: Sequence[Entry], own: Sequence[tuple[int, int]], positions: Sequence[int], q: Tensor, value: Tensor
+    entries: Sequence[Entry],
+    own: Sequence[tuple[int, int]],
+    positions: Sequence[int],
+    q: Tensor,
+    value: Tensor,
+    tails: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> FusedAttention | None:
     """The kernel for these entries and runs of new tokens (see `Lowered`), or None where there is none for `q`'s type
     and device or PyTorch's operations attend the new tokens faster. Entries that these attend faster are set apart.
@@ -210,7 +222,7 @@ def fused_attention(
         return None
     shapes = [(entry.rows.stop - entry.rows.start, entry.length) for entry in entries]
     apart = [i for i, shape in enumerate(shapes) if cost.by_operations(*shape) < cost.by_kernel(*shape)]
-    return FusedAttention(Lowered(entries, own, positions, groups, apart), q.dtype, function)
+    return FusedAttention(Lowered(entries, own, positions, groups, apart, tails), q.dtype, function)
 
 
 def _strided(tensor: Tensor) -> tuple[int, int, int]:

@@ -9,10 +9,13 @@ kernel; addresses are in bytes, strides in numbers of the KV's type.
     addresses  (layers, entries, 6)  of keys, of values; strides of keys by head and token, of values by head and token;
                                      all 0 where the layer is not on the device
     positions  (rows,)               position of each row's token
+    own_places, own_starts (rows,)   of a row that own keys begin with: which of those with own keys it is, and the
+                                     position of the first of its own keys
     part_first (rows + 1,), parts    row r merges the slots parts[part_first[r]:part_first[r + 1]]
 
-A task is a range of rows and what all of them attend: pieces of entries, and then, unless its own row is -1, keys that
-this pass has made (a decode step: the row's tail; else the new tokens from the row `own row` on, causal). Rows that
+A task is a range of rows and what all of them attend: pieces of entries, and then, unless its own row is -1, own keys
+(a decode step: the tail of the row `own row`; else the new tokens from that row on, causal), as many as its position is
+behind their start, and those of this pass. Rows that
 attend the same entries are one task, cut so that a task has at most `QUERIES` queries for a KV head; its keys are cut
 too, into parts of about `KEYS` keys, or of n x `KEYS` where the rows are n tasks already. Where tasks share rows, task
 t leaves the sums for its row r in slot `slot + r - first row`; a task of slot -1 is alone with its rows and writes the
@@ -39,7 +42,8 @@ class Lowered:
     """The arrays of a plan (see above).
 
     own: the rows of each run of new tokens, first and end. groups: query heads of a KV head. apart: entries, by index,
-    that the kernel leaves out, since the plan attends them by itself.
+    that the kernel leaves out, since the plan attends them by itself. tails: of a decode step, the number of each row's
+    tail, and the tokens that it holds; else the own keys of a run are those of its rows.
     """
 
     def __init__(
@@ -49,10 +53,14 @@ class Lowered:
         positions: Sequence[int],
         groups: int,
         apart: Collection[int] = (),
+        tails: tuple[Sequence[int], Sequence[int]] | None = None,
     ):
         self.entries, self.apart = entries, apart
         self.rows = len(positions)
         self.positions = np.array(positions, np.int64)
+        places, filled = (range(self.rows), 0) if tails is None else tails
+        self.own_places = np.array(places, np.int64)
+        self.own_starts = self.positions - np.array(filled, np.int64)
         self.starts = np.array([entry.start for entry in entries], np.int64)
         self._cut(own, task_rows(groups))
         self.addresses, self.absent = self._place()

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import Self
 
 import torch
@@ -137,9 +139,11 @@ class Plan(ABC):
 
 
 class DecodePlan(Plan):
-    """One new token for each branch; the branches' tails grow in step, side by side in one buffer.
+    """One new token for each branch, whose tails lie in one buffer.
 
-    tails: KV with one row per branch. filled: tokens that each tail holds before this pass.
+    tails: KV with a row for each tail. filled: the tokens that each branch's tail holds before this pass, one number if
+    all have as many. places: the row of each branch's tail, None for the branch's own number. Tails that are equally
+    long and in order are attended without a mask.
     """
 
     def __init__(
@@ -147,28 +151,35 @@ class DecodePlan(Plan):
         entries: Sequence[Entry],
         positions: Sequence[int],
         tails: KV,
-        filled: int,
+        filled: int | Sequence[int],
         stream: KVReader | None = None,
+        places: Sequence[int] | None = None,
     ):
         super().__init__(entries, positions, stream)
+        rows = range(len(self.positions))
         self.tails = tails
-        self.filled = filled
+        self.filled = [filled] * len(rows) if isinstance(filled, int) else list(filled)
+        self.places = list(rows) if places is None else list(places)
+        self.in_order = self.places == list(rows)
+        self.even = self.in_order and len(set(self.filled)) <= 1
+        self._masks: dict[tuple[int, int, Layer], Tensor] = {}
 
     def advance(self) -> None:
         """The pass is done: every tail has one token more."""
-        self.filled += 1
+        self.filled = [tokens + 1 for tokens in self.filled]
         self.positions = [p + 1 for p in self.positions]
         self._spans.clear()
+        self._masks.clear()
         if self.fused is not None:
-            self.fused.lowered.positions += 1
+            self.fused.advance()
 
     def lower(self, q: Tensor, value: Tensor) -> FusedAttention | None:
         own = [(row, row + 1) for row in range(len(self.positions))]
-        return fused_attention(self.entries, own, self.positions, q, value)
+        return fused_attention(self.entries, own, self.positions, q, value, (self.places, self.filled))
 
     def attend_fused(self, fused: FusedAttention, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         copy = self._tails(layer, key, value)
-        return fused.attend(layer, q, copy.keys, copy.values, self.filled, (key, value))
+        return fused.attend(layer, q, copy.keys, copy.values, (key, value))
 
     def _tails(self, layer: Layer, key: Tensor, value: Tensor) -> LayerKV:
         """A layer's tails on the device. Where they live on the host, the new keys and values are sent there."""
@@ -176,31 +187,64 @@ class DecodePlan(Plan):
         if copy is None:
             assert self.stream is not None
             copy = self.stream.staged_tails(layer.index)
-            where = slice(0, key.shape[1]), slice(None), self.filled
-            self.stream.memory.store(self.tails, layer.index, where, key.transpose(0, 1), value.transpose(0, 1))
+            for rows, places in self._neighbours:
+                where = places, slice(None), self.filled[rows.start]
+                new = (x[:, rows].transpose(0, 1) for x in (key, value))
+                self.stream.memory.store(self.tails, layer.index, where, *new)
         return copy
 
+    @cached_property
+    def _neighbours(self) -> list[tuple[slice, slice]]:
+        """Rows whose tails are neighbours and equally long, and the places of these."""
+        places, filled = self.places, self.filled
+        ends = [
+            row for row in range(1, len(places)) if (places[row], filled[row]) != (places[row - 1] + 1, filled[row - 1])
+        ]
+        spans = pairwise([0, *ends, len(places)])
+        return [(slice(first, end), slice(places[first], places[first] + end - first)) for first, end in spans]
+
     def attend_tails(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
-        branches, end = q.shape[2], self.filled + 1
-        new_key, new_value = key.transpose(0, 1), value.transpose(0, 1)
-        copy = self._tails(layer, key, value)
-        keys, values = copy.keys[:branches], copy.values[:branches]
-        keys[:, :, self.filled], values[:, :, self.filled] = new_key, new_value
-        lo = 0 if layer.window is None else max(0, end - layer.window)
-        out, lse = partial_attention(q.permute(2, 0, 1, 3), keys[:, :, lo:end], values[:, :, lo:end], layer)
+        copy, end = self._tails(layer, key, value), max(self.filled) + 1
+        for rows, places in self._neighbours:
+            for tails, new in zip(copy.both, (key, value), strict=True):
+                tails[places, :, self.filled[rows.start]] = new[:, rows].transpose(0, 1)
+        lo = 0 if layer.window is None else max(0, min(self.filled) + 1 - layer.window)
+        visible = None if self.even else self._visible(layer, lo, end, q.device)
+        out, lse = self._attend_copy(layer, slice(None), copy, q, slice(lo, end), visible)
         return _accumulator(out).permute(1, 2, 0, 3), lse.permute(1, 2, 0)
 
     def attend_tails_again(
         self, layer: Layer, heads: slice, q: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor
     ) -> None:
-        copy, end = self.tails.on_device(layer.index), self.filled + 1
-        keys, values = (tensor[: q.shape[2], heads, :end] for tensor in copy.both)
-        positions = torch.tensor(self.positions, device=q.device)
-        places = positions[:, None] + torch.arange(-self.filled, 1, device=q.device)
-        visible = layer.sees(positions, places)[:, None, None]  # (branches, 1, 1, keys)
-        part = partial_attention(q[heads].permute(2, 0, 1, 3), keys, values, layer, visible=visible)
+        copy, end = self.tails.on_device(layer.index), max(self.filled) + 1
+        visible = self._visible(layer, 0, end, q.device)
+        part = self._attend_copy(layer, heads, copy, q[heads], slice(end), visible)
         out.copy_(part[0].permute(1, 2, 0, 3))
         lse.copy_(part[1].permute(1, 2, 0))
+
+    def _attend_copy(
+        self, layer: Layer, heads: slice, copy: LayerKV, q: Tensor, tokens: slice, visible: Tensor | None
+    ) -> Partial:
+        """Each branch attends `tokens` of its tail. q: (heads, groups, branches, dim). visible: see `_visible`.
+
+        Returns out (branches, heads, groups, value_dim) and its log-sum-exp.
+        """
+        where = slice(len(self.places)) if self.in_order else self.places
+        keys, values = (tails[where][:, heads, tokens] for tails in copy.both)
+        if visible is not None:  # what no branch has written yet may be no number
+            values = values.masked_fill(~visible[:, :, 0, :, None], 0)
+        return partial_attention(q.permute(2, 0, 1, 3), keys, values, layer, visible=visible)
+
+    def _visible(self, layer: Layer, lo: int, end: int, device: torch.device) -> Tensor:
+        """Which tokens from `lo` to `end` of its tail each branch sees, (branches, 1, 1, tokens)."""
+        key = lo, end, replace(layer, index=0)
+        if key not in self._masks:
+            last = torch.tensor(self.filled, device=device)
+            starts = torch.tensor(self.positions, device=device) - last
+            places = starts[:, None] + torch.arange(lo, end, device=device)
+            visible = layer.sees(starts + last, places) & (places <= (starts + last)[:, None])
+            self._masks[key] = visible[:, None, None]
+        return self._masks[key]
 
 
 @dataclass(frozen=True)
@@ -237,7 +281,7 @@ class ExtendPlan(Plan):
         # each row may begin a run of keys, so owners are as far apart as tokens
         new = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, value))
         own_keys, own_values = (x.as_strided((1, *x.shape), (x.stride(1), *x.stride())) for x in new)
-        return fused.attend(layer, q, own_keys, own_values, 0, None)
+        return fused.attend(layer, q, own_keys, own_values, None)
 
     def attend_tails(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         kv_heads, groups, rows, _ = q.shape

@@ -83,7 +83,7 @@ class DecodeStep:
                 with self._plan(active, tails, filled) as plan:
                     while not (ended := self._advance(active, plan)):
                         pass
-                filled = plan.filled
+                filled = plan.filled[0]
                 write_new(self.runtime.memory, Tails(tails, len(active), filled), least=1)
                 active = self._leave(active, ended, tails, filled)
         finally:
@@ -101,7 +101,7 @@ class DecodeStep:
         """One token for every row. Returns the rows whose step is over, and why."""
         logits = self.runtime.runner.forward([b.tokens[-1] for b in active], plan)
         plan.advance()
-        write_new(self.runtime.memory, Tails(plan.tails, len(active), plan.filled))
+        write_new(self.runtime.memory, Tails(plan.tails, len(active), plan.filled[0]))
         count_pass(b.usage for b in active)
         self._append(active, logits)
         ended: dict[int, StepEnd] = {}

@@ -145,7 +145,7 @@ def test_a_plan_is_lowered_once_and_goes_on_as_its_tails_grow() -> None:
             torch.testing.assert_close(found.double(), right, atol=1e-5, rtol=1e-5)
         first = plan.fused
         plan.advance()
-        case.filled, case.positions = plan.filled, plan.positions
+        case.filled, case.positions = plan.filled[0], plan.positions
         case.q, case.key, case.value = case.q.roll(1, -1), case.key.roll(1, -1), case.value.roll(1, -1)
     assert plan.fused is first is not None
 
@@ -172,7 +172,7 @@ def test_a_row_that_sees_no_key_gets_nothing_and_no_weight() -> None:
     function = fused_cpu.kernel(torch.float32)
     assert function is not None
     alone = FusedAttention(Lowered([entry], [], [100, 22], 1), torch.float32, function)
-    out, lse = alone.attend(Layer(0, 1.0, window=10), case.q, *case.tails.on_device(0).both, 0, None)
+    out, lse = alone.attend(Layer(0, 1.0, window=10), case.q, *case.tails.on_device(0).both, None)
     assert out[:, :, 0].abs().max() == 0 and lse[0, 0, 0] == float("-inf")
     assert out[:, :, 1].abs().min() > 0 and lse[0, 0, 1] > -100
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from search.base import Case, Search, SearchSteps, drop_gated, ranked
-from ttc.protocols import Aggregation, Expand, Rate, Release, Step
+from search.base import COUNT, Case, Limit, Search, SearchSteps
+from search.growing import drop_repeated, grow, rate_ahead
+from search.selection import ranked
+from ttc.protocols import Aggregation, Release, Step
 from ttc.tree.branch import Branch
 
 
@@ -17,7 +20,12 @@ class BeamSearch(Search):
     beam_size x beam_width, so that every step rates equally many. A step is `step_tokens` tokens, or ends at
     `delimiter` before that. Finished beams are kept and compete; the search ends when no kept beam can go on, or
     after `max_steps` steps.
+    lookahead: rate a continuation by the end of so many further steps at temperature 0, which are then dropped.
+    verify_every: rate and select after every so many steps, and after the last one.
+    drop_duplicates: of continuations with exactly the same text only the first is rated and selected.
     """
+
+    limits: ClassVar = {"lookahead": Limit(0, whole=True), "verify_every": COUNT}
 
     beam_size: int = 4
     beam_width: int = 4
@@ -25,6 +33,9 @@ class BeamSearch(Search):
     max_steps: int = 8
     delimiter: str | None = None
     aggregation: Aggregation = "last"
+    lookahead: int = 0
+    verify_every: int = 1
+    drop_duplicates: bool = False
 
     @property
     def compares_ratings(self) -> bool:
@@ -33,15 +44,16 @@ class BeamSearch(Search):
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = Step(self.step_tokens, self.delimiter, case.end)
         beams, width = [root], self.beam_size * self.beam_width
-        for _ in range(self.max_steps):
-            active = [b for b in beams if not b.finished]
+        for done in range(0, self.max_steps, self.verify_every):
+            finished, active = [b for b in beams if b.finished], [b for b in beams if not b.finished]
             if not active:
                 break
-            children: list[Branch] = yield Expand(active, width, step, self.sampling)
-            yield Release(active)
-            children = yield from drop_gated(children)
-            yield Rate(children, self.aggregation)
-            candidates = ranked([*(b for b in beams if b.finished), *children])
+            steps = min(self.verify_every, self.max_steps - done)
+            children = yield from grow(active, width, steps, step, self.sampling)
+            if self.drop_duplicates:
+                children = yield from drop_repeated(children, finished)
+            yield from rate_ahead(children, self.lookahead, step, self.aggregation)
+            candidates = ranked([*finished, *children])
             beams = candidates[: self.beam_size]
             yield Release(candidates[self.beam_size :])
             width = self.beam_width

@@ -95,6 +95,10 @@ class Run:
             self.request = go_on()
         except StopIteration as stop:
             self.request, self.candidates = None, list(stop.value)
+        except BudgetExceeded:  # what the search was told, when it let go of what is in the way
+            if not self.told:
+                raise
+            self.request = None
         if isinstance(self.request, Expand):
             self._begin(self.request)
 
@@ -155,10 +159,7 @@ class Run:
             return
         self.told = True
         limits = f"max_tokens={self.budget.max_tokens}, max_calls={self.budget.max_calls}"
-        try:
-            self._take(lambda: self.steps.throw(BudgetExceeded(f"the budget of this problem is spent: {limits}")))
-        except BudgetExceeded:
-            self.request = None
+        self._take(lambda: self.steps.throw(BudgetExceeded(f"the budget of this problem is spent: {limits}")))
 
     def fail(self, error: str) -> None:
         """End the search with what it has."""
@@ -188,7 +189,7 @@ class Run:
         """The outcome, free of the engine."""
         candidates = self.choices()
         for branch in self.live:
-            node = self.nodes[branch]
+            node = self.rated(branch)
             if node.parent is not None:
                 node.status = "finished" if branch.finished else "kept"
                 if node.id in self.parents and branch not in candidates:
@@ -216,7 +217,8 @@ class Run:
         if self.candidates is not None:
             return ranked(self.candidates)
         ends = [b for b in self.live if b is not self.root and b.generated]
-        return ranked([b for b in ends if b.finished or self.nodes[b].id not in self.parents])
+        parents = {branch.parent for branch in self.live}
+        return ranked([b for b in ends if b.finished or b not in parents])
 
     # ------------------------------------------------------------ the tree
 
@@ -235,7 +237,7 @@ class Run:
         lost = [branch for branch in dict.fromkeys(branches) if branch in self.live]
         for branch in lost:
             del self.live[branch]
-            node = self.nodes[branch]
+            node = self.rated(branch)
             if node.parent is not None:
                 node.status = "expanded" if node.id in self.parents else "pruned"
         return lost
@@ -245,10 +247,11 @@ class Run:
         node = self.nodes[child]
         node.text, node.tokens = text, len(child.generated)
 
-    def rated(self, branch: Branch) -> None:
-        """What a rating left on a branch."""
+    def rated(self, branch: Branch) -> Node:
+        """The node of a branch, with the score that it has now."""
         node = self.nodes[branch]
         node.score, node.step_scores = branch.score, branch.step_scores
+        return node
 
     def progress(self, did: Did, branches: Sequence[Branch] = (), result: Result | None = None) -> Progress:
         """What has just been done, in copies."""

@@ -1,0 +1,79 @@
+"""What step-wise searches share: candidates that grow by some steps, and ratings that look ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any
+
+from search.base import Request, drop_gated
+from ttc.errors import BudgetExceeded
+from ttc.protocols import Aggregation, Expand, Rate, Release, Step
+from ttc.sampling import Sampling
+from ttc.tree.branch import Branch
+
+GREEDY = Sampling(temperature=0)
+
+Branches = Generator[Request, Any, list[Branch]]
+
+
+def grow(parents: Sequence[Branch], width: int, steps: int, step: Step, sampling: Sampling) -> Branches:
+    """`width` children of each parent, which go on by themselves until they are `steps` steps long.
+
+    The parents are released. Steps after the first one are not rated: the granularity of verification (Chen et al.,
+    2025, VG-Search).
+    """
+    children: list[Branch] = yield Expand(parents, width, step, sampling)
+    yield Release(parents)
+    children = yield from drop_gated(children)
+    for _ in range(steps - 1):
+        going = [child for child in children if not child.finished]
+        if not going:
+            break
+        after = by_parent((yield Expand(going, 1, step, sampling)))
+        yield Release(list(after))
+        children = yield from drop_gated([after.get(child, child) for child in children])
+    return children
+
+
+def rate_ahead(
+    candidates: Sequence[Branch], lookahead: int, step: Step, aggregation: Aggregation
+) -> Generator[Request, Any, None]:
+    """Rate each candidate by where `lookahead` more steps from it lead, at temperature 0 (Snell et al., 2025).
+
+    The score at the rollout's end becomes the candidate's; the rollout is dropped. With `lookahead=0`, and for a
+    finished candidate, that is its own score. Where the budget ends before all is rated, no rollout is left either.
+    """
+    ends = {candidate: candidate for candidate in candidates}
+    try:
+        for _ in range(lookahead):
+            going = {end: candidate for candidate, end in ends.items() if not end.finished}
+            if not going:
+                break
+            longer = by_parent((yield Expand(list(going), 1, step, GREEDY)))
+            ends |= {going[end]: after for end, after in longer.items()}
+            yield Release([end for end in longer if end not in ends])
+        yield Rate(list(ends.values()), aggregation)
+    except BudgetExceeded:
+        yield Release([end for end in ends.values() if end not in ends])
+        raise
+    for candidate, end in ends.items():
+        candidate.score, candidate.step_scores = end.score, end.step_scores
+    yield Release([end for end in ends.values() if end not in ends])
+
+
+def drop_repeated(branches: Sequence[Branch], beside: Sequence[Branch] = ()) -> Branches:
+    """Let go of branches whose text is exactly that of one before them, or of one in `beside`.
+
+    One that can go on and one that is finished are not the same, whatever their text.
+    """
+    first: dict[tuple[str, bool], Branch] = {}
+    for branch in (*beside, *branches):
+        first.setdefault((branch.text, branch.finished), branch)
+    kept = [branch for branch in branches if first[branch.text, branch.finished] is branch]
+    yield Release([branch for branch in branches if branch not in kept])
+    return kept
+
+
+def by_parent(children: Iterable[Branch]) -> dict[Branch, Branch]:
+    """Each parent's child, where every parent has one at most."""
+    return {child.parent: child for child in children if child.parent is not None}

@@ -172,6 +172,10 @@ SEARCHES = {
     "self_consistency": search.SelfConsistency,
     "beam_search": search.BeamSearch,
     "best_first": search.BestFirst,
+    "dvts": search.DVTS,
+    "rebase": search.REBASE,
+    "particle_filter": search.ParticleFilter,
+    "particle_gibbs": search.ParticleGibbs,
     "diverse_prompts": search.DiversePrompts,
     "adaptive_consistency": search.AdaptiveConsistency,
 }

@@ -11,14 +11,20 @@ if TYPE_CHECKING:
     from search.best_first import BestFirst
     from search.best_of_n import BestOfN
     from search.diverse_prompts import DiversePrompts
+    from search.dvts import DVTS
     from search.greedy import Greedy
+    from search.particle_filter import ParticleFilter
+    from search.particle_gibbs import ParticleGibbs
     from search.rating import try_verifier
+    from search.rebase import REBASE
     from search.self_consistency import SelfConsistency
     from search.solving import solve, stream
     from ttc.protocols import Append, Expand, Rate, Release, Step, Vary
     from ttc.results import Problem, Progress, Result
 
 __all__ = [
+    "DVTS",
+    "REBASE",
     "AdaptiveConsistency",
     "Append",
     "BeamSearch",
@@ -28,6 +34,8 @@ __all__ = [
     "DiversePrompts",
     "Expand",
     "Greedy",
+    "ParticleFilter",
+    "ParticleGibbs",
     "Problem",
     "Progress",
     "Rate",
@@ -52,11 +60,15 @@ __getattr__, __dir__ = lazy_names(
         "BestFirst": "search.best_first",
         "BestOfN": "search.best_of_n",
         "Case": "search.base",
+        "DVTS": "search.dvts",
         "DiversePrompts": "search.diverse_prompts",
         "Expand": "ttc.protocols",
         "Greedy": "search.greedy",
+        "ParticleFilter": "search.particle_filter",
+        "ParticleGibbs": "search.particle_gibbs",
         "Problem": "ttc.results",
         "Progress": "ttc.results",
+        "REBASE": "search.rebase",
         "Rate": "ttc.protocols",
         "Release": "ttc.protocols",
         "Result": "ttc.results",

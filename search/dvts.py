@@ -1,0 +1,58 @@
+"""Diverse verifier tree search (Beeching et al., 2024): several small trees side by side, one leaf kept in each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import ClassVar
+
+from search.base import COUNT, Case, Limit, Search, SearchSteps
+from search.growing import grow, rate_ahead
+from search.selection import ranked
+from ttc.protocols import Aggregation, Release, Step
+from ttc.tree.branch import Branch
+
+
+@dataclass(frozen=True)
+class DVTS(Search):
+    """`subtrees` independent subtrees; in each step every one samples `beam_width` continuations and keeps the best.
+
+    A subtree ends when its kept leaf is finished, the first of equals; at the latest after `max_steps` steps. The
+    candidates are the kept leaves, and the continuations beside them that were finished. step_tokens, delimiter,
+    lookahead, verify_every: as in `BeamSearch`. With N beams and M continuations in the paper, subtrees is N/M.
+    """
+
+    limits: ClassVar = {"subtrees": COUNT, "lookahead": Limit(0, whole=True), "verify_every": COUNT}
+
+    subtrees: int = 4
+    beam_width: int = 4
+    step_tokens: int = 256
+    max_steps: int = 40
+    delimiter: str | None = "\n\n"
+    aggregation: Aggregation = "last"
+    lookahead: int = 0
+    verify_every: int = 1
+
+    @property
+    def compares_ratings(self) -> bool:
+        return True
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        step = Step(self.step_tokens, self.delimiter, case.end)
+        active, width = [root], self.subtrees * self.beam_width
+        candidates = list[Branch]()
+        for done in range(0, self.max_steps, self.verify_every):
+            steps = min(self.verify_every, self.max_steps - done)
+            children = yield from grow(active, width, steps, step, self.sampling)
+            yield from rate_ahead(children, self.lookahead, step, self.aggregation)
+            families: dict[int, list[Branch]] = defaultdict(list)
+            for child in children:
+                families[child.path[len(root.path)] // self.beam_width].append(child)
+            leaves = [ranked(family)[0] for family in families.values()]
+            candidates += [child for child in children if child.finished]
+            active = [leaf for leaf in leaves if not leaf.finished]
+            yield Release([child for child in children if not child.finished and child not in active])
+            if not active:
+                break
+            width = self.beam_width
+        return candidates + active

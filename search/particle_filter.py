@@ -1,0 +1,134 @@
+"""Particle filtering over steps (Puri et al., 2025, "A Probabilistic Inference Approach to Inference-Time Scaling")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+
+from search.base import Case, Limit, Request, Search, SearchSteps, drop_gated
+from ttc.errors import InvalidInput
+from ttc.protocols import Aggregation, Expand, Rate, Release, Step
+from ttc.ranking import comparable
+from ttc.tree.branch import Branch
+
+Resampling = Literal["multinomial", "systematic"]
+CLIP = 1e-7
+
+Particles = dict[Branch, int]
+"""How many particles stand on each branch; several on one share its text and KV until they go on."""
+
+
+@dataclass(frozen=True)
+class ParticleFilter(Search):
+    """`n` particles go on by a step each; then all of them are drawn again, the better rated ones more often.
+
+    A particle is drawn with probability softmax(log(r / (1 - r)) / weight_temperature), r its score, from 0 to 1. One
+    that is finished takes part with the score it has and writes nothing. After the last step, when all particles are
+    finished or `max_steps` are done, none is drawn; the best rated one is the answer. A step is `step_tokens` tokens,
+    or ends at `delimiter` before that.
+    resampling: draw each particle by itself ("multinomial"), or all with one random number ("systematic").
+    ess_threshold: draw only where the effective sample size is at most this share of n; 1 draws after every step, as
+        published. Over steps without a draw a particle's weights are multiplied (the product target).
+    """
+
+    limits: ClassVar = {
+        "weight_temperature": Limit(0, above=True),
+        "ess_threshold": Limit(0, 1),
+        "resampling": get_args(Resampling),
+    }
+
+    n: int = 16
+    step_tokens: int = 256
+    max_steps: int = 40
+    delimiter: str | None = "\n\n"
+    aggregation: Aggregation = "last"
+    weight_temperature: float = 1.0
+    resampling: Resampling = "multinomial"
+    ess_threshold: float = 1.0
+
+    @property
+    def compares_ratings(self) -> bool:
+        return True
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        return list((yield from self.sweep(root, case)))
+
+    def sweep(self, root: Branch, case: Case, reference: Sequence[Branch] = ()) -> Generator[Request, Any, Particles]:
+        """Filter once, and give the last step's particles.
+
+        reference: the branches of a particle that is given, from the root on. After step t it competes with the score
+        it had then, and it is never replaced; the other n - 1 are drawn among all.
+        """
+        step = Step(self.step_tokens, self.delimiter, case.end)
+        free: Particles = {root: self.n - bool(reference)}
+        log_weights, held = {root: 0.0}, [root]
+        for done in range(1, self.max_steps + 1):
+            going = [branch for branch in free if not branch.finished]
+            children: list[Branch] = []
+            if going:
+                children = yield Expand(going, [free[branch] for branch in going], step, self.sampling)
+                children = yield from drop_gated(children)
+                yield Rate(children, self.aggregation)
+            held += children
+            free = {branch: count for branch, count in free.items() if branch.finished} | dict.fromkeys(children, 1)
+            fixed = reference[done : done + 1] or reference[-1:]
+            everyone = free | {branch: free.get(branch, 0) + 1 for branch in fixed}
+            before = {branch: branch if branch in log_weights else branch.parent for branch in everyone}
+            log_weights = {
+                branch: log_weights[parent] + self.log_weight(branch)
+                for branch, parent in before.items()
+                if parent is not None
+            }
+            over = all(branch.finished for branch in free) and done + 1 >= len(reference)
+            if over or done == self.max_steps:
+                break
+            if self.too_uneven(everyone, log_weights):
+                free = self.draw(everyone, log_weights, self.n - len(fixed), case.rng)
+                log_weights = {branch: 0.0 for branch in (*free, *fixed)}
+            needed = {ancestor for branch in free for ancestor in self.kept_with(branch)}
+            yield Release([branch for branch in held if branch not in needed])
+            held = [branch for branch in held if branch in needed]
+        return everyone
+
+    def kept_with(self, branch: Branch) -> list[Branch]:
+        """The branches that must stay while a particle stands on this one."""
+        return [branch]
+
+    def log_weight(self, branch: Branch) -> float:
+        """log(r / (1 - r)) of the branch's score r, over the temperature. r is kept 1e-7 away from 0 and 1."""
+        score = comparable(branch.score)
+        if not 0 <= score <= 1:
+            raise InvalidInput(
+                f"{type(self).__name__} takes scores as probabilities, and {score:g} is not from 0 to 1; use another "
+                "verifier or aggregation"
+            )
+        score = min(max(score, CLIP), 1 - CLIP)
+        return math.log(score / (1 - score)) / self.weight_temperature
+
+    def too_uneven(self, particles: Particles, log_weights: Mapping[Branch, float]) -> bool:
+        """Whether the effective sample size, 1 / (sum of squared weights), has fallen to `ess_threshold` of all."""
+        shares, counts = weights(particles, log_weights), np.array(list(particles.values()))
+        size = 1 / float((shares**2 / counts).sum())
+        return size <= self.ess_threshold * counts.sum() * (1 + 1e-9)  # all equal, but for rounding
+
+    def draw(
+        self, particles: Particles, log_weights: Mapping[Branch, float], count: int, rng: np.random.Generator
+    ) -> Particles:
+        """Draw `count` particles by weight, with replacement; in the order of `particles`."""
+        ends = np.cumsum(weights(particles, log_weights))
+        ends[-1] = math.inf  # no point lies behind the last share, whatever is rounded
+        systematic = self.resampling == "systematic"
+        points = (np.arange(count) + rng.random()) / count if systematic else rng.random(count)
+        drawn = np.bincount(np.searchsorted(ends, points, side="right"), minlength=len(ends))
+        return {branch: int(times) for branch, times in zip(particles, drawn, strict=True) if times}
+
+
+def weights(particles: Particles, log_weights: Mapping[Branch, float]) -> np.ndarray:
+    """The share of each branch in the weights of all particles: softmax, times how many stand on it."""
+    logs = np.array([log_weights[branch] for branch in particles], dtype=np.float64)
+    shares = np.exp(logs - logs.max()) * np.array(list(particles.values()))
+    return shares / shares.sum()

@@ -1,0 +1,49 @@
+"""Particle Gibbs over steps (Puri et al., 2025): a particle filter that runs again beside a result of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from search.base import COUNT, Case, Limit, SearchSteps
+from search.particle_filter import ParticleFilter
+from ttc.protocols import Release
+from ttc.tree.branch import Branch
+
+
+@dataclass(frozen=True)
+class ParticleGibbs(ParticleFilter):
+    """`sweeps` runs of a `ParticleFilter`. All but the first have n - 1 free particles and a reference.
+
+    The reference is drawn from the last sweep's particles by their final scores. In every step it competes with the
+    score that it had at that step, so that free particles may go on from its beginnings; it is never replaced itself.
+    The candidates are the last particles of all sweeps. Every setting but `sweeps` is that of `ParticleFilter`.
+    """
+
+    limits: ClassVar = {"n": Limit(2, whole=True), "sweeps": COUNT}
+
+    n: int = 8
+    sweeps: int = 2
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        candidates: dict[Branch, None] = {}
+        reference: list[Branch] = []
+        for left in reversed(range(self.sweeps)):
+            particles = yield from self.sweep(root, case, reference)
+            candidates |= dict.fromkeys(particles)
+            if not left:
+                break
+            lines = [self.kept_with(branch) for branch in (*particles, *reference)]
+            final = {branch: self.log_weight(branch) for branch in particles}
+            (drawn,) = self.draw(particles, final, 1, case.rng)
+            reference = self.kept_with(drawn)
+            needed = {*candidates, *reference}
+            yield Release([branch for line in lines for branch in line if branch not in needed])
+        return list(candidates)
+
+    def kept_with(self, branch: Branch) -> list[Branch]:
+        """The branch and all that it grew from, the root first: where other particles may start, once it is given."""
+        line = [branch]
+        while line[0].parent is not None:
+            line.insert(0, line[0].parent)
+        return line

@@ -1,0 +1,84 @@
+"""REBASE, reward balanced search (Wu et al., 2025, "Inference Scaling Laws", section 3.2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import ClassVar, Literal, get_args
+
+from search.base import Case, Limit, Search, SearchSteps, drop_gated
+from search.selection import C, vote
+from ttc.protocols import Aggregation, Expand, Extract, Rate, Release, Step
+from ttc.ranking import comparable
+from ttc.tree.branch import Branch
+
+Answer = Literal["weighted_majority", "best"]
+
+
+@dataclass(frozen=True)
+class REBASE(Search):
+    """Every step shares `n` continuations out among the open branches, the more the better a branch is rated.
+
+    See `balanced` for the shares; the root gets all n. A finished branch takes its one continuation out of the budget
+    for good. The search ends when no branch is open, or after `max_steps` steps. A step is `step_tokens` tokens, or
+    ends at `delimiter` before that. The candidates are the finished branches, or the open ones if there are none.
+    balance_temperature: T_b of the paper; the lower, the more the best branches get.
+    answer: the one with the highest total score ("weighted_majority"), or that of the best rated branch ("best").
+    """
+
+    limits: ClassVar = {"balance_temperature": Limit(0, above=True), "answer": get_args(Answer)}
+
+    temperature: float = 1.0
+    n: int = 16
+    step_tokens: int = 256
+    max_steps: int = 25
+    delimiter: str | None = None
+    aggregation: Aggregation = "last"
+    balance_temperature: float = 0.2
+    answer: Answer = "weighted_majority"
+
+    @property
+    def compares_ratings(self) -> bool:
+        return True
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        step = Step(self.step_tokens, self.delimiter, case.end)
+        opened, finished, budget = [root], list[Branch](), self.n
+        for _ in range(self.max_steps):
+            shares = balanced([branch.score or 0.0 for branch in opened], budget, self.balance_temperature)
+            children: list[Branch] = yield Expand(opened, shares, step, self.sampling)
+            yield Release(opened)
+            children = yield from drop_gated(children)
+            yield Rate(children, self.aggregation)
+            finished += [child for child in children if child.finished]
+            opened = [child for child in children if not child.finished]
+            budget = self.n - len(finished)
+            if budget <= 0 or not opened:
+                break
+        return finished or opened
+
+    def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
+        if self.answer == "best":
+            return super().choose(candidates, extract)
+        return vote(candidates, extract, weighted=True)
+
+
+def balanced(scores: Sequence[float], budget: int, temperature: float) -> list[int]:
+    """How many of `budget` continuations each branch gets; together they are exactly the budget.
+
+    The best branch comes first, the first one of equals: ceil(budget w / sum of w) with w = exp(score / temperature)
+    (REBASE's Eq. 1). The next one gets its share of what is left, among those that are left.
+    """
+    places = sorted(range(len(scores)), key=lambda place: -comparable(scores[place]))
+    best = max(map(comparable, scores))
+    weights = [math.exp((comparable(scores[place]) - best) / temperature) for place in places]
+    sums = list(accumulate(reversed(weights)))[::-1]
+    shares = [0] * len(scores)
+    for place, weight, total in zip(places, weights, sums, strict=True):
+        if not budget:
+            break
+        shares[place] = math.ceil(budget * weight / total - 1e-9)  # 5.000000001 is a rounding error
+        budget -= shares[place]
+    return shares

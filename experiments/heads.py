@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
-from ttc import Engine
-from ttc.calibration.head_attention import near_attention
-from ttc.errors import TTCError
-from ttc.residency.streaming_heads import save_streaming_heads, streaming_heads
+from experiments.command import perform
 
 
 def main() -> None:
@@ -21,13 +19,22 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=2048, help="how much of the text to read")
     arguments = parser.parse_args()
+    perform(lambda: find(arguments), f"heads {' '.join(sys.argv[1:])}")
+
+
+def find(arguments: argparse.Namespace) -> None:
+    from ttc import Engine, InvalidInput
+    from ttc.calibration.head_attention import near_attention
+    from ttc.residency.streaming_heads import save_streaming_heads, streaming_heads
+
     try:
-        engine = Engine.from_pretrained(arguments.model)
-        tokens = engine.encode(arguments.text.read_text(encoding="utf-8"))[: arguments.tokens]
-        shares = near_attention(engine, tokens, arguments.sink, arguments.window)
-        heads = streaming_heads(shares, arguments.fraction)
-    except (TTCError, OSError) as error:
-        raise SystemExit(f"error: {error}") from error
+        text = arguments.text.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{arguments.text} cannot be read as a text: {error}") from error
+    engine = Engine.from_pretrained(arguments.model)
+    tokens = engine.encode(text)[: arguments.tokens]
+    shares = near_attention(engine, tokens, arguments.sink, arguments.window)
+    heads = streaming_heads(shares, arguments.fraction)
     save_streaming_heads(
         arguments.out, arguments.model, heads, sink=arguments.sink, window=arguments.window, near_attention=shares
     )

@@ -1,10 +1,10 @@
-"""The page that `python -m experiments.run --help` shows. It reads conf/, and imports nothing that takes time."""
+"""The pages that `--help` shows. They read conf/, and import nothing that takes time."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import conf
+from experiments.own_packages import check
 
 PAGE = """\
 Solve the problems of a data set with a search, and keep every result.
@@ -43,14 +43,36 @@ when every problem failed, 130 after Ctrl-C. The class behind a choice documents
 see search.BeamSearch.
 """
 
+CALIBRATE = """\
+Find settings for approximate verification on held-out problems, and keep them in a file.
+
+  python -m experiments.calibrate calibrate.file=FILE [GROUP=CHOICE ...] [GROUP.SETTING=VALUE ...]
+
+Examples
+  python -m experiments.calibrate calibrate.file=gate.json dataset.offset=1000 dataset.limit=200
+      thresholds of verifier=confidence_gated
+  python -m experiments.calibrate calibrate.file=exit.json calibrate.level=2 verifier=self search=best_of_n
+      the early exit of verifier=self +verifier/exit=calibrated
+
+Settings
+  calibrate.file=FILE            where the calibration goes
+  calibrate.level=1|2            the confidence gate (1) or the early exit (2)
+  calibrate.max_disagreement=X   the share of problems that may end with another answer; null for RKSC's rules
+  calibrate.eps=X                of RKSC's rule for level 2, in nats
+
+Groups and their choices are those of `python -m experiments.run --help`. The problems must be others than those of
+the runs that will use the file: choose them by dataset.offset, dataset.limit, dataset.split or dataset.seed.
+"""
+
 
 def choices(group: str) -> list[str]:
     """What a group of the configuration can be set to."""
-    folder = Path(next(iter(conf.__path__))) / group
+    folder = _conf() / group
     return sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml"))
 
 
 def page() -> str:
+    check()
     defaults = _defaults()
     lines = []
     for group in ("model", "dataset", "search", "verifier", "memory", "cache", "sharing", "gate"):
@@ -73,6 +95,11 @@ def _defaults() -> dict[str, str]:
     """The choice of each group in conf/config.yaml."""
     import yaml
 
-    file = Path(next(iter(conf.__path__))) / "config.yaml"
-    entries = yaml.safe_load(file.read_text(encoding="utf-8"))["defaults"]
+    entries = yaml.safe_load((_conf() / "config.yaml").read_text(encoding="utf-8"))["defaults"]
     return {group: name for entry in entries if isinstance(entry, dict) for group, name in entry.items()}
+
+
+def _conf() -> Path:
+    import conf  # this project's, as `check` has seen
+
+    return Path(next(iter(conf.__path__)))

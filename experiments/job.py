@@ -105,7 +105,8 @@ def _told_how_to_go_on(folder: RunFolder) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         done = len(folder.records)
-        raise KeyboardInterrupt(f"stopped; what is done so far is safe ({done} problems in {folder.path})") from None
+        safe = f"stopped; what is done so far is safe ({done} problems in {folder.path})"
+        raise KeyboardInterrupt(f"{safe}\nrun the same command to go on") from None
 
 
 def try_verifier(

@@ -10,7 +10,7 @@ OWN = {"ttc": "engine.py", "search": "driver.py", "verifiers": "self_verifier.py
 
 
 def check() -> None:
-    """Raise ImportError if another project's package, or a file of the user's, stands where one of ours should.
+    """End the process with a message if a package of another project or of the user stands where ours should.
 
     PyPI has a `verifiers` and a `ttc` of others; `conf/` and `search.py` are names that people give to their own.
     """
@@ -19,10 +19,10 @@ def check() -> None:
         places = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
         if spec is None or not any((place / file).is_file() for place in places) or not _ours(name, spec.origin):
             found = spec.origin or ", ".join(map(str, places)) if spec else "nowhere"
-            raise ImportError(
-                f"`{name}` is found in {found}, which is not this project's. If it is a file of yours, run the command "
-                "from another folder; if it is another project's package, give this one an environment of its own "
-                "(python -m venv) and install it there again"
+            raise SystemExit(
+                f"error: `{name}` is found in {found}, which is not this project's. If it is a file of yours, run the "
+                "command from another folder; if it is another project's package, give this one an environment of its "
+                "own (python -m venv) and install it there again"
             )
 
 

@@ -6,8 +6,9 @@ import os
 import sys
 from typing import Any
 
-STOPPED = 130
-"""The exit code after Ctrl-C, as a shell has it."""
+from experiments.command import FULL_ERRORS, perform
+
+UNTOUCHED = "stopped before anything was run; nothing is lost\nrun the same command to go on"
 
 
 def main() -> None:
@@ -18,36 +19,27 @@ def main() -> None:
 
         print(page(), end="")
         return
-    given = " ".join(arguments) or "the default settings; --help shows others"
-    print(f"starting: {given}", file=sys.stderr, flush=True)
-    try:
-        code = launch()
-    except KeyboardInterrupt as stop:
-        safe = stop.args[0] if stop.args else "stopped before anything was run; nothing is lost"
-        print(f"\n{safe}\nrun the same command to go on", file=sys.stderr)
-        raise SystemExit(STOPPED) from None
-    if code:
-        raise SystemExit(code)
+    perform(launch, " ".join(arguments) or "the default settings; --help shows others", stopped=UNTOUCHED)
 
 
 def launch() -> int:
     """Run the job, or the jobs of a sweep; returns the exit code."""
-    from experiments.quiet import quiet
-
-    quiet()
     import hydra
     from hydra.core.hydra_config import HydraConfig
-    from hydra.errors import InstantiationException
     from hydra.types import RunMode
     from omegaconf import DictConfig
 
     from experiments.job import run
     from experiments.own_classes import with_own_classes
+    from experiments.refusals import reason
     from experiments.schema import register
     from experiments.screen import sweep_table
-    from ttc.errors import TTCError
+    from experiments.sweep import for_each_job, sweeps
 
     register()
+    os.environ[FULL_ERRORS] = "1"  # Hydra then leaves it to `perform` to show them
+    if sweeps(sys.argv[1:]):
+        sys.argv[1:] = for_each_job(sys.argv[1:])
     jobs: list[tuple[list[str], dict[str, Any] | str]] = []
     process = os.getpid()
 
@@ -57,16 +49,13 @@ def launch() -> int:
         try:
             if summary := run(with_own_classes(config, overrides)):  # a dry run has none
                 jobs.append((overrides, summary))
-        except (TTCError, InstantiationException) as error:
-            reason = error if isinstance(error, TTCError) else error.__cause__
-            if not isinstance(reason, TTCError):
+        except Exception as error:
+            if (text := reason(error)) is None or os.getpid() != process:  # in a launcher's process `jobs` is a copy
                 raise
-            if os.getpid() != process:  # a launcher's own process, where `jobs` is a copy
-                raise reason from None
             if HydraConfig.get().mode != RunMode.MULTIRUN:
-                raise SystemExit(f"error: {reason}") from error
-            print(f"error: {reason}", file=sys.stderr)  # the other jobs of a sweep go on
-            jobs.append((overrides, str(reason).splitlines()[0]))
+                raise SystemExit(f"error: {text}") from error
+            print(f"error: {text}", file=sys.stderr)  # the other jobs of a sweep go on
+            jobs.append((overrides, text.splitlines()[0]))
 
     job()
     if len(jobs) > 1:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from threading import Event, Thread
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from tqdm import tqdm
 
@@ -24,6 +24,22 @@ def say(text: str) -> None:
 
 
 # ---------------------------------------------------------------- while it works
+
+T = TypeVar("T")
+
+
+def with_progress(items: Sequence[T], label: str, what: str = "problems", every_s: float = 30.0) -> Iterator[T]:
+    """The items one by one, and how far it is: a bar on a terminal, elsewhere a plain line every `every_s` seconds."""
+    if sys.stderr.isatty():
+        columns = min(WIDTH, shutil.get_terminal_size().columns)
+        yield from tqdm(items, label, file=sys.stderr, ncols=columns, leave=False, disable=False, unit=f" {what}")
+        return
+    last = time.monotonic()
+    for done, item in enumerate(items):
+        if (now := time.monotonic()) - last >= every_s:
+            last = now
+            say(f"{label}: {done} of {len(items)} {what}")
+        yield item
 
 
 class Progress:

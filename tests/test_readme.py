@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.report import RESULTS, TABLES, filled
+from experiments.report.tables import RESULTS, TABLES, filled
 
 ROOT = Path(__file__).parents[1]
 

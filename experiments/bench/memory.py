@@ -18,7 +18,7 @@ from experiments.provenance import provenance
 from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Resident, Sampling
 from ttc.cost_model.dims import KVShape
 from ttc.cost_model.transfer import Workload, beam_scheduling_bytes, token_by_token_bytes
-from ttc.errors import OutOfMemory
+from ttc.errors import InvalidInput, OutOfMemory
 from ttc.model.loading import load
 from ttc.model.packed_linear import pack_linears
 from ttc.residency.base import Residency
@@ -126,6 +126,8 @@ SHAPES: dict[str, Callable[..., Any]] = {
 
 def shaped(shape: str, layers: int = 32, width: int = 4096) -> Any:
     """A model of this shape with random weights: in float16 on a CUDA device, else in float32."""
+    if shape not in SHAPES:
+        raise InvalidInput(f"the shape {shape!r} is unknown; use one of {', '.join(SHAPES)}")
     cuda = torch.cuda.is_available()
     torch.manual_seed(0)
     with torch.device("cuda" if cuda else "cpu"):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
+from experiments.command import perform
 from experiments.paper import headinfer, lbs
-from experiments.paper.rksc import command as rksc
-from ttc.errors import TTCError
 
 FORMULAS = {
     "lbs": (lbs, "Figure 7 of Locality-aware Beam Scheduling: KV moved to the device"),
@@ -22,21 +22,29 @@ def main() -> None:
     for name, (_, summary) in FORMULAS.items():
         command = commands.add_parser(name, help=summary)
         command.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
-    rksc.add_arguments(commands.add_parser("rksc", help="RKSC's mechanisms, each alone, measured on a real model"))
+    rksc = commands.add_parser("rksc", help="RKSC's mechanisms, each alone, measured on a real model")
+    parts = "arms, answers, prefix, phrasings, verification, stress (all by default), or overrides"
+    rksc.add_argument("parts", nargs="*", metavar="PART", help=parts)
+    rksc.add_argument("--problems", type=int, help="problems to measure; each part has its own default")
+    rksc.add_argument("--held-out", type=int, default=24, help="problems that thresholds are found on")
+    rksc.add_argument("--out", type=Path, default=Path("experiments/results"), help="where the figures go")
     arguments = parser.parse_args()
     if arguments.command is None:
         parser.print_help()
     elif arguments.command == "rksc":
-        try:
-            rksc.main(arguments)
-        except TTCError as error:
-            raise SystemExit(f"error: {error}") from error
+        perform(lambda: measure(arguments), f"paper {' '.join(sys.argv[1:])}")
     else:
         paper, _ = FORMULAS[arguments.command]
         rows = paper.rows()
         print(paper.report(rows))
         if arguments.json:
             arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    from experiments.paper.rksc import command
+
+    command.main(arguments)
 
 
 if __name__ == "__main__":

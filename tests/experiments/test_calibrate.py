@@ -15,10 +15,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import experiments.calibrate
+import experiments.calibrate.job
 import experiments.job
 from experiments.build import make_verifier, resolved
-from experiments.calibrate import observe, report
+from experiments.calibrate.job import observe, report
 from search import BeamSearch, BestOfN, solve
 from tests.helpers.configurations import configuration
 from ttc import Engine, InvalidInput, Problem, TTCError
@@ -231,7 +231,7 @@ def test_a_run_on_the_problems_that_were_calibrated_on_is_refused(tmp_path: Path
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, module: str, arguments: list[str], message: str) -> None:
-    jobs = {"run": experiments.job.run, "calibrate": experiments.calibrate.run}
+    jobs = {"run": experiments.job.run, "calibrate": experiments.calibrate.job.run}
     with pytest.raises((TTCError, HydraException), match=message):
         jobs[module](configuration(module, *arguments, "run.name=r", f"run.output_dir={tmp_path}"))
     assert not list(tmp_path.iterdir())

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hydra.errors import HydraException
 
-import experiments.calibrate
+import experiments.calibrate.job
 import experiments.job
 from experiments.build import make_verifier, resolved
-from experiments.calibrate import observe_exits, report_exit
+from experiments.calibrate.job import observe_exits, report_exit
 from search import BeamSearch, BestOfN, solve
 from tests.helpers.configurations import configuration
 from tests.helpers.engines import words_engine
@@ -85,7 +85,7 @@ def test_a_calibration_and_the_run_that_uses_it(tmp_path: Path, capsys: pytest.C
     file = tmp_path / "c.json"
     common = ["search=best_of_n", "search.n=3", "search.max_tokens=12", "run.batch=4", "verifier=self"]
     held_out = ["dataset.size=4", "dataset.seed=7", f"calibrate.file={file}", "calibrate.level=2"]
-    made = experiments.calibrate.run(configuration("calibrate", *common, *held_out, "calibrate.max_disagreement=1"))
+    made = experiments.calibrate.job.run(configuration("calibrate", *common, *held_out, "calibrate.max_disagreement=1"))
     assert isinstance(made, ExitCalibration) and made.layers == 30
     assert (made.problems, made.checked) == (4, 2) and made.exit.l_min < 30 and made.look_layers > 0
     assert ExitCalibration.load(file, model="smollm2-135m", dataset="sums") == made
@@ -159,7 +159,7 @@ EXIT = ["calibrate.level=2", "calibrate.file=x", "verifier=self", "search=best_o
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, module: str, arguments: list[str], message: str) -> None:
-    jobs = {"run": experiments.job.run, "calibrate": experiments.calibrate.run}
+    jobs = {"run": experiments.job.run, "calibrate": experiments.calibrate.job.run}
     with pytest.raises((TTCError, HydraException), match=message):
         jobs[module](configuration(module, *arguments, "run.name=r", f"run.output_dir={tmp_path}"))
     assert not list(tmp_path.iterdir())

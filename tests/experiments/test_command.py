@@ -5,19 +5,134 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 import experiments.run
 from experiments import schema
 from experiments.help import choices, page
+from experiments.sweep import for_each_job
 from tests.helpers.configurations import configuration
 
 
-def test_the_command_answers_before_it_imports_what_takes_seconds() -> None:
-    code = "import sys, experiments.run, experiments.help; experiments.help.page(); print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+@pytest.fixture(autouse=True)
+def environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command sets for its process is not for the other tests of this one."""
+    monkeypatch.setattr("experiments.command.quiet", lambda: None)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+
+
+COMMANDS = [
+    ["run", "--help"],
+    ["run", "search=nope"],
+    ["run", "-m", "search=nope,greedy"],
+    ["calibrate", "--help"],
+    ["calibrate", "search=nope"],
+    ["bench", "--help"],
+    ["bench", "memory", "device", "--shape", "nope"],
+    ["paper", "--help"],
+    ["paper", "lbs"],
+    ["paper", "rksc", "nope"],
+    ["heads", "--help"],
+    ["heads", "no-such-model", "no-such-text", "out"],
+]
+"""Each shows a page, or is refused soon after its first line."""
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_the_first_output_comes_at_once(words: list[str]) -> None:
+    module, *arguments = words
+    started = time.monotonic()
+    command = [sys.executable, "-m", f"experiments.{module}", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        took = time.monotonic() - started
+        process.kill()
+    assert took < 5  # on a quiet machine it takes a fifth of a second, and importing torch alone takes several
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["search=nope"], f"search=nope is unknown; use one of {', '.join(choices('search'))}"),
+        (["verifier/inner=x", "verifier=confidence_gated"], "verifier/inner=x is unknown; use one of arithmetic, "),
+        (["serch=greedy"], "serch is no setting; use one of model, dataset, search, verifier, memory, "),
+        (["search.nope=3"], "search.nope is no setting of search.BeamSearch; use one of temperature, top_k, "),
+        (["+search.nope=3"], "Error in call to target 'search.beam_search.BeamSearch': TypeError("),
+        (["dataset.lim=3"], "dataset.lim is no setting of dataset; use one of name, hub, "),
+        (["search.beam_size=many"], "search.beam_size=many: Value 'many' of type 'str' could not be converted to "),
+        (
+            ["search=greedy", "verifier=none", "search.temperature=0.7"],
+            "temperature=0.7 samples, and greedy search",
+        ),
+        (["dataset.instruction=Q: {question}"], "dataset.instruction=Q: {question} cannot be read (mismatched input"),
+        (["-m", "search=greedy,best_of_n", "search.n=4"], "search.n is no setting of search.Greedy; use one of "),
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_is_one_line_that_names_what_would_be_right(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run", *words])
+    with pytest.raises(SystemExit) as refused:
+        experiments.run.main()
+    said = str(refused.value.code)
+    assert said.startswith(f"error: {message}") and "schema" not in said and len(said.splitlines()) == 1
+
+
+def test_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch() -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(experiments.run, "launch", launch)
+    monkeypatch.setattr(sys, "argv", ["run"])
+    with pytest.raises(ZeroDivisionError):
+        experiments.run.main()
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "search.max_tokens=40",
+        "search.hints=[a, 'b c']",
+        "search.temperature=1e-3",
+        "+search.x={name: [a, b], k: 2}",
+        "search.path=/a-b/rows-1.jsonl",
+        "search.label='Q: {question}'",
+    ],
+)
+def test_the_setting_of_a_swept_group_reaches_each_job_as_it_was_typed(word: str) -> None:
+    parse = OverridesParser.create().parse_override
+    sweep, given = for_each_job(["search=greedy,best_of_n", word])
+    override = parse(given)
+    assert sweep == "search=greedy,best_of_n" and override.is_sweep_override()
+    (job,) = override.sweep_string_iterator()
+    assert parse(f"{override.get_key_element()}={job}").value() == parse(word).value()
+    assert override.get_key_element() == word.partition("=")[0]
+
+
+def test_other_words_of_a_sweep_stay_as_they_are() -> None:
+    words = ["-m", "run.seed=0,1", "run.output_dir=o", "hydra.verbose=true", "~gate", "dataset.limit=3", "search.n=1,2"]
+    assert for_each_job(words) == words
+    unsayable = [
+        "search=a,b",
+        "search.x=null",
+        "search.x=",
+        "search.x=';'",
+        "search.x='then \\'A\\', b'",
+        "search.x=Q: {q}",
+    ]
+    assert for_each_job(unsayable) == unsayable  # no sweep of Hydra's can hold these values
+
+
+def test_a_sweep_over_presets_gives_every_setting_to_each_job() -> None:
+    words = ["+experiment=rksc_exact,rksc_lossy", "search.n=4", "dataset.limit=3", "run.batch=2"]
+    assert for_each_job(words) == [words[0], "search.n=choice(4)", "dataset.limit=choice(3)", "run.batch=2"]
 
 
 def test_the_first_line_comes_before_the_job_is_launched(

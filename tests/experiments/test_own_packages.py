@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,14 @@ import experiments
 ROOT = Path(experiments.__file__).parents[1]
 
 
-def command(folder: Path, first: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """`python -m experiments.run --help` in `folder`, with this project on the path, and `first` before it."""
+def command(
+    folder: Path, first: Path | None = None, words: Sequence[str] = ("run", "--help")
+) -> subprocess.CompletedProcess[str]:
+    """A command of ours in `folder`, with this project on the path, and `first` before it."""
     path = os.pathsep.join(map(str, [*([first] if first else []), ROOT]))
-    words = [sys.executable, "-m", "experiments.run", "--help"]
-    return subprocess.run(words, cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    module, *arguments = words
+    started = [sys.executable, "-m", f"experiments.{module}", *arguments]
+    return subprocess.run(started, cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("file", ["search.py", "search/__init__.py", "verifiers/__init__.py", "conf/__init__.py"])
@@ -29,6 +33,7 @@ def test_a_file_of_the_users_that_takes_our_name_is_named(tmp_path: Path, file: 
     assert done.returncode != 0 and "not to be run" not in done.stdout
     assert f"`{Path(file).parts[0].removesuffix('.py')}` is found in {tmp_path / file}" in done.stderr
     assert "run the command from another folder" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_another_projects_package_is_named_with_the_way_out(tmp_path: Path) -> None:
@@ -37,7 +42,27 @@ def test_another_projects_package_is_named_with_the_way_out(tmp_path: Path) -> N
     (site / "verifiers" / "__init__.py").write_text("__version__ = '0.1'\n")
     (site / "verifiers" / "self_verifier.py").write_text("")  # as if both had been installed into one folder
     done = command(tmp_path, first=site)
-    assert done.returncode != 0 and "an environment of its own" in done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and done.stderr.startswith("error: `verifiers` is found in ")
+    assert "an environment of its own" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [["calibrate"], ["bench", "sampling"], ["paper", "rksc"], ["run", "search=greedy"]])
+def test_every_command_says_so_before_it_does_anything(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "search.py").write_text("print('not to be run')")
+    done = command(tmp_path, words=words)
+    assert done.returncode == 1 and done.stdout == "" and "Traceback" not in done.stderr
+    starting, error = done.stderr.splitlines()
+    assert starting.startswith("starting: ") and error.startswith("error: `search` is found in ")
+
+
+def test_the_installed_command_works_in_a_folder_with_experiments_of_the_users(tmp_path: Path) -> None:
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "__init__.py").write_text("print('not to be run')")
+    script = "import sys; sys.argv = ['ttc-run', '--help']; from experiments.run import main; main()"
+    words = [sys.executable, "-P", "-c", script]  # -P: as for an installed script, the folder is not on the path
+    path = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=tmp_path, env=path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Solve the problems of a data set") and "not to be run" not in done.stdout
 
 
 def test_folders_of_configuration_without_code_are_in_nobodys_way(tmp_path: Path) -> None:

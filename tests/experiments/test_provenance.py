@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from experiments.provenance import changed_modules, code_hash, provenance
-from experiments.report import RESULTS, TABLES
+from experiments.report.tables import RESULTS, TABLES
 
 
 @pytest.fixture

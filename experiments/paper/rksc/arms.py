@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from tqdm import tqdm
-
-from experiments.calibrate import observe
+from experiments.calibrate.job import observe
 from experiments.data import graded
 from experiments.paper.rksc.setting import HELD_OUT_SEED, Setting, loaded
+from experiments.screen import with_progress
 from experiments.summary import wilson
 from search import solve
 from ttc.calibration.confidence_gate import calibrate
@@ -76,7 +75,7 @@ def thresholds(regime: str, overrides: Sequence[str], model: Any, tokenizer: Any
     inner = setting.verifier
     assert isinstance(inner, SelfVerifier)
     observations, watched = [], _Watched(inner, profile=True)
-    for problem in tqdm(setting.task.problems, desc=f"thresholds, {regime}", unit="problem"):
+    for problem in with_progress(setting.task.problems, f"thresholds, {regime}"):
         observations += observe(setting.search, inner, [problem], engine=engine, **options)
         solve(setting.search, problem=[problem], engine=engine, verifier=watched, **options)
     names = {"model": setting.config.model.name, "dataset": setting.config.dataset.name}
@@ -223,7 +222,7 @@ def run(overrides: Sequence[str], problems: int, held_out: int) -> Iterator[dict
         for arm in arms:
             arm.solve(warm_up)
         rows: dict[str, list[dict[str, Any]]] = {name: [] for name in ARMS}
-        for n, problem in enumerate(tqdm(measured, desc=f"arms, {regime}", unit="problem")):
+        for n, problem in enumerate(with_progress(measured, f"arms, {regime}")):
             for i in range(len(arms)):
                 arm = arms[(n + i) % len(arms)]
                 rows[arm.name].append(arm.solve(problem))
@@ -273,7 +272,7 @@ def answers(overrides: Sequence[str], problems: int, held_out: int) -> Iterator[
         chosen = [*REGIMES[regime], *overrides, f"dataset.size={problems}", f"dataset.limit={problems}"]
         arms = [Arm.make(name, chosen, found, model, tokenizer) for name in ARMS[2:]]
         rows = {
-            arm.name: [arm.solve(p) for p in tqdm(arm.setting.task.problems, desc=f"answers, {regime}, {arm.name}")]
+            arm.name: [arm.solve(p) for p in with_progress(arm.setting.task.problems, f"answers, {regime}, {arm.name}")]
             for arm in arms
         }
         regimes[regime] = {"thresholds": found, "arms": [_counts(name, rows) for name in rows]}

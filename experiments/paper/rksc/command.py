@@ -10,7 +10,6 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from experiments.paper.rksc import arms, phrasings, prefix, stress, tables, verification
@@ -31,13 +30,6 @@ PARTS: dict[str, tuple[int, Measure]] = {
 
 HELD_OUT = ("arms", "answers", "verification")
 """The parts that find thresholds on other problems first."""
-
-
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (all by default), or overrides")
-    command.add_argument("--problems", type=int, help="problems to measure; each part has its own default")
-    command.add_argument("--held-out", type=int, default=24, help="problems that thresholds are found on")
-    command.add_argument("--out", type=Path, default=Path("experiments/results"), help="where the figures go")
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -11,9 +11,9 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from experiments.paper.rksc.setting import Setting, loaded
+from experiments.screen import with_progress
 from ttc.approximate.similar_prompts import compared, layer_weights, similarity
 from ttc.engine import Engine
 from ttc.passes.chunks import one_chunk
@@ -66,7 +66,7 @@ def run(overrides: Sequence[str], problems: int) -> dict[str, Any]:
     }
     records, reference = list[dict[str, Any]](), 0
     tasks = setting.task.problems
-    for n, problem in enumerate(tqdm(tasks[:-1], desc="phrasings", unit="problem")):
+    for n, problem in enumerate(with_progress(tasks[:-1], "phrasings")):
         others = _variants(setting, problem, tasks[n + 1])
         records += _measure(setting, problem, others, exact, probes)
         reference += _reference(setting, problem, probes["matched"])

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tqdm import tqdm
-
 from experiments.paper.rksc.setting import Setting, loaded
 from experiments.paper.rksc.stats import fit
+from experiments.screen import with_progress
 from ttc.calibration.kv_probe import KVProbe
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
@@ -22,7 +21,7 @@ def run(overrides: Sequence[str], lengths: Sequence[int] = LENGTHS) -> dict[str,
     probe = KVProbe(engine, suffix_tokens=SUFFIX_TOKENS)
     probe.times(64, 2)  # first-use set-up is not counted
     rows = []
-    for tokens in tqdm(lengths, desc="prefix", unit="length"):
+    for tokens in with_progress(lengths, "prefix", "lengths"):
         times = probe.times(tokens, BRANCHES)
         rows.append(
             vars(times)

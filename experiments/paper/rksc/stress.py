@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from tqdm import tqdm
-
 from experiments.paper.rksc.setting import Setting, loaded
+from experiments.screen import with_progress
 from ttc import BlockCache, Engine
 from ttc.tree.branch import Branch
 
@@ -24,7 +23,7 @@ def run(overrides: Sequence[str], problems: int) -> dict[str, Any]:
     model, tokenizer = loaded(setting.config)
     free = Engine(model, tokenizer)
     rows = []
-    for problem in tqdm(setting.task.problems, desc="stress", unit="problem"):
+    for problem in with_progress(setting.task.problems, "stress"):
         prompt = setting.template.tokens(problem.question, tokenizer)
         above = -(-(len(prompt) - 1) // TOKENS)
         cache = BlockCache(capacity_blocks=above + ROOM, block_tokens=TOKENS)

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from tqdm import tqdm
-
-from experiments.calibrate import observe_exits
+from experiments.calibrate.job import observe_exits
 from experiments.paper.rksc.setting import HELD_OUT_SEED, Setting, loaded
 from experiments.paper.rksc.stats import share
+from experiments.screen import with_progress
 from search import solve
 from ttc.approximate.confidence import clear_leader, confidence, gap_ratio
 from ttc.approximate.early_exit import EarlyExit
@@ -101,7 +100,7 @@ def _ratings(setting: Setting, model: Any, tokenizer: Any) -> list[Rating]:
     """What each layer says of the branches of a setting's problems."""
     inner, options = setting.verifier, setting.solve_options()
     assert isinstance(inner, SelfVerifier)
-    problems = tqdm(setting.task.problems, desc="held out", unit="problem")
+    problems = with_progress(setting.task.problems, "held out")
     engine = setting.engine(model, tokenizer)
     return [r for p in problems for r in observe_exits(setting.search, inner, [p], engine=engine, **options)]
 
@@ -112,7 +111,7 @@ def _records(
     """One row for each problem, and what each layer said of its branches."""
     engine, both = setting.engine(model, tokenizer), _Both()
     problems: list[Problem] = setting.task.problems
-    for problem in tqdm(problems, desc=name, unit="problem"):
+    for problem in with_progress(problems, name):
         solve(setting.search, problem=[problem], engine=engine, verifier=both, **setting.solve_options())
     kind = setting.config.dataset.answer_kind
     rows = []

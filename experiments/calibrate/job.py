@@ -1,24 +1,19 @@
-"""Settings of approximate verifiers from held-out problems. `python -m experiments.calibrate calibrate.file=FILE`."""
+"""The calibration job: settings of approximate verifiers from held-out problems."""
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from tqdm import tqdm
 
 from experiments.build import make_engine, make_template, make_verifier, resolved
 from experiments.data import Task, load_task
-from experiments.own_classes import with_own_classes
-from experiments.schema import register
+from experiments.screen import with_progress
 from search import Search, solve
 from ttc.approximate.confidence import confidence, gap_ratio
 from ttc.calibration.confidence_gate import GateCalibration, Observation, calibrate
@@ -26,20 +21,10 @@ from ttc.calibration.early_exit import ExitCalibration, calibrate_exit
 from ttc.calibration.layer_profile import Profile, look_layers
 from ttc.calibration.statistics import CONFIDENCE
 from ttc.engine import Engine
-from ttc.errors import InvalidInput, TTCError
+from ttc.errors import InvalidInput
 from ttc.protocols import Backend, Problem, Result, Verifier
 from ttc.tree.branch import Branch, by_problem
 from verifiers import ConfidenceGatedVerifier, SelfVerifier
-
-register()
-
-
-@hydra.main(version_base="1.3", config_path="pkg://conf", config_name="calibrate")
-def main(config: DictConfig) -> None:
-    try:
-        run(with_own_classes(config, HydraConfig.get().overrides.task))
-    except TTCError as error:
-        raise SystemExit(f"error: {error}") from error
 
 
 def run(config: DictConfig) -> GateCalibration | ExitCalibration:
@@ -100,13 +85,13 @@ def _observed(config: DictConfig, search: Any, inner: Any, task: Task, engine: E
         "max_calls": config.run.max_calls,
         "concurrency": config.run.batch,
     }
-    found: list[Any] = []
-    with tqdm(total=len(task.problems), desc="calibrate", unit="problem", file=sys.stderr) as bar:
-        for start in range(0, len(task.problems), config.run.batch):
-            batch = task.problems[start : start + config.run.batch]
-            found += observed(search, inner, batch, **options)
-            bar.update(len(batch))
-    return found
+    size = config.run.batch
+    batches = [task.problems[i : i + size] for i in range(0, len(task.problems), size)]
+    return [
+        one
+        for batch in with_progress(batches, "calibrate", "batches")
+        for one in observed(search, inner, batch, **options)
+    ]
 
 
 def _made(
@@ -282,7 +267,3 @@ def _needed(bound: float, problems: int) -> str:
 def _table(*rows: tuple[str, str]) -> str:
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"  {label:<{width}}  {value}" for label, value in rows)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""`python -m experiments.report`: write the documents' tables, and plots, from the figures in experiments/results."""
+"""What stands between the markers of each document, and how it is made from the figures."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from experiments.bench import breakdown, cache, default_task, memory, prefix, se
 from experiments.paper.rksc import plots
 from experiments.paper.rksc import tables as rksc
 
-RESULTS = Path(__file__).parent / "results"
-
+RESULTS = Path(__file__).parents[1] / "results"
 
 Table = Callable[[dict[str, Any]], str]
 TABLES: dict[str, dict[str, tuple[str, Table]]] = {
@@ -57,13 +56,9 @@ def filled(document: str) -> str:
     return text
 
 
-def main() -> None:
+def write_all() -> None:
     for document in TABLES:
         Path(document).write_text(filled(document), encoding="utf-8")
     prefix.draw(RESULTS / "prefix_short.json", Path("docs/plots/prefix.png"))
     if not plots.draw(RESULTS, Path("docs/plots")):
         print("no plots were drawn: pip install matplotlib")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,1 @@
+"""Settings of the approximate verifiers, found on held-out problems."""

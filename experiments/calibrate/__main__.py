@@ -1,0 +1,47 @@
+"""The command `python -m experiments.calibrate calibrate.file=FILE`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from experiments.command import FULL_ERRORS, perform
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    if {"-h", "--help"} & set(arguments):
+        from experiments.help import CALIBRATE
+
+        print(CALIBRATE, end="")
+        return
+    perform(launch, " ".join(arguments) or "calibrate; --help shows the settings")
+
+
+def launch() -> None:
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import DictConfig
+
+    from experiments.calibrate.job import run
+    from experiments.own_classes import with_own_classes
+    from experiments.refusals import reason
+    from experiments.schema import register
+
+    register()
+    os.environ[FULL_ERRORS] = "1"  # Hydra then leaves it to `perform` to show them
+
+    @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="calibrate")
+    def job(config: DictConfig) -> None:
+        try:
+            run(with_own_classes(config, HydraConfig.get().overrides.task))
+        except Exception as error:
+            if (text := reason(error)) is None:
+                raise
+            raise SystemExit(f"error: {text}") from error
+
+    job()
+
+
+if __name__ == "__main__":
+    main()

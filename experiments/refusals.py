@@ -1,0 +1,54 @@
+"""Errors that a user can mend, in a few words: what was given, what is wrong with it, and what to give instead."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from ttc.errors import TTCError
+
+
+def reason(error: BaseException | None) -> str | None:
+    """What to tell the user of an error; None for one that is a fault of this project."""
+    if isinstance(error, TTCError):
+        return str(error)
+    if isinstance(error, InstantiationException):
+        if isinstance(error.__cause__, TypeError):  # a setting that was added with +, and the class does not have
+            return " ".join(str(error).splitlines()[:2])
+        return reason(error.__cause__)
+    if isinstance(error, MissingConfigException):
+        return _unknown_choice(error)
+    if isinstance(error, OverrideParseException):
+        return (
+            f"{error.override} cannot be read ({error.message.splitlines()[0]}); text with spaces, braces, commas or "
+            f"quotes needs quotes of its own inside those of the shell: 'KEY=\"TEXT\"'"
+        )
+    if isinstance(error, HydraException):
+        cause = error.__cause__
+        if isinstance(cause, ConfigAttributeError | ConfigKeyError):
+            return _unknown_setting(cause)
+        given = str(error).strip().removeprefix("Error merging override ")
+        return ": ".join(filter(None, (given, reason(cause))))
+    if isinstance(error, OmegaConfBaseException):
+        return str(error).splitlines()[0]
+    return None
+
+
+def _unknown_choice(error: MissingConfigException) -> str:
+    choices = [name for name in error.options or () if not name.endswith("schema")]  # those are classes, not choices
+    if not choices:
+        return str(error).splitlines()[0]
+    path = PurePosixPath(error.missing_cfg_file or "")
+    return f"{path.parent}={path.name} is unknown; use one of {', '.join(choices)}"
+
+
+def _unknown_setting(error: ConfigAttributeError | ConfigKeyError) -> str:
+    part = error.parent_node
+    if part is None or not OmegaConf.is_dict(part):
+        return str(error).splitlines()[0]
+    owner = part.get("_target_") or (error.full_key or "").rpartition(".")[0]
+    names = [name for name in part if name not in ("_target_", "hydra")]
+    return f"{error.full_key} is no setting{owner and f' of {owner}'}; use one of {', '.join(map(str, names))}"

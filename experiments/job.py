@@ -18,7 +18,7 @@ from experiments.dry import describe
 from experiments.example import example, telling
 from experiments.fingerprint import fingerprint, model_fingerprint
 from experiments.own_classes import code_fingerprint
-from experiments.records import RunFolder
+from experiments.records import RunFolder, own_figures
 from experiments.screen import Progress, failures, say, table
 from experiments.summary import failed, summarise
 from search import BestOfN, solve
@@ -197,6 +197,7 @@ def _record(result: Result, task: Task, kind: str) -> dict[str, Any]:
                 "step_scores": branch.step_scores,
                 "finish_reason": branch.finish_reason,
                 "tokens": len(branch.generated),
+                **own_figures(branch),
                 "substituted": None if branch.substituted is None else branch.substituted.similarity,
             }
         )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -15,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.fingerprint import differences
 from ttc.errors import InvalidInput, TTCError
+from ttc.results import BranchRecord
 
 MAY_CHANGE = (
     "run.output_dir",
@@ -181,24 +183,52 @@ class RunFolder:
         file = self.path / "records.jsonl"
         if not file.exists():
             return {}
-        records: dict[str, dict[str, Any]] = {}
-        data, good = file.read_bytes(), 0
-        for number, line in enumerate(data.splitlines(keepends=True), 1):
-            last = good + len(line) == len(data)
-            try:
-                record = json.loads(line)
-                if not line.endswith(b"\n"):
-                    raise ValueError("torn")
-            except ValueError as error:
-                if last:
-                    break
-                raise InvalidInput(f"{file}, line {number} is damaged; restore it or delete that line") from error
-            records[record["id"]] = record
-            good += len(line)
-        if good < len(data):
+        records, good = read_records(file)
+        if good < file.stat().st_size:
             with file.open("r+b") as torn:
                 torn.truncate(good)
         return records
+
+
+def read_records(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
+    """A run's records by their ids, and the bytes that hold them: a last line that a kill has torn is none of them."""
+    records: dict[str, dict[str, Any]] = {}
+    data, good = file.read_bytes(), 0
+    for number, line in enumerate(data.splitlines(keepends=True), 1):
+        last = good + len(line) == len(data)
+        try:
+            record = json.loads(line)
+            if not line.endswith(b"\n"):
+                raise ValueError("torn")
+        except ValueError as error:
+            if last:
+                break
+            raise InvalidInput(f"{file}, line {number} is damaged; restore it or delete that line") from error
+        records[record["id"]] = record
+        good += len(line)
+    return records, good
+
+
+def own_figures(branch: BranchRecord) -> dict[str, Any]:
+    """What the model's own probabilities say of a branch, for rules that choose by them; None is what was not measured.
+
+    logprob: the mean log-probability of the tokens. self_certainty: the mean over them (see `ttc.sampling.Draws`).
+    confidences: each token's C_t (DeepConf), minus the mean log-probability of the 20 likeliest, to three digits. The
+    last two need `search.statistics=true`. Tokens that were given count nowhere.
+    """
+    confidences = [round(-value, 3) for value in branch.top_k_logprobs if math.isfinite(value)]
+    return {
+        "logprob": _mean(branch.logprobs),
+        "self_certainty": _mean(branch.self_certainties),
+        "confidences": confidences or None,
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    """Of the values that were measured; None where that is no number."""
+    known = [value for value in values if not math.isnan(value)]
+    mean = sum(known) / len(known) if known else math.nan
+    return mean if math.isfinite(mean) else None
 
 
 def _flat(config: Any, prefix: str = "") -> dict[str, Any]:

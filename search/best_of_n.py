@@ -11,14 +11,19 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class BestOfN(Search):
-    """`n` samples of at most `max_tokens` tokens; step scores of a process verifier join by `aggregation`."""
+    """`n` samples of at most `max_tokens` tokens; step scores of a process verifier join by `aggregation`.
+
+    statistics: keep what selection rules by the model's own confidence need (see `Step`).
+    """
 
     n: int = 16
     max_tokens: int = 256
     aggregation: Aggregation = "last"
+    statistics: bool = False
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        branches: list[Branch] = yield Expand([root], self.n, Step(self.max_tokens, end=case.end), self.sampling)
+        step = Step(self.max_tokens, end=case.end, statistics=self.statistics)
+        branches: list[Branch] = yield Expand([root], self.n, step, self.sampling)
         branches = yield from drop_gated(branches)
         yield Rate(branches, self.aggregation)
         return branches

@@ -15,20 +15,22 @@ from ttc.tree.branch import Branch
 class SelfConsistency(Search):
     """`n` samples; the answer with most votes, or with `weighted` the highest total score.
 
-    `search.selection` has the rules.
+    `search.selection` has the rules. statistics: keep what those by the model's own confidence need (see `Step`).
     """
 
     n: int = 16
     max_tokens: int = 256
     weighted: bool = False
     aggregation: Aggregation = "last"
+    statistics: bool = False
 
     @property
     def needs_verifier(self) -> bool:
         return self.weighted
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        branches: list[Branch] = yield Expand([root], self.n, Step(self.max_tokens, end=case.end), self.sampling)
+        step = Step(self.max_tokens, end=case.end, statistics=self.statistics)
+        branches: list[Branch] = yield Expand([root], self.n, step, self.sampling)
         branches = yield from drop_gated(branches)
         if self.weighted:
             yield Rate(branches, self.aggregation)

@@ -291,8 +291,8 @@ class Engine:
         token, at a string of `end`, or at the model's context length. Special tokens are part of the text that both are
         looked for in. KV is written in place and frozen into a segment at the step's end; `branch.step_reasons[-1]`
         then says why the step ended.
-        statistics: also keep each token's entropy and the mean log-probability of the 20 likeliest tokens
-        (`branch.entropies`, `branch.top_k_logprobs`).
+        statistics: also keep each token's entropy, the mean log-probability of the 20 likeliest tokens and the
+        self-certainty (`branch.entropies`, `branch.top_k_logprobs`, `branch.self_certainties`).
         """
         self._check_live(branches)
         most = [max_tokens] * len(branches) if isinstance(max_tokens, int) else list(max_tokens)

@@ -45,8 +45,9 @@ class Step:
     """One unit of expansion: at most `max_tokens` tokens, or up to and including `delimiter`.
 
     end: strings that finish the branch, as the model's end-of-sequence token does.
-    statistics: keep each token's entropy and the mean log-probability of the likeliest tokens, in `child.entropies` and
-        `child.top_k_logprobs`; the backend must offer it (`Engine.generate`).
+    statistics: keep each token's entropy, the mean log-probability of the likeliest tokens and the self-certainty, in
+        `child.entropies`, `child.top_k_logprobs` and `child.self_certainties`; the backend must offer it
+        (`Engine.generate`).
     Each child says in `step_reasons[-1]` why its step ended.
     """
 

@@ -74,6 +74,7 @@ class BranchRecord:
     top1: list[float]
     entropies: list[float]
     top_k_logprobs: list[float]
+    self_certainties: list[float]
     step_ends: list[int]
     step_reasons: list[str]
     path: tuple[int, ...]

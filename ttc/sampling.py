@@ -73,6 +73,9 @@ class Draws(NamedTuple):
     """Of the next token, in nats."""
     top_logprob: list[float] | None = None
     """Mean log-probability of the k likeliest tokens; DeepConf's token confidence (Fu et al., 2025) is its negative."""
+    self_certainty: list[float] | None = None
+    """Divergence of the model's distribution from the uniform one, in nats: minus the mean log-probability over the
+    vocabulary, minus the log of its size (Kang et al., 2025). Infinite where a token is impossible."""
 
 
 # ---------------------------------------------------------------- random numbers
@@ -117,7 +120,7 @@ def draw(logits: Tensor, sampling: Sampling, states: np.ndarray, *, statistics: 
     """Pick a token per row: the largest sum of log-probability and Gumbel noise (Maddison et al., 2014, section 2).
 
     logits: (rows, vocab), of any floating type. states: one per row, of `random_states`.
-    statistics: the entropy and the mean log-probability of the `k` likeliest tokens too.
+    statistics: the entropy, the mean log-probability of the `k` likeliest tokens and the self-certainty too.
     The noise belongs to one token at one place of one branch, so rounding changes a choice only where the two best are
     as close as the rounding. Inverting the cumulative distribution would not do: in its tail thousands of tokens lie
     side by side, and every rounding moves the choice on to a neighbour.
@@ -138,7 +141,7 @@ def draw(logits: Tensor, sampling: Sampling, states: np.ndarray, *, statistics: 
 def draw_with_torch(
     logits: Tensor, sampling: Sampling, states: np.ndarray, k: int = 0, sorted_tokens: int = SORTED_TOKENS
 ) -> np.ndarray:
-    """The columns of `Draws` as float64, (3 or 5, rows), on any device, with one small copy from it.
+    """The columns of `Draws` as float64, (3 or 6, rows), on any device, with one small copy from it.
 
     A token is NOT_FINITE where the logits are not. k: as in `draw`, 0 for no statistics. sorted_tokens: how many top-p
     sorts at first.
@@ -166,6 +169,7 @@ def _draw_rows(logits: Tensor, sampling: Sampling, states: Tensor, k: int, sorte
     if k:
         columns.append(torch.special.entr((logits - total[:, None]).exp_()).sum(-1))
         columns.append(logits.topk(min(k, logits.shape[-1])).values.mean(-1) - total)
+        columns.append(total - logits.mean(-1) - np.log(logits.shape[-1]))
     return torch.stack([column.double() for column in columns])  # token ids are exact in float64
 
 
@@ -237,7 +241,7 @@ def _draw_with_numba(
     bits = (logits if half else logits.float()).detach().contiguous().view(torch.int16 if half else torch.int32).numpy()
     log_min_p = np.log(sampling.min_p) if sampling.min_p > 0 else -np.inf
     settings = (np.float32(sampling.temperature), sampling.top_k, float(sampling.top_p), np.float32(log_min_p))
-    figures = np.empty((len(bits), 5 if k else 3))
+    figures = np.empty((len(bits), 6 if k else 3))
 
     def work(rows: slice) -> None:
         shift, head, tail = np.int32(16 if half else 0), np.float32(HEAD), np.uint64(TAIL)

@@ -98,16 +98,20 @@ def _masses(row: Any, shift: Any, temperature: Any, top: Any, low: Any, high: An
 
 
 @njit(cache=True, fastmath=SUM)
-def _mean_distance(row: Any, shift: Any, top: Any) -> Any:
-    """Sum of exp(logit - top) * (logit - top)."""
-    total: Any = 0.0
+def _distances(row: Any, shift: Any, top: Any) -> Any:
+    """Sums of exp(logit - top) * (logit - top), and of logit - top."""
+    weighted: Any = 0.0
+    plain: Any = 0.0
     for start in range(0, len(row), 4 * BLOCK):
-        part: Any = np.float32(0.0)
+        part, rest = np.float32(0.0), np.float32(0.0)
         for i in range(start, min(start + 4 * BLOCK, len(row))):
-            x = max(_scaled(row[i], shift, np.float32(1.0)) - top, LOWEST)
+            distance = _scaled(row[i], shift, np.float32(1.0)) - top
+            x = max(distance, LOWEST)
             part += _exp(x) * x
-        total += part
-    return total
+            rest += distance
+        weighted += part
+        plain += rest
+    return weighted, plain
 
 
 @njit(cache=True)
@@ -320,11 +324,13 @@ def _one_row(
     out[1] = _scaled(row[token], shift, one) - largest - np.log(total)
     out[2] = 1 / total
     if confidence_k > 0:
-        out[3] = np.log(total) - _mean_distance(row, shift, largest) / total
+        weighted, plain = _distances(row, shift, largest)
+        out[3] = np.log(total) - weighted / total
         k = min(confidence_k, len(row))
         out[4] = -np.log(total)
         for x in _largest(row, shift, one, maxima, k):
             out[4] += (x - largest) / k
+        out[5] = np.log(total) - plain / len(row) - np.log(len(row))
 
 
 @njit(cache=True, nogil=True)
@@ -334,7 +340,8 @@ def draw_rows(
 ) -> None:  # fmt: skip
     """Fill in the columns of `ttc.sampling.Draws` for each row; -1 where the logits are not finite.
 
-    logits: (rows, vocab), int32 or, with `shift` 16, int16. states: (rows,) uint64. out: (rows, 5) float64.
+    logits: (rows, vocab), int32 or, with `shift` 16, int16. states: (rows,) uint64. out: float64, (rows, 3), or
+    (rows, 6) where `confidence_k` is above 0: how many of the likeliest tokens the mean log-probability is of.
     """
     for r in range(len(logits)):
         _one_row(logits[r], shift, temperature, top_k, top_p, log_min_p, head, tail, states[r], confidence_k, out[r])

@@ -138,9 +138,11 @@ def test_a_step_with_statistics_keeps_the_models_own_entropies() -> None:
             logits = engine.model(torch.tensor([branch.tokens]), use_cache=False).logits[0]
         logprobs = logits[branch.prompt_length - 1 : -1].log_softmax(-1)
         entropies = (-(logprobs.exp() * logprobs).sum(-1)).tolist()
-        assert all(map(math.isnan, branch.entropies[:3] + branch.top_k_logprobs[:3]))
+        assert all(map(math.isnan, branch.entropies[:3] + branch.top_k_logprobs[:3] + branch.self_certainties[:3]))
         assert branch.entropies[3:] == pytest.approx(entropies[3:], abs=1e-4)
         assert branch.top_k_logprobs[3:] == pytest.approx(logprobs[3:].topk(20).values.mean(-1).tolist(), abs=1e-4)
+        certainties = -logprobs[3:].mean(-1) - math.log(logprobs.shape[-1])
+        assert branch.self_certainties[3:] == pytest.approx(certainties.tolist(), abs=1e-4)
     with pytest.raises(InvalidInput, match=r"FakeBackend\.generate offers no statistics"):
         solve(Told(), problem="1 + 1", engine=FakeBackend())
 

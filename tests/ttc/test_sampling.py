@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -156,8 +157,9 @@ def test_figures_are_the_models_own(way: Way, dtype: torch.dtype, sampling: Samp
     assert draws.top1 == pytest.approx(log_probs.amax(-1).exp(), abs=1e-6)
     assert draws.entropy == pytest.approx(torch.special.entr(log_probs.exp()).sum(-1), abs=1e-5)
     assert draws.top_logprob == pytest.approx(log_probs.sort(descending=True).values[:, :7].mean(-1), abs=1e-5)
+    assert draws.self_certainty == pytest.approx(-log_probs.mean(-1) - math.log(515), abs=1e-4)
     without = way(logits, sampling, random_states(range(50), range(50)))
-    assert without == (draws.tokens, draws.logprobs, draws.top1, None, None)
+    assert without == (draws.tokens, draws.logprobs, draws.top1, None, None, None)
 
 
 def test_a_k_beyond_the_vocabulary_means_all_of_it() -> None:

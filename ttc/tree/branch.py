@@ -35,8 +35,9 @@ class Branch:
     logprobs: for every token from `prompt_length` on, its log-probability under the model (temperature 1, no filter);
         NaN for tokens that `Engine.extend` gave.
     top1: likewise, the probability of the model's most likely token at that place.
-    entropies, top_k_logprobs: likewise, the entropy in nats and the mean log-probability of the k most likely tokens,
-        where `Engine.generate` was asked for statistics; else NaN.
+    entropies, top_k_logprobs, self_certainties: likewise, the entropy in nats, the mean log-probability of the 20 most
+        likely tokens, and the divergence from the uniform distribution in nats, where `Engine.generate` was asked for
+        statistics; else NaN.
     step_ends: `len(tokens)` after each step that `Engine.generate` made.
     step_reasons: for each of them, why the step ended.
     given_end: `len(tokens)` after the last token that was given and not generated.
@@ -68,6 +69,7 @@ class Branch:
         self.top1: list[float] = []
         self.entropies: list[float] = []
         self.top_k_logprobs: list[float] = []
+        self.self_certainties: list[float] = []
         self.step_ends: list[int] = []
         self.step_reasons: list[StepEnd] = []
         self.path: tuple[int, ...] = ()
@@ -99,12 +101,21 @@ class Branch:
 
     def columns(self) -> tuple[list[float], ...]:
         """What is kept for every token after the prompt."""
-        return self.logprobs, self.top1, self.entropies, self.top_k_logprobs
+        return self.logprobs, self.top1, self.entropies, self.top_k_logprobs, self.self_certainties
 
-    def append(self, token: int, logprob: float, top1: float, entropy: float = nan, top_k_logprob: float = nan) -> None:
+    def append(
+        self,
+        token: int,
+        logprob: float,
+        top1: float,
+        entropy: float = nan,
+        top_k_logprob: float = nan,
+        self_certainty: float = nan,
+    ) -> None:
         """Append a generated token and what is kept for it."""
         self.tokens.append(token)
-        for column, value in zip(self.columns(), (logprob, top1, entropy, top_k_logprob), strict=True):
+        figures = (logprob, top1, entropy, top_k_logprob, self_certainty)
+        for column, value in zip(self.columns(), figures, strict=True):
             column.append(value)
 
     def take_back(self, count: int) -> None:

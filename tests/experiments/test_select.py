@@ -1,0 +1,220 @@
+"""`python -m experiments.select`: rules scored on records, by hand-made ones and on the folder of a real run."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import experiments.select
+from experiments.job import run
+from experiments.records import own_figures
+from experiments.select import ANY, Solved, load, parsed, report, score, subsets
+from experiments.summary import summarise, wilson
+from search.selection import all_rules
+from tests.experiments.test_run_folder import ROWS, composed, records, save_model, save_rows
+from tests.helpers.engines import make_engine
+from ttc import InvalidInput
+from ttc.results import BranchRecord
+
+RULES = {rule.name: rule for rule in all_rules(temperature=0.5)}
+
+
+def candidate(answer: str | None, correct: bool = False, path: Sequence[int] = (0,), **more: Any) -> dict[str, Any]:
+    return {"path": list(path), "answer": answer, "correct": correct, "tokens": 10, "finish_reason": "eos", **more}
+
+
+def record(id: str, *branches: dict[str, Any], error: str | None = None) -> dict[str, Any]:
+    return {"id": id, "error": error, "branches": list(branches)}
+
+
+def written(folder: Path, *found: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in found))
+    return folder
+
+
+def accuracies(rows: list[dict[str, Any]], rule: str) -> list[float]:
+    return [row["accuracy"] for row in rows if row["rule"] == rule]
+
+
+FOUR = [("7", True, 0.9), ("8", False, 0.4), ("8", False, 0.3), ("7", True, 0.2)]
+
+
+def two_problems() -> list[Solved]:
+    """One whose right answers come first and last, and one that failed. The records lie in the order of the score."""
+    branches = [candidate(a, c, (i,), score=s) for i, (a, c, s) in enumerate(FOUR)]
+    return [Solved.of_record(record("a", *branches[::-1])), Solved.of_record(record("b", error="broken"))]
+
+
+def test_each_rule_is_scored_on_the_first_n_by_index_and_failures_count_as_wrong() -> None:
+    rows = score(two_problems(), [RULES[name] for name in ("majority", "weighted", "best", "soft_best")])
+    assert accuracies(rows, "majority") == [0.5, 0.5, 0, 0.5]  # 7; 7 and 8; 7, 8 and 8; a tie, that 7 began
+    assert accuracies(rows, "weighted") == [0.5, 0.5, 0.5, 0.5]  # 0.9 against 0.4, 0.7; then 1.1
+    assert accuracies(rows, "best") == accuracies(rows, ANY) == [0.5] * 4
+    weights = [math.exp(s / 0.5) for *_, s in FOUR]
+    expected = [
+        sum(w for w, (_, c, _) in zip(weights[:n], FOUR[:n], strict=True) if c) / sum(weights[:n]) / 2
+        for n in range(1, 5)
+    ]
+    assert accuracies(rows, "soft_best") == pytest.approx(expected)
+    assert [row["tokens"] for row in rows if row["rule"] == ANY] == [5, 10, 15, 20]
+    assert rows[0]["accuracy_95"] == list(wilson(1, 2))
+
+
+def test_random_subsets_come_near_the_mean_over_all_of_them() -> None:
+    problems = two_problems()
+    rows = score(problems, [RULES["majority"]], draws=3000, seed=1)
+    (first, _) = problems
+    for n, found in enumerate(accuracies(rows, "majority"), 1):
+        right = []
+        for chosen in combinations(range(4), n):
+            chances = RULES["majority"].chances([first.samples[i] for i in chosen])
+            right.append(sum(p for p, i in zip(chances, chosen, strict=True) if first.correct[i]))
+        assert found == pytest.approx(sum(right) / len(right) / 2, abs=0.02)
+
+
+def test_random_subsets_are_fixed_by_the_seed_and_the_problem_alone() -> None:
+    first, _ = two_problems()
+    drawn = list(subsets(first, 2, 50, seed=3))
+    assert drawn == list(subsets(first, 2, 50, seed=3)) != list(subsets(first, 2, 50, seed=4))
+    assert all(subset == sorted(set(subset)) and len(subset) == 2 for subset in drawn)
+    assert list(subsets(first, 4, 50, seed=3)) == [[0, 1, 2, 3]] == list(subsets(first, 9, 0, seed=3))
+
+
+def test_what_is_shown_names_the_problems_that_have_fewer(tmp_path: Path) -> None:
+    found = [
+        record("a", *(candidate("7", True, (i,)) for i in range(10))),
+        record("b", candidate("7", True)),
+        record("c", error="x"),
+    ]
+    text = report(parsed([str(written(tmp_path / "run", *found))]))
+    assert "3 problems, up to 10 candidates each; accuracy in percent, the first n by index" in text
+    assert "1 problems have no candidate and count as wrong" in text
+    assert "1 problems have fewer than 10 candidates" in text
+    assert text.splitlines()[4].split() == ["rule", "n=1", "n=2", "n=4", "n=8", "n=10", "95%", "interval,", "n=10"]
+    (majority,) = [line.split() for line in text.splitlines() if line.startswith("majority")]
+    assert majority == ["majority", *["66.7"] * 5, "20.8", "to", "93.9"]
+    assert "weighted, best, soft_best, borda_score: no candidate has a score; run a search that asks a verifier" in text
+    assert "run with search.statistics=true" in text
+
+
+def test_markdown_and_json_hold_the_same_figures(tmp_path: Path) -> None:
+    folder = str(written(tmp_path / "run", record("a", *(candidate("7", True, (i,), score=0.5) for i in range(3)))))
+    words = [folder, "--rules", "majority,best", "--format"]
+    found = json.loads(report(parsed([*words, "json"])))
+    assert [(row["rule"], row["n"], row["accuracy"]) for row in found["rows"]] == [
+        (rule, n, 1.0) for n in (1, 2, 3) for rule in ("majority", "best", ANY)
+    ]
+    lines = report(parsed([*words, "markdown"])).splitlines()
+    assert "| rule | n=1 | n=2 | n=3 | 95% interval, n=3 |" in lines and "|---|---:|---:|---:|---:|" in lines
+    assert "| best | 100.0 | 100.0 | 100.0 | 20.7 to 100.0 |" in lines
+
+
+@pytest.mark.parametrize(
+    ("found", "words", "message"),
+    [
+        (None, [], "is no folder; give the folder of a run, as outputs/NAME"),
+        ([], [], r"none of the 0 records in .* has a candidate"),
+        ([record("a", error="x")], [], "none of the 1 records in"),
+        (
+            [record("a", candidate("7"))],
+            ["--rules", "best"],
+            "--rules: best cannot be scored: no candidate has a score",
+        ),
+        ([record("a", candidate("7"))], ["--rules", "borda"], r"run with search\.statistics=true"),
+        ([record("a", candidate("7"))], ["--rules", "likeliest"], "before log-probabilities were kept"),
+        ([record("a", candidate("7"))], ["--rules", "modal"], "'modal' is unknown; use majority, weighted"),
+        ([record("a", candidate("7"))], ["--draws", "-1"], "--draws=-1 must be 0"),
+        ([record("a", candidate("7", score=1.0))], ["--temperature", "0"], "temperature=0.0 of soft best-of-n"),
+        ([record("a", candidate("7", confidences=[1.0]))], ["--window", "0"], "window=0 must be at least 1 token"),
+    ],
+)
+def test_what_cannot_be_scored_is_named(
+    found: list[Any] | None, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run" if found is None else written(tmp_path / "run", *found)
+    with pytest.raises(InvalidInput, match=message):
+        report(parsed([str(folder), *words]))
+    monkeypatch.setattr(sys, "argv", ["select", str(folder), *words])
+    with pytest.raises(SystemExit, match=f"error: .*{message}"):
+        experiments.select.main()
+
+
+def test_a_folder_without_records_and_a_damaged_line_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"holds no records\.jsonl"):
+        load(tmp_path)
+    folder = written(tmp_path / "run", record("a", candidate("7")))
+    whole = (folder / "records.jsonl").read_text()
+    (folder / "records.jsonl").write_text("{torn\n" + whole)
+    with pytest.raises(InvalidInput, match="line 1 is damaged"):
+        load(folder)
+    (folder / "records.jsonl").write_text(whole + '{"id": "to')  # a run that was stopped while it wrote
+    assert [problem.id for problem in load(folder)] == ["a"]
+
+
+# ---------------------------------------------------------------- records of real runs
+
+
+def test_own_figures_are_means_over_generated_tokens() -> None:
+    engine = make_engine(context=160)
+    root = engine.root([1, 2, 3])
+    engine.generate([root], 4, statistics=True)
+    own = [*root.logprobs], [*root.self_certainties], [*root.top_k_logprobs]
+    engine.extend([root], [[5, 6]])
+    found = own_figures(BranchRecord.of(root))
+    assert found["logprob"] == pytest.approx(sum(own[0]) / 4)
+    assert found["self_certainty"] == pytest.approx(sum(own[1]) / 4) and found["self_certainty"] > 0
+    assert found["confidences"] == [round(-value, 3) for value in own[2]]
+    (plain,) = engine.fork(engine.root([1, 2, 3]), 1)
+    assert own_figures(BranchRecord.of(plain)) == {"logprob": None, "self_certainty": None, "confidences": None}
+    engine.generate([plain], 4)
+    found = own_figures(BranchRecord.of(plain))
+    assert found["logprob"] < 0 and found["self_certainty"] is None and found["confidences"] is None
+    plain.self_certainties[:] = [math.inf] * 4  # where a token is impossible
+    assert own_figures(BranchRecord.of(plain))["self_certainty"] is None
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    save_model(tmp_path / "model")
+    save_rows(tmp_path / "rows.jsonl", ROWS)
+    return tmp_path
+
+
+def test_every_rule_is_scored_from_the_folder_of_a_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["search=best_of_n", "search.n=5", "search.statistics=true", "verifier=confidence", "gate=none"]
+    run(composed(place, *more))
+    folder, out = place / "outputs" / "r", place / "scores.json"
+    capsys.readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["select", str(folder)])
+        experiments.select.main()
+    shown = capsys.readouterr().out
+    for rule in all_rules():
+        assert f"\n{rule.name} " in shown
+    assert "not scored" not in shown
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["select", str(folder), "--format", "json", "--out", str(out)])
+        experiments.select.main()
+    rows = json.loads(out.read_text())["rows"]
+    summary = summarise(records(place))
+    for n in (1, 2, 4):
+        assert summary["maj_at_k"][str(n)] == accuracies(rows, "majority")[n - 1]
+    assert accuracies(rows, "best")[-1] == summary["accuracy"]
+    assert {row["n"] for row in rows} == {1, 2, 3, 4, 5}
+
+
+def test_without_statistics_the_other_rules_are_scored(place: Path) -> None:
+    run(composed(place, "search=self_consistency", "search.n=3"))
+    text = report(parsed([str(place / "outputs" / "r")]))
+    assert "\nmajority " in text and "\nlikeliest " in text
+    assert (
+        "self_certainty, borda, confidence, confidence_top90, confidence_top10: the records hold no statistics" in text
+    )

@@ -178,6 +178,12 @@ SEARCHES = {
     "particle_gibbs": search.ParticleGibbs,
     "diverse_prompts": search.DiversePrompts,
     "adaptive_consistency": search.AdaptiveConsistency,
+    "tree_of_thoughts": search.TreeOfThoughts,
+    "mcts": search.MCTS,
+    "ab_mcts": search.ABMCTS,
+    "revision": search.Revision,
+    "self_refine": search.SelfRefine,
+    "budget_forcing": search.BudgetForcing,
 }
 VERIFIERS = {
     "arithmetic": verifiers.ArithmeticVerifier,

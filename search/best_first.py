@@ -1,4 +1,4 @@
-"""Best-first tree search: what looks best anywhere in the tree goes on next (Tree of Thoughts, Yao et al., 2023)."""
+"""Best-first tree search: what looks best anywhere in the tree goes on next (Koh et al., 2024, arXiv 2407.01476)."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ class BestFirst(Search):
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = Step(self.step_tokens, self.delimiter, case.end)
         opened, finished = [root], list[Branch]()
-        for _ in range(self.max_steps):
-            best, opened = opened[: self.beam_size], opened[self.beam_size :]
-            if not best or len(finished) >= self.finish:
-                opened = best + opened
-                break
-            try:
+        try:
+            for _ in range(self.max_steps):
+                best = opened[: self.beam_size]
+                if not best or len(finished) >= self.finish:
+                    break
                 children: list[Branch] = yield Expand(best, self.beam_width, step, self.sampling)
-            except BudgetExceeded:
-                opened = best + opened
-                break
-            yield Release(best)
-            children = yield from drop_gated(children)
-            yield Rate(children, self.aggregation)
-            finished += [child for child in children if child.finished]
-            opened = ranked([*opened, *(child for child in children if not child.finished)])
+                del opened[: self.beam_size]
+                yield Release(best)
+                children = yield from drop_gated(children)
+                yield Rate(children, self.aggregation)
+                finished += [child for child in children if child.finished]
+                opened = ranked([*opened, *(child for child in children if not child.finished)])
+        except BudgetExceeded:
+            if not finished and opened in ([], [root]):
+                raise
         return ranked(finished) or opened

@@ -229,31 +229,34 @@ class Driver:
                     for branch, text in zip(request.branches, request.texts(), strict=True)
                 ]
             except InvalidInput as error:
-                run.fail(f"{type(error).__name__}: {error}")
+                run.refuse(error)
                 continue
             children = []
             for branch, (dropped, _) in zip(request.branches, texts, strict=True):
                 (child,) = self.engine.fork(branch, 1)
                 children.append(run.record(child, branch))
                 child.reopen(dropped)
+                if request.turn:
+                    child.begin_answer()
             families.append((run, children, [tokens for _, tokens in texts]))
         if not families:
             return
         try:
             self._extend(families)
         except InvalidInput:
-            for run, children, tokens in list(families):  # find out which
+            for family in list(families):  # find out which
+                run, children, _ = family
                 try:
-                    self._extend([(run, children, tokens)])
+                    self._extend([family])
                 except InvalidInput as error:
+                    families.remove(family)
                     self.engine.release(run.let_go(children))
-                    run.fail(f"{type(error).__name__}: {error}")
+                    run.refuse(error)
         for run, children, tokens in families:
-            if not run.done:
-                for child, given in zip(children, tokens, strict=True):
-                    run.wrote(child, self.engine.decode(given))
-                tell(run, "appended", children)
-                run.advance(children)
+            for child, given in zip(children, tokens, strict=True):
+                run.wrote(child, self.engine.decode(given))
+            tell(run, "appended", children)
+            run.advance(children)
 
     def _extend(self, families: Sequence[tuple[Run, list[Branch], list[list[int]]]]) -> None:
         children = [child for _, children, _ in families for child in children]
@@ -337,15 +340,14 @@ class Driver:
                     raise scores
                 if aggregation == "product":
                     self.rater.check_product(scores)
-            except VerifierError as error:
+                for branch, step_scores in zip(request.branches, scores, strict=True):
+                    branch.step_scores = step_scores
+                    branch.score = aggregate(step_scores, aggregation)
+                    run.rated(branch)
+                tell(run, "rated", request.branches)
+                run.advance([branch.score for branch in request.branches])
+            except VerifierError as error:  # a search may say so too, of ratings that it cannot use
                 run.fail(f"{VerifierError.__name__}: {error}")
-                continue
-            for branch, step_scores in zip(request.branches, scores, strict=True):
-                branch.step_scores = step_scores
-                branch.score = aggregate(step_scores, aggregation)
-                run.rated(branch)
-            tell(run, "rated", request.branches)
-            run.advance([branch.score for branch in request.branches])
 
     def _scores(self, requests: Sequence[tuple[Run, Rate]]) -> list[list[list[float]] | VerifierError]:
         """The step scores of each problem's branches, or why there are none. One problem does not stop the others."""

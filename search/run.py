@@ -161,6 +161,15 @@ class Run:
         limits = f"max_tokens={self.budget.max_tokens}, max_calls={self.budget.max_calls}"
         self._take(lambda: self.steps.throw(BudgetExceeded(f"the budget of this problem is spent: {limits}")))
 
+    def refuse(self, error: InvalidInput) -> None:
+        """Raise what stands against its request in the search, which may go on without it; else it has failed."""
+        try:
+            self._take(lambda: self.steps.throw(error))
+        except InvalidInput as same:
+            if same is not error:
+                raise
+            self.fail(f"{type(error).__name__}: {error}")
+
     def fail(self, error: str) -> None:
         """End the search with what it has."""
         self.steps.close()
@@ -188,7 +197,7 @@ class Run:
     def result(self, search: Search) -> Result:
         """The outcome, free of the engine."""
         candidates = self.choices()
-        for branch in self.live:
+        for branch in dict.fromkeys([*self.live, *candidates]):
             node = self.rated(branch)
             if node.parent is not None:
                 node.status = "finished" if branch.finished else "kept"

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ttc.engine import Engine
     from ttc.errors import (
         BudgetExceeded,
+        ContextExceeded,
         InvalidInput,
         OutOfMemory,
         TTCError,
@@ -52,6 +53,7 @@ __all__ = [
     "Branch",
     "BranchRecord",
     "BudgetExceeded",
+    "ContextExceeded",
     "DecodeGate",
     "EarlyExit",
     "Engine",
@@ -96,6 +98,7 @@ __getattr__, __dir__ = lazy_names(
         "Branch": "ttc.tree.branch",
         "BranchRecord": "ttc.results",
         "BudgetExceeded": "ttc.errors",
+        "ContextExceeded": "ttc.errors",
         "DecodeGate": "ttc.approximate.decode_gate",
         "EarlyExit": "ttc.approximate.early_exit",
         "Engine": "ttc.engine",

@@ -241,8 +241,9 @@ class Engine:
                 f"{len(branches)} branches came with {len(tokens_per_branch)} token lists; give one each"
             )
         added = [self.limits.checked(tokens, "extension") for tokens in tokens_per_branch]
+        check = self.limits.check_prompt if purpose == "prompt" else self.limits.check_context
         for branch, tokens in zip(branches, added, strict=True):
-            self.limits.check_context(len(branch.tokens) + len(tokens))
+            check(len(branch.tokens) + len(tokens))
         with self._with_kv_present(branches, wake=self.sharing.rule != "none"):  # else one pass for both
             before = [self.tree.hold(branch.leaf) for branch in branches]
             try:

@@ -9,6 +9,10 @@ class InvalidInput(TTCError, ValueError):
     """An argument, a prompt, a data set row or a configuration that cannot be used."""
 
 
+class ContextExceeded(InvalidInput):
+    """More tokens than the model's context has room for."""
+
+
 class UnsupportedModel(TTCError):
     """A model whose attention the engine cannot serve, or a place that holds no model."""
 

@@ -101,13 +101,16 @@ class Append:
     """Put given text after each branch. Answer: one child per branch, with the text in it; the branches stay.
 
     text: one text for all, or one for each.
-    turn: the text is the user's next message. It is written as the chat template does, so that the model answers it.
-        Without `turn` the text goes on with the model's own words. An end-of-sequence token before it is left out;
-        the template writes its own.
+    turn: the text is the user's next message. It is written as the chat template does, so that the model answers it,
+        and all that stands before this answer becomes its prompt, so that `text`, `steps` and ratings are those of the
+        new answer alone. Without `turn` the text goes on with the model's own words. An end-of-sequence token before
+        it is left out; the template writes its own.
     drop: a text that gives way to the new one where the branch's own words end with it ("</think>", to think on).
         At most one token is taken back, `drop` with blanks before it or an end-of-sequence token; a `drop` that would
         take more is refused.
     The children can go on, whatever finished the branches. The text counts as prompt tokens, not as generated ones.
+    Where the model's context has no room for a text and one token after it, ContextExceeded is raised at the `yield`;
+    where a `drop` is refused, InvalidInput. A search may catch either and go on; else this problem has failed.
     """
 
     branches: Sequence[Branch]

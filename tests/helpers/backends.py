@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from tests.helpers.tokenizers import Letters
-from ttc.errors import InvalidInput
+from ttc.errors import ContextExceeded, InvalidInput
 from ttc.protocols import Purpose
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.tree.branch import Branch
@@ -57,13 +57,9 @@ class FakeBackend:
     ) -> None:
         self._check_live(branches)
         if any(len(b.tokens) + len(new) > self.longest for b, new in zip(branches, tokens_per_branch, strict=True)):
-            raise InvalidInput(f"a branch is longer than {self.longest} tokens")
+            raise ContextExceeded(f"a branch is longer than {self.longest} tokens")
         for branch, tokens in zip(branches, tokens_per_branch, strict=True):
-            if branch.generated:
-                branch.logprobs += [math.nan] * len(tokens)
-            else:
-                branch.prompt_length += len(tokens)
-            branch.tokens += tokens
+            branch.give(tokens)
             branch.usage.prompt_tokens += len(tokens)
 
     def generate(
@@ -103,8 +99,8 @@ class FakeBackend:
     def _step(self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]) -> None:
         start = len(branch.tokens)
         for _ in range(limit):
-            letter = self.letters[random_key(branch.key, len(branch.tokens)) % len(self.letters)]
-            branch.tokens.append(ord(letter))
+            letter, logprob = self._next(branch, start)
+            branch.append(ord(letter), logprob, math.exp(logprob))
             branch.usage.generated_tokens += 1
             text = self.decode(branch.tokens[start:])
             if letter == "0":
@@ -116,6 +112,11 @@ class FakeBackend:
         branch.step_ends.append(len(branch.tokens))
         delimited = any(s in self.decode(branch.tokens[start:]) for s in stop)
         branch.step_reasons.append(branch.finish_reason or ("delimiter" if delimited else "length"))
+
+    def _next(self, branch: Branch, start: int) -> tuple[str, float]:
+        """The next letter of a step that began at `start`, and its log-probability."""
+        letter = self.letters[random_key(branch.key, len(branch.tokens)) % len(self.letters)]
+        return letter, -math.log(len(self.letters))
 
     def _hold(self, branches: list[Branch]) -> list[Branch]:
         self.live |= {id(branch): branch for branch in branches}

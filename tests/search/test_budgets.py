@@ -11,19 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search import (
+    ABMCTS,
+    MCTS,
     AdaptiveConsistency,
     BeamSearch,
     BestFirst,
     BestOfN,
+    BudgetForcing,
     Case,
     DiversePrompts,
     Expand,
     Greedy,
     Release,
+    Revision,
     Search,
     SearchSteps,
     SelfConsistency,
+    SelfRefine,
     Step,
+    TreeOfThoughts,
     solve,
 )
 from tests.helpers.backends import FakeBackend
@@ -38,11 +44,18 @@ SEARCHES: list[Search] = [
     DiversePrompts(n=4, max_tokens=9),
     BeamSearch(beam_size=2, beam_width=3, step_tokens=3, max_steps=5),
     BestFirst(beam_size=2, beam_width=3, step_tokens=3, max_steps=5, finish=3),
+    TreeOfThoughts(beam_width=2, step_tokens=3, max_depth=4, max_states=6, threshold=0.1),
+    MCTS(beam_width=2, step_tokens=3, iterations=4, rollout_tokens=7),
+    MCTS(beam_width=3, step_tokens=3, iterations=5, rollout=False, rule="puct", answer="most_visited"),
+    ABMCTS(iterations=4, max_tokens=8, feedback="Again."),
+    Revision(n=2, attempts=3, max_tokens=8, feedback="Again.", memory=1),
+    SelfRefine(attempts=3, max_tokens=8, feedback_tokens=4),
+    BudgetForcing(thinking_tokens=15, answer_tokens=4, end_of_thinking=","),
 ]
 
 
 class Costly:
-    """Scores a branch by its commas, for `cost` tokens, which it says beforehand."""
+    """Scores a branch by its share of commas, for `cost` tokens, which it says beforehand."""
 
     def __init__(self, cost: int):
         self.cost = cost
@@ -53,7 +66,7 @@ class Costly:
     def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
         for branch in branches:
             branch.usage.verifier_tokens += self.cost
-        return [[float(branch.text.count(","))] for branch in branches]
+        return [[branch.text.count(",") / max(1, len(branch.text))] for branch in branches]
 
 
 def solved(search: Search, backend: FakeBackend, problems: list[str], cost: int = 0, **options: Any) -> list[Any]:
@@ -87,7 +100,8 @@ def test_no_search_passes_its_budget(search: Search, most: int, reserve: int, co
     assert not backend.live
     if calls is not None:
         depth = max(len(node.path) for result in results for node in result.tree)
-        assert depth <= calls + isinstance(search, DiversePrompts)
+        appends = isinstance(search, ABMCTS | BudgetForcing | Revision | SelfRefine)
+        assert depth <= calls * (1 + 2 * appends) + isinstance(search, DiversePrompts)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

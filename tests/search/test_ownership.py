@@ -11,7 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search import BeamSearch, BestFirst, BestOfN, DiversePrompts, Search, SelfConsistency, solve, stream
+from search import (
+    ABMCTS,
+    MCTS,
+    BeamSearch,
+    BestFirst,
+    BestOfN,
+    BudgetForcing,
+    DiversePrompts,
+    Revision,
+    Search,
+    SelfConsistency,
+    SelfRefine,
+    TreeOfThoughts,
+    solve,
+    stream,
+)
 from tests.helpers.engines import make_engine
 from tests.helpers.ownership import Cancelled, assert_nothing_left
 from ttc import BeamGroups, BlockCache, Branch, Engine
@@ -22,6 +37,12 @@ SEARCHES: list[Search] = [
     DiversePrompts(n=3, max_tokens=4, hints=(" So", " Then")),
     BeamSearch(beam_size=2, beam_width=2, step_tokens=2, max_steps=3),
     BestFirst(beam_size=2, beam_width=2, step_tokens=2, max_steps=3),
+    TreeOfThoughts(beam_width=2, step_tokens=2, max_depth=3, max_states=3, threshold=0.4),
+    MCTS(beam_width=2, step_tokens=2, iterations=3, rollout_tokens=3),
+    ABMCTS(iterations=3, max_tokens=3, feedback="?"),
+    Revision(n=2, attempts=3, max_tokens=3, feedback="?", memory=1),
+    SelfRefine(attempts=2, max_tokens=3, feedback_tokens=2, feedback="Ok?", rewrite="!"),
+    BudgetForcing(thinking_tokens=6, answer_tokens=2, end_of_thinking=""),
 ]
 ENGINES: list[dict[str, Any]] = [
     {},
@@ -47,7 +68,7 @@ class Trouble:
 
     def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
         self()
-        return [[float(sum(branch.generated))] for branch in branches]
+        return [[sum(branch.generated) % 101 / 100] for branch in branches]
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

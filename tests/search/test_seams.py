@@ -34,7 +34,8 @@ from search import (
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.tokenizers import Letters
-from ttc import Branch, DecodeGate, InvalidInput, VerifierError
+from ttc import Branch, ContextExceeded, DecodeGate, InvalidInput, VerifierError
+from ttc.text.prompt import PromptTemplate
 
 
 class Commas:
@@ -232,6 +233,69 @@ def test_an_engine_goes_on_from_the_new_text_alone() -> None:
     plain = engine.root(result.best.tokens[:-6])
     engine.generate([plain], 6, sampling=GREEDY)
     assert plain.tokens == result.best.tokens
+
+
+@pytest.mark.parametrize("engine", [FakeBackend(), make_engine(context=220)])
+def test_after_a_turn_the_new_answer_stands_alone(engine: Any) -> None:
+    seen = list[Branch]()
+
+    @dataclass(frozen=True)
+    class Asks(Told):
+        def run(self, root: Branch, case: Case) -> SearchSteps:
+            first = yield Expand([root], 2, Step(5), self.sampling)
+            told = yield Append(first, "Sure?", turn=True)
+            seen.extend([*first, *told])
+            return (yield Expand(told, 1, Step(6), self.sampling))
+
+    result = solve(Asks(), problem="1 + 1", engine=engine)
+    first, told = seen[:2], seen[2:]
+    for before, asked in zip(first, told, strict=True):
+        assert (asked.text, asked.steps, asked.generated, asked.logprobs) == ("", [], [], [])
+        assert (
+            before.text.rstrip("0") in engine.decode(asked.tokens) and engine.decode(asked.tokens).count("Sure?") == 1
+        )
+    for branch in result.branches:
+        assert len(branch.generated) == len(branch.logprobs) <= 6 and branch.steps == [branch.text]
+        assert branch.tokens[: branch.prompt_length] in [asked.tokens for asked in told]
+
+
+@dataclass(frozen=True)
+class Longer(Told):
+    """Gives a text to a branch; where that is refused, to a shorter one, if it is `careful`."""
+
+    careful: bool = True
+    text: str = "x"
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        (first,) = yield Expand([root], 1, Step(3), self.sampling)
+        try:
+            (told,) = yield Append([first], self.text)
+        except ContextExceeded:
+            if not self.careful:
+                raise
+            (told,) = yield Append([first], "short")
+        return (yield Expand([told], 1, Step(2), self.sampling))
+
+
+@pytest.mark.parametrize("make", [lambda: FakeBackend("123456789", 200), lambda: make_engine(context=200)])
+def test_a_text_with_no_room_is_refused_to_its_problem_alone(make: Any) -> None:
+    questions = ["7", "7 + 7 + 7"]
+    room = 200 - 3 - len(PromptTemplate().tokens(questions[0], Letters()))
+    for careful in (True, False):
+        engine = make()
+        short, long = solve(Longer(careful=careful, text="y" * (room - 1)), problem=questions, engine=engine)
+        assert short.error is None and "y" * (room - 1) in short.best.text
+        if careful:
+            assert long.error is None and "short" in long.best.text
+        else:
+            assert long.error.startswith("ContextExceeded: ")
+        assert not getattr(engine, "live", None)
+
+
+def test_a_text_must_leave_room_for_a_token() -> None:
+    engine = make_engine(context=20)
+    with pytest.raises(ContextExceeded, match="leaves no room to generate"):
+        engine.extend([engine.root([1, 2, 3])], [[4] * 17])
 
 
 def test_a_result_is_plain_values() -> None:

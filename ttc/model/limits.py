@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any
 
-from ttc.errors import InvalidInput
+from ttc.errors import ContextExceeded, InvalidInput
 
 
 @dataclass
@@ -43,18 +43,18 @@ class ModelLimits:
         return tokens
 
     def check_context(self, length: int) -> None:
-        """Raise InvalidInput unless the model's context holds `length` tokens."""
+        """Raise ContextExceeded unless the model's context holds `length` tokens."""
         if self.context_length is not None and length > self.context_length:
-            raise InvalidInput(
+            raise ContextExceeded(
                 f"{length} tokens are more than the model's context of {self.context_length}; shorten the prompt "
                 "or use a model with a longer context"
             )
 
     def check_prompt(self, length: int) -> None:
-        """Raise InvalidInput unless a prompt of `length` tokens leaves room to generate."""
+        """Raise ContextExceeded unless a prompt of `length` tokens leaves room to generate."""
         self.check_context(length)
         if length == self.context_length:
-            raise InvalidInput(
+            raise ContextExceeded(
                 f"the prompt fills the model's context of {self.context_length} tokens and leaves no room to "
                 "generate; shorten it or use a model with a longer context"
             )

@@ -31,7 +31,7 @@ class Branch:
     """One path from a root, as `Engine.root` and `Engine.fork` make it.
 
     tokens: every token, prompt first.
-    prompt_length: how many of them were given by the root.
+    prompt_length: how many of them are the prompt: those of the root, or all up to the last turn that was appended.
     logprobs: for every token from `prompt_length` on, its log-probability under the model (temperature 1, no filter);
         NaN for tokens that `Engine.extend` gave.
     top1: likewise, the probability of the model's most likely token at that place.
@@ -132,6 +132,13 @@ class Branch:
         """
         self.take_back(drop)
         self.step_ends = [min(end, len(self.tokens)) for end in self.step_ends]
+
+    def begin_answer(self) -> None:
+        """Count every token so far as the prompt: what is generated from now on is an answer of its own."""
+        self.prompt_length = self.given_end = len(self.tokens)
+        self.step_ends, self.step_reasons = [], []
+        for column in self.columns():
+            column.clear()
 
     def give(self, tokens: Sequence[int]) -> None:
         """Append tokens that were not generated."""

@@ -1,0 +1,154 @@
+"""Adaptive branching Monte Carlo tree search, variant A (Inoue et al., 2025, arXiv 2503.04412)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from search.base import COUNT, Case, Request, Search, SearchSteps
+from search.turns import REVISE, ask, check_words
+from ttc.errors import BudgetExceeded, VerifierError
+from ttc.protocols import Aggregation, Expand, Rate, Release, Step
+from ttc.tree.branch import Branch
+
+
+@dataclass(frozen=True)
+class NormalInverseChiSquared:
+    """A belief about scores: their mean is N(m, sigma^2 / kappa), their variance InvGamma(nu / 2, nu tau2 / 2)."""
+
+    m: float = 0.0
+    kappa: float = 1.0
+    nu: float = 1.0
+    tau2: float = 0.1
+
+    def given(self, rewards: Sequence[float]) -> NormalInverseChiSquared:
+        """What is believed once these rewards were seen."""
+        n = len(rewards)
+        if n == 0:
+            return self
+        mean = sum(rewards) / n
+        spread = sum((reward - mean) ** 2 for reward in rewards)
+        kappa, nu = self.kappa + n, self.nu + n
+        shift = n * self.kappa * (self.m - mean) ** 2 / kappa
+        tau2 = (self.nu * self.tau2 + spread + shift) / nu
+        return NormalInverseChiSquared((self.kappa * self.m + n * mean) / kappa, kappa, nu, tau2)
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """A mean, drawn from the belief."""
+        variance = self.nu * self.tau2 / 2 / rng.gamma(self.nu / 2)
+        return float(rng.normal(self.m, math.sqrt(variance / self.kappa)))
+
+
+PRIOR = NormalInverseChiSquared()
+
+
+@dataclass(eq=False)
+class Node:
+    """An answer, or the root.
+
+    branch: where its next child starts: the root itself, or the answer, with the request for a better one after it from
+        the first child on.
+    rewards: the scores of the answer and of all below it.
+    generated, continued: of these, those of the node's own children, and of all further below.
+    closed: whether the model's context has no room for a refinement of the answer.
+    """
+
+    branch: Branch
+    parent: Node | None = None
+    rewards: list[float] = field(default_factory=list)
+    generated: list[float] = field(default_factory=list)
+    continued: list[float] = field(default_factory=list)
+    children: list[Node] = field(default_factory=list)
+    asked: bool = False
+    closed: bool = False
+
+    def back_up(self, reward: float) -> None:
+        """Count the reward of a new node, at itself and at all nodes above it."""
+        self.rewards.append(reward)
+        if self.parent is not None:
+            self.parent.generated.append(reward)
+            node = self.parent
+            while node.parent is not None:
+                node.rewards.append(reward)
+                node.parent.continued.append(reward)
+                node = node.parent
+
+
+@dataclass(frozen=True)
+class ABMCTS(Search):
+    """Sample whole answers, and decide each time anew whether to go wider or deeper.
+
+    A child of the root is a new answer, a child of an answer its refinement: the model is shown the answer and told
+    `feedback`. For each of `iterations` answers the search goes down from the root. At a node without children it makes
+    one. Elsewhere it draws, by Thompson sampling, how good a new child would be, from the scores of the node's
+    children, and how good going on is, from the scores further below. If going on wins, each child's own scores give
+    one more draw, and the largest draw says which child is next. Ratings lie in [0, 1]; the prior is `PRIOR`.
+
+    The best rated answer wins, the earliest of equals. An answer whose refinement has no room in the model's context is
+    not refined; its parent gets another child. Every node can get children, so each one's keys and values stay.
+    """
+
+    limits: ClassVar = {"iterations": COUNT}
+
+    iterations: int = 16
+    max_tokens: int = 256
+    feedback: str = REVISE
+    aggregation: Aggregation = "last"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_words(feedback=self.feedback)
+
+    @property
+    def compares_ratings(self) -> bool:
+        return True
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        top, answers = Node(root), list[Branch]()
+        step = Step(self.max_tokens, end=case.end)
+        try:
+            for _ in range(self.iterations):
+                node = yield from self._open(descend(top, case.rng))
+                (answer,) = yield Expand([node.branch], 1, step, self.sampling)
+                (score,) = yield Rate([answer], self.aggregation)
+                if not 0 <= score <= 1:
+                    raise VerifierError(
+                        f"the verifier rates {score:.6g}, and ABMCTS compares ratings with a prior on [0, 1]; use a "
+                        "verifier that rates in [0, 1]"
+                    )
+                answers.append(answer)
+                child = Node(answer, node)
+                node.children.append(child)
+                child.back_up(score)
+        except BudgetExceeded:
+            if not answers:
+                raise
+        return answers
+
+    def _open(self, node: Node) -> Generator[Request, Any, Node]:
+        """The node, its answer followed by the feedback; the nearest one above it where that has no room."""
+        while node.parent is not None and not node.asked:
+            if not node.closed:
+                (asked,) = yield from ask([node.branch], self.feedback)
+                if asked is not None:
+                    yield Release([node.branch])
+                    node.branch, node.asked = asked, True
+                    break
+                node.closed = True
+            node = node.parent
+        return node
+
+
+def descend(node: Node, rng: np.random.Generator) -> Node:
+    """The node that gets the next child, by Thompson sampling."""
+    while node.children:
+        generate, go_on = (PRIOR.given(rewards).draw(rng) for rewards in (node.generated, node.continued))
+        if generate >= go_on:
+            break
+        draws = [PRIOR.given(child.rewards).draw(rng) for child in node.children]
+        node = node.children[int(np.argmax(draws))]
+    return node

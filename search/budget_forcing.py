@@ -1,0 +1,76 @@
+"""Budget forcing (s1, Muennighoff et al., 2025): a longer or a shorter time to think, by given words."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from search.base import COUNT, Case, Limit, Request, Search, SearchSteps
+from search.turns import check_words
+from ttc.errors import BudgetExceeded, ContextExceeded, InvalidInput
+from ttc.protocols import Append, Expand, Release, Step
+from ttc.tree.branch import Branch
+
+
+@dataclass(frozen=True)
+class BudgetForcing(Search):
+    """One chain of thought that is not allowed to end too early or too late. No verifier is needed.
+
+    Where the model ends its thinking by itself, by `end_of_thinking` or by finishing, this end is taken back and `wait`
+    put in its place, `waits` times at most. Where `thinking_tokens` tokens were generated before that,
+    `end_of_thinking` and `final` follow, and the model answers in at most `answer_tokens` tokens. What a limit cut off
+    is never made to wait. After the last wait a model that has written `end_of_thinking` goes on to its answer; one
+    that has finished has given it.
+
+    end_of_thinking must be one token of the model's, or a part of one, to be taken back. "" for a model that does not
+    mark its thinking: then only its end counts.
+    """
+
+    limits: ClassVar = {"waits": Limit(0, whole=True), "thinking_tokens": COUNT, "answer_tokens": COUNT}
+
+    waits: int = 2
+    thinking_tokens: int = 512
+    answer_tokens: int = 64
+    wait: str = "Wait"
+    end_of_thinking: str = "</think>"
+    final: str = "Final Answer:"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_words(wait=self.wait, final=self.final)
+        if not isinstance(self.end_of_thinking, str):
+            raise InvalidInput(f'end_of_thinking={self.end_of_thinking!r} must be a text, "" for none')
+
+    @property
+    def needs_verifier(self) -> bool:
+        return False
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        chain = [root]
+        try:
+            yield from self._think(chain, case)
+            reason = chain[-1].step_reasons[-1]
+            if reason == "length":
+                chain += yield Append(chain[-1:], f"{self.end_of_thinking}\n\n{self.final}")
+            if reason in ("length", "delimiter"):
+                step = Step(self.answer_tokens, end=case.end)
+                chain += yield Expand(chain[-1:], 1, step, self.sampling)
+        except (BudgetExceeded, ContextExceeded):
+            pass
+        return [branch for branch in chain[-1:] if branch is not root]
+
+    def _think(self, chain: list[Branch], case: Case) -> Generator[Request, Any, None]:
+        """Add to the chain until the time to think is over."""
+        waits, left = self.waits, self.thinking_tokens
+        while True:
+            before = chain[-1]
+            chain += yield Expand([before], 1, Step(left, self.end_of_thinking or None, case.end), self.sampling)
+            yield Release([before])
+            left -= len(chain[-1].tokens) - len(before.tokens)
+            ended_by_itself = chain[-1].step_reasons[-1] in ("delimiter", "eos", "end")
+            if not (ended_by_itself and waits and left):
+                return
+            chain += yield Append(chain[-1:], self.wait, drop=self.end_of_thinking)
+            yield Release(chain[-2:-1])
+            waits -= 1

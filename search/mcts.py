@@ -1,0 +1,164 @@
+"""Monte Carlo tree search (UCT: Kocsis & Szepesvári, 2006; PUCT: Silver et al., 2018, as OpenR has it)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from search.base import COUNT, Case, Limit, Request, Search, SearchSteps, drop_gated
+from search.growing import drop_repeated
+from search.selection import C, ranked, vote
+from ttc.approximate.confidence import mean_of_own
+from ttc.errors import BudgetExceeded
+from ttc.protocols import Aggregation, Expand, Extract, Rate, Release, Step
+from ttc.ranking import comparable
+from ttc.tree.branch import Branch
+
+
+def uct(value: float, visits: int, parent_visits: int, c: float = math.sqrt(2)) -> float:
+    """Q + c sqrt(ln N_p / n): how good a child was, and how seldom it was tried. Infinite for one never visited."""
+    return value + c * math.sqrt(math.log(parent_visits) / visits) if visits else math.inf
+
+
+def puct(value: float, prior: float, visits: int, parent_visits: int) -> float:
+    """V + P sqrt(N_p) / (1 + n) (ln((N_p + 19653) / 19652) + 1.25), AlphaZero's rule with its constants."""
+    weight = math.log((parent_visits + 19653) / 19652) + 1.25
+    return value + prior * math.sqrt(parent_visits) / (1 + visits) * weight
+
+
+@dataclass(eq=False)
+class Node:
+    """A state of the tree. total: the sum of the values of its visits. prior: P, its share among its siblings."""
+
+    branch: Branch
+    parent: Node | None = None
+    prior: float = 1.0
+    visits: int = 0
+    total: float = 0.0
+    children: list[Node] = field(default_factory=list)
+
+    @property
+    def value(self) -> float:
+        """The mean over its visits; its rating before the first."""
+        return self.total / self.visits if self.visits else self.branch.score or 0.0
+
+    def lineage(self) -> list[Node]:
+        """The node, its parent, and so on up to the root."""
+        return [self, *(self.parent.lineage() if self.parent else [])]
+
+
+@dataclass(frozen=True)
+class MCTS(Search):
+    """Grow the tree where ratings are high or visits few.
+
+    One iteration: go down from the root by `rule` to a state without children, continue it by `beam_width` steps, rate
+    them together, and go on to one of them by the same rule. Its value is the rating of a rollout, one answer of at
+    most `rollout_tokens` tokens from there to the end, or its own rating where `rollout` is off or it has finished. The
+    value counts for this state and all above it, the root included. Children of a state with the same text are one. A state that has
+    finished or is `max_depth` steps deep is not continued; its value counts again at each visit.
+
+    rule: "uct", with `exploration` as c and values in [0, 1]; or "puct", where a child's prior is
+        exp(mean log-probability of its step's tokens), made to sum to 1 over its siblings. As a parent, a state counts
+        one visit from its creation on. Equal children by the rule: the first.
+    answer: "best_value", the best rated answer; "most_visited", the best rated one under the state that is reached by
+        the most visited child each time, or, where none is there, under the nearest state above; "weighted_majority".
+    An answer is a finished state or a rollout; cut-off ones count only where none has finished, and states that can
+    still be continued where there is no answer at all.
+
+    States that can still be continued keep their keys and values; those of the others are freed at once.
+    """
+
+    limits: ClassVar = {
+        **dict.fromkeys(("iterations", "max_depth", "rollout_tokens"), COUNT),
+        "exploration": Limit(0),
+        "rule": ("uct", "puct"),
+        "answer": ("best_value", "most_visited", "weighted_majority"),
+    }
+
+    iterations: int = 16
+    beam_width: int = 4
+    step_tokens: int = 32
+    max_depth: int = 8
+    rule: Literal["uct", "puct"] = "uct"
+    exploration: float = math.sqrt(2)
+    rollout: bool = True
+    rollout_tokens: int = 256
+    answer: Literal["best_value", "most_visited", "weighted_majority"] = "best_value"
+    delimiter: str | None = None
+    aggregation: Aggregation = "last"
+
+    @property
+    def compares_ratings(self) -> bool:
+        return True
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        top = Node(root)
+        rollouts, states = list[tuple[Branch, Node]](), list[Node]()
+        try:
+            for _ in range(self.iterations):
+                node = top
+                while node.children:
+                    node = self._select(node)
+                if not node.branch.finished and len(node.branch.path) < self.max_depth:
+                    node.children = yield from self._expand(node, case)
+                    states += node.children
+                    node = self._select(node)
+                value = node.branch.score or 0.0
+                if self.rollout and not node.branch.finished:
+                    step = Step(self.rollout_tokens, end=case.end)
+                    (end,) = yield Expand([node.branch], 1, step, self.sampling)
+                    yield Rate([end], self.aggregation)
+                    yield Release([end])
+                    rollouts.append((end, node))
+                    value = end.score
+                for visited in node.lineage():
+                    visited.visits += 1
+                    visited.total += value
+        except BudgetExceeded:
+            if not states:
+                raise
+        found = rollouts + [(state.branch, state) for state in states if state.branch.finished]
+        found = [pair for pair in found if pair[0].finished] or found
+        found = found or [(state.branch, state) for state in states if not state.children]
+        return self._most_visited(top, found) if self.answer == "most_visited" else [branch for branch, _ in found]
+
+    def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
+        if self.answer == "weighted_majority":
+            return vote(candidates, extract, weighted=True)
+        return super().choose(candidates, extract)
+
+    def _expand(self, node: Node, case: Case) -> Generator[Request, Any, list[Node]]:
+        """The children of a state, equal ones left out, rated."""
+        step = Step(self.step_tokens, self.delimiter, case.end)
+        children: list[Branch] = yield Expand([node.branch], self.beam_width, step, self.sampling)
+        yield Release([node.branch])
+        children = yield from drop_gated(children)
+        children = yield from drop_repeated(children)
+        yield Rate(children, self.aggregation)
+        yield Release([child for child in children if child.finished])
+        start = len(node.branch.generated)
+        weights = [math.exp(mean_of_own(child.logprobs[start:])) for child in children]
+        return [Node(child, node, weight / sum(weights)) for child, weight in zip(children, weights, strict=True)]
+
+    def _select(self, parent: Node) -> Node:
+        """The child with the largest number by the rule, the first of equals."""
+
+        def number(child: Node) -> float:
+            if self.rule == "puct":
+                return puct(child.value, child.prior, child.visits, parent_visits)
+            return uct(child.value, child.visits, parent_visits, self.exploration)
+
+        parent_visits = 1 + sum(child.visits for child in parent.children)
+        return max(parent.children, key=lambda child: comparable(number(child)))
+
+    def _most_visited(self, top: Node, found: Sequence[tuple[Branch, Node]]) -> list[Branch]:
+        """The best rated answer under the most visited state that has one."""
+        node = top
+        while node.children:
+            node = max(node.children, key=lambda child: child.visits)  # the first of equals
+        for state in node.lineage():
+            if under := [branch for branch, at in found if state in at.lineage()]:
+                return ranked(under)[:1]
+        return []

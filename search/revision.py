@@ -1,0 +1,108 @@
+"""Sequential revision (Snell et al., 2024, arXiv 2408.03314, section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from search.base import COUNT, Case, Request, Search, SearchSteps, drop_gated
+from search.selection import C, ranked, vote
+from search.turns import REVISE, ask, check_words
+from ttc.errors import BudgetExceeded, ContextExceeded
+from ttc.protocols import Aggregation, Append, Expand, Extract, Rate, Release, Step
+from ttc.tree.branch import Branch
+
+
+@dataclass(frozen=True)
+class Revision(Search):
+    """Chains of answers, each a revision of the ones before.
+
+    n: chains. attempts: the most answers of a chain; after each but the last the model is told `feedback`. memory: the
+    most earlier answers of its chain that an attempt sees; further ones are dropped, the oldest first. A chain ends
+    early where the model's context has no room for another attempt.
+
+    Of each chain the answer that gathers the highest total rating is kept, as its best rated attempt; among these the
+    same rule decides (best-of-N weighted, within chains and then over them). The paper's model was trained to revise;
+    here any model is asked to.
+
+    An attempt's branch is let go once its revision was asked for; its keys and values stay as a part of what follows.
+    """
+
+    limits: ClassVar = {"attempts": COUNT, "memory": COUNT}
+
+    n: int = 2
+    attempts: int = 4
+    memory: int = 4
+    max_tokens: int = 256
+    feedback: str = REVISE
+    aggregation: Aggregation = "last"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_words(feedback=self.feedback)
+
+    @property
+    def compares_ratings(self) -> bool:
+        return True
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        chains: list[list[Branch]] = []
+        try:
+            answers = yield from self._answers([root], self.n, case)
+            going = chains = [[answer] for answer in answers]
+            for _ in range(self.attempts - 1):
+                told = yield from self._told(root, going)
+                if not told:
+                    break
+                answers = yield from self._answers([start for start in told if start], 1, case)
+                yield Release([start for start in told if start])
+                going = [told[answer.parent] for answer in answers]
+                for chain, answer in zip(going, answers, strict=True):
+                    chain.append(answer)
+        except BudgetExceeded:
+            if not chains:
+                raise
+        return [_winner(chain, case.extract) for chain in chains]
+
+    def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
+        return vote(candidates, extract, weighted=True)
+
+    def _answers(self, starts: Sequence[Branch], n: int, case: Case) -> Generator[Request, Any, list[Branch]]:
+        answers: list[Branch] = yield Expand(starts, n, Step(self.max_tokens, end=case.end), self.sampling)
+        answers = yield from drop_gated(answers)
+        yield Rate(answers, self.aggregation)
+        return answers
+
+    def _told(
+        self, root: Branch, chains: Sequence[list[Branch]]
+    ) -> Generator[Request, Any, dict[Branch | None, list[Branch]]]:
+        """Where the next attempts start, each with its chain; nothing for a chain that has no room left."""
+        last, starts = [chain[-1] for chain in chains], list[Branch | None]()
+        if len(chains[0]) <= self.memory:  # all of them are equally long
+            starts += yield from ask(last, self.feedback)
+        else:
+            for chain in chains:
+                starts.append((yield from self._retold(root, chain[-self.memory :])))
+        yield Release(last)
+        return {start: chain for start, chain in zip(starts, chains, strict=True) if start is not None}
+
+    def _retold(self, root: Branch, attempts: Sequence[Branch]) -> Generator[Request, Any, Branch | None]:
+        """The prompt with these attempts after it, each followed by the feedback; None where there is no room."""
+        made = [root]
+        try:
+            for attempt in attempts:
+                if attempt.text:
+                    made += yield Append(made[-1:], attempt.text)
+                made += yield Append(made[-1:], self.feedback, turn=True)
+        except ContextExceeded:
+            yield Release(made[1:])
+            return None
+        yield Release(made[1:-1])
+        return made[-1]
+
+
+def _winner(chain: Sequence[Branch], extract: Extract) -> Branch:
+    """The best rated attempt with the answer that has the highest total rating; the best rated of all without one."""
+    branch, answer = vote(chain, extract, weighted=True)
+    return ranked(chain)[0] if branch is None or answer is None else branch

@@ -1,0 +1,73 @@
+"""Self-Refine (Madaan et al., 2023): the model criticises its own answer and rewrites it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from search.base import COUNT, Case, Search, SearchSteps
+from search.turns import ask, check_words
+from ttc.errors import BudgetExceeded
+from ttc.protocols import Expand, Release, Step
+from ttc.tree.branch import Branch
+
+CRITICISE = (
+    "Check this solution step by step. Say what is wrong with it; if nothing is, end with 'it is correct'. "
+    "Do not solve the problem again."
+)
+REWRITE = "Now write the whole solution again without these mistakes, with the final answer at its end."
+
+
+@dataclass(frozen=True)
+class SelfRefine(Search):
+    """Answer, criticise, rewrite, until the model says `done` of its answer. No verifier is needed.
+
+    attempts: the most answers. feedback: asks for a critique, of at most `feedback_tokens` tokens, which is looked
+    through for `done`, whatever its case. rewrite: asks for the next answer. The answer that was confirmed is returned,
+    and not another rewrite; else the last one. The search also ends where the model's context has no room left.
+    """
+
+    limits: ClassVar = {"attempts": COUNT, "feedback_tokens": COUNT}
+
+    attempts: int = 4
+    max_tokens: int = 256
+    feedback_tokens: int = 128
+    feedback: str = CRITICISE
+    rewrite: str = REWRITE
+    done: str = "it is correct"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_words(feedback=self.feedback, rewrite=self.rewrite, done=self.done)
+
+    @property
+    def needs_verifier(self) -> bool:
+        return False
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        answers: list[Branch] = []
+        start = root
+        try:
+            while True:
+                (answer,) = yield Expand([start], 1, Step(self.max_tokens, end=case.end), self.sampling)
+                yield Release([start, *answers[-1:]])
+                answers.append(answer)
+                if len(answers) == self.attempts:
+                    break
+                (asked,) = yield from ask([answer], self.feedback)
+                if asked is None:
+                    break
+                (critique,) = yield Expand([asked], 1, Step(self.feedback_tokens), self.sampling)
+                yield Release([asked])
+                if re.search(rf"(?<!\w){re.escape(self.done)}(?!\w)", critique.text, re.IGNORECASE):
+                    break
+                (rewritten,) = yield from ask([critique], self.rewrite)
+                yield Release([critique])
+                if rewritten is None:
+                    break
+                start = rewritten
+        except BudgetExceeded:
+            if not answers:
+                raise
+        return answers[-1:]

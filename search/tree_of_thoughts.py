@@ -1,0 +1,75 @@
+"""Tree of Thoughts, depth-first (Yao et al., 2023, Algorithm 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from search.base import COUNT, Case, Limit, Search, SearchSteps, drop_gated
+from search.selection import ranked
+from ttc.errors import BudgetExceeded
+from ttc.protocols import Aggregation, Expand, Rate, Release, Step
+from ttc.tree.branch import Branch
+
+
+@dataclass(frozen=True)
+class TreeOfThoughts(Search):
+    """Follow the best thought down, prune what is not promising, and go back up where nothing is left to follow.
+
+    A state is continued by `beam_width` thoughts of one step each. Those that are rated `threshold` or less are pruned;
+    the others are followed one after the other, the best rated first (the first of equals), each with all that comes
+    of it before the next. A state is not continued once it has finished or is `max_depth` steps deep. The search ends
+    when nothing is left to follow, or after `max_states` states were continued. It answers with the best rated finished
+    state; if none has finished, with the best rated of those that are left, the best of the pruned ones among them.
+
+    What is pruned frees its keys and values at once; what waits to be followed keeps them.
+    """
+
+    limits: ClassVar = {"max_depth": COUNT, "max_states": COUNT, "threshold": Limit()}
+
+    beam_width: int = 4
+    step_tokens: int = 32
+    max_depth: int = 8
+    max_states: int = 16
+    threshold: float = 0.5
+    delimiter: str | None = None
+    aggregation: Aggregation = "last"
+
+    @property
+    def compares_ratings(self) -> bool:
+        return True
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        step = Step(self.step_tokens, self.delimiter, case.end)
+        stack = [root]  # what waits to be followed, the next one last
+        finished, given_up = list[Branch](), list[Branch]()
+        continued = 0
+        try:
+            while stack and continued < self.max_states:
+                state = stack[-1]
+                dropped: list[Branch] = []
+                if state.finished:
+                    finished.append(stack.pop())
+                    yield Release([state])
+                elif len(state.path) == self.max_depth:
+                    dropped.append(stack.pop())
+                else:
+                    children: list[Branch] = yield Expand([state], self.beam_width, step, self.sampling)
+                    continued += 1
+                    stack.pop()
+                    yield Release([state])
+                    children = yield from drop_gated(children)
+                    yield Rate(children, self.aggregation)
+                    stack += [child for child in reversed(ranked(children)) if self._promising(child)]
+                    dropped += [child for child in children if not self._promising(child)]
+                given_up = ranked([*given_up, *dropped])
+                yield Release(given_up[1:])
+                del given_up[1:]
+        except BudgetExceeded:
+            if not (finished or given_up or stack[1:]):
+                raise
+        finished += [state for state in stack if state.finished]
+        return ranked(finished) or ranked([*stack, *given_up])
+
+    def _promising(self, state: Branch) -> bool:
+        return state.score is not None and state.score > self.threshold

@@ -1,0 +1,39 @@
+"""Asking the model to look at an answer again."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from search.base import Request
+from ttc.errors import ContextExceeded, InvalidInput
+from ttc.protocols import Append
+from ttc.tree.branch import Branch
+
+REVISE = (
+    "There may be a mistake in this solution. Check it, and write the whole solution again, without the mistake and "
+    "with the final answer at its end."
+)
+
+
+def ask(branches: Sequence[Branch], words: str) -> Generator[Request, Any, list[Branch | None]]:
+    """Put `words`, as the user's next message, after each answer; None where the model's context has no room for them.
+
+    Use it as `asked = yield from ask(answers, words)`.
+    """
+    try:
+        return list((yield Append(branches, words, turn=True)))
+    except ContextExceeded:
+        if len(branches) == 1:
+            return [None]
+    asked: list[Branch | None] = []
+    for branch in branches:  # find out which
+        asked += yield from ask([branch], words)
+    return asked
+
+
+def check_words(**given: Any) -> None:
+    """Raise InvalidInput for what is to be said to the model and is no text, or empty."""
+    for name, words in given.items():
+        if not isinstance(words, str) or not words.strip():
+            raise InvalidInput(f"{name}={words!r} must be a text that is not empty")

@@ -1,0 +1,48 @@
+"""A backend whose texts, and a verifier whose scores, a test writes down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.helpers.backends import FakeBackend
+from ttc.tree.branch import Branch
+
+
+class Scripted(FakeBackend):
+    """Every step is what `script` says of its branch: the letters up to a delimiter, a 0 or the step's limit.
+
+    The script may look at `limit`, the step's. logprob: of each letter, by the branch's text with the step in it.
+    held: the paths of the branches that were live at each `generate`, those that it was to continue included.
+    """
+
+    def __init__(
+        self, script: Callable[[Branch], str], logprob: Callable[[str], float] = lambda text: -1.0, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.script, self.logprob = script, logprob
+        self.held: list[set[tuple[int, ...]]] = []
+        self.limit, self.says, self.after = 0, "", -1.0
+
+    def generate(self, branches: Sequence[Branch], *args: Any, **options: Any) -> None:
+        self.held.append({branch.path for branch in self.live.values()})
+        super().generate(branches, *args, **options)
+
+    def _step(self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]) -> None:
+        self.limit = limit
+        self.says = self.script(branch)
+        self.after = self.logprob(branch.text + self.says)
+        super()._step(branch, limit, stop, end)
+
+    def _next(self, branch: Branch, start: int) -> tuple[str, float]:
+        return self.says[len(branch.tokens) - start], self.after
+
+
+class Scores:
+    """Rates a branch by a function of it."""
+
+    def __init__(self, of: Callable[[Branch], float]):
+        self.of = of
+
+    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+        return [[self.of(branch)] for branch in branches]

@@ -1,0 +1,233 @@
+"""Adaptive branching: its belief about scores, how it goes down the tree, and what it shows the model."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search import ABMCTS, Result, solve
+from search.ab_mcts import PRIOR, Node, descend
+from tests.helpers.backends import FakeBackend
+from tests.helpers.engines import make_engine
+from tests.helpers.scripted import Scores
+from ttc import Branch, InvalidInput
+from ttc.sampling import random_key
+
+Path = tuple[int, ...]
+
+
+def score_of(branch: Branch) -> float:
+    return random_key("score", branch.text) % 101 / 100
+
+
+def run(search: ABMCTS, backend: Any = None, problem: str = "q", **options: Any) -> Result:
+    backend = backend or FakeBackend(longest=10_000)
+    result = solve(search, problem=problem, engine=backend, verifier=Scores(score_of), **options)
+    assert result.error is None
+    return result
+
+
+def answers(result: Result) -> list[tuple[int | None, float]]:
+    """Of every answer in order, the place of the answer that it refines, None for one from the root, and its score."""
+    places: dict[int, int] = {}
+    found: list[tuple[int | None, float]] = []
+    for node in result.tree[1:]:
+        assert node.parent is not None
+        if node.score is None:  # the request for a better answer
+            places[node.id] = places[node.parent]
+        else:
+            found.append((places.get(node.parent), node.score))
+            places[node.id] = len(found) - 1
+    return found
+
+
+# ---------------------------------------------------------------- what is believed of scores
+
+
+def test_the_belief_after_one_observation() -> None:
+    belief = PRIOR.given([0.8])
+    assert (belief.kappa, belief.nu) == (2, 2)
+    assert belief.m == pytest.approx(0.4) and belief.tau2 == pytest.approx(0.21)
+    assert PRIOR.given([]) == PRIOR and (PRIOR.m, PRIOR.kappa, PRIOR.nu, PRIOR.tau2) == (0, 1, 1, 0.1)
+
+
+@given(st.lists(st.floats(0, 1), max_size=6), st.lists(st.floats(0, 1), max_size=6))
+def test_observing_at_once_or_one_after_the_other_is_the_same(first: list[float], second: list[float]) -> None:
+    together, apart = PRIOR.given(first + second), PRIOR.given(first).given(second)
+    for name in ("m", "kappa", "nu", "tau2"):
+        assert getattr(together, name) == pytest.approx(getattr(apart, name), abs=1e-12)
+
+
+def student(nu: int) -> Callable[[float], float]:
+    """The cumulative distribution of Student's t with 1 or 2 degrees of freedom."""
+    return (lambda x: 0.5 + math.atan(x) / math.pi) if nu == 1 else (lambda x: 0.5 + x / 2 / math.sqrt(2 + x * x))
+
+
+@pytest.mark.parametrize(("rewards", "nu", "m", "tau2"), [([], 1, 0.0, 0.1), ([0.8], 2, 0.4, 0.21)])
+def test_a_drawn_mean_has_students_distribution(rewards: list[float], nu: int, m: float, tau2: float) -> None:
+    """(mu - m) / sqrt(tau2 / kappa) is Student's t with nu degrees of freedom (Kolmogorov-Smirnov at 1 in 1000)."""
+    rng, belief, n = np.random.default_rng(7), PRIOR.given(rewards), 20_000
+    draws = np.sort([(belief.draw(rng) - m) / math.sqrt(tau2 / nu) for _ in range(n)])  # kappa is nu here
+    expected = np.array([student(nu)(x) for x in draws])
+    places = np.arange(n)
+    distance = max(np.max((places + 1) / n - expected), np.max(expected - places / n))
+    assert distance < 1.95 / math.sqrt(n)
+
+
+# ---------------------------------------------------------------- going down and up
+
+
+def test_a_reward_counts_at_the_node_and_at_all_above_it() -> None:
+    top = Node(Branch([1], None, 0, None, str))  # type: ignore[arg-type]
+    first = Node(top.branch, top)
+    second = Node(top.branch, first)
+    third = Node(top.branch, second)
+    for node, reward in ((first, 0.5), (second, 0.7), (third, 0.9)):
+        assert node.parent is not None
+        node.parent.children.append(node)
+        node.back_up(reward)
+    assert (top.generated, top.continued) == ([0.5], [0.7, 0.9])
+    assert (first.generated, first.continued) == ([0.7], [0.9])
+    assert (first.rewards, second.rewards, third.rewards) == ([0.5, 0.7, 0.9], [0.7, 0.9], [0.9])
+
+
+def test_a_node_without_children_gets_one_without_a_draw() -> None:
+    class NoRandom:
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(f"{name} was drawn")
+
+    node = Node(Branch([1], None, 0, None, str))  # type: ignore[arg-type]
+    assert descend(node, NoRandom()) is node  # type: ignore[arg-type]
+
+
+def reference(scores: Callable[[int], float], rng: np.random.Generator, n: int) -> list[int | None]:
+    """The parent of each of n answers, in lists of scores kept by node; None is the root."""
+    gen: dict[int | None, list[float]] = defaultdict(list)
+    cont: dict[int | None, list[float]] = defaultdict(list)
+    own: dict[int, list[float]] = defaultdict(list)
+    kids: dict[int | None, list[int]] = defaultdict(list)
+    parent: dict[int, int | None] = {}
+
+    def draw(seen: list[float]) -> float:
+        k, average = len(seen), sum(seen) / len(seen) if seen else 0.0
+        kappa, nu = 1 + k, 1 + k
+        tau2 = (0.1 + sum((x - average) ** 2 for x in seen) + k * average**2 / kappa) / nu
+        sigma2 = (nu * tau2 / 2) / rng.gamma(nu / 2)
+        return float(rng.normal(k * average / kappa, (sigma2 / kappa) ** 0.5))
+
+    for new in range(n):
+        at: int | None = None
+        while kids[at]:
+            if draw(gen[at]) >= draw(cont[at]):
+                break
+            at = kids[at][max(range(len(kids[at])), key=[draw(own[c]) for c in kids[at]].__getitem__)]
+        parent[new] = at
+        kids[at].append(new)
+        reward = scores(new)
+        gen[at].append(reward)
+        own[new].append(reward)
+        while at is not None:
+            own[at].append(reward)
+            cont[parent[at]].append(reward)
+            at = parent[at]
+    return list(parent.values())
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.integers(1, 24))
+def test_against_a_plain_reference(seed: int, n: int) -> None:
+    result = run(ABMCTS(iterations=n, max_tokens=6, feedback="Again."), seed=seed)
+    found = answers(result)
+    rng = np.random.default_rng(random_key(random_key(seed, "q"), "search"))
+    assert [parent for parent, _ in found] == reference(lambda i: found[i][1], rng, n)
+    assert result.best is not None and result.best.score == max(score for _, score in found)
+
+
+def test_it_goes_wider_as_well_as_deeper() -> None:
+    parents = [parent for parent, _ in answers(run(ABMCTS(iterations=40, max_tokens=6, feedback="Again.")))]
+    assert parents.count(None) > 1 and len(set(parents)) > 3
+
+
+def test_the_earliest_of_equally_good_answers_wins() -> None:
+    result = solve(
+        ABMCTS(iterations=6, max_tokens=4), problem="q", engine=FakeBackend(), verifier=Scores(lambda branch: 0.5)
+    )
+    assert result.best is not None and result.best is result.branches[0] and result.best.path == (0,)
+
+
+# ---------------------------------------------------------------- the model
+
+
+def test_a_refinement_sees_the_question_the_answer_and_the_feedback() -> None:
+    result = run(ABMCTS(iterations=8, max_tokens=6, feedback="Again."))
+    decode = FakeBackend().decode
+    by_path = {b.path: b for b in result.branches}
+    refined = [b for b in result.branches if b.path[:-2] in by_path and len(b.path) > 1]
+    assert refined
+    for branch in refined:
+        before = by_path[branch.path[:-2]]
+        answer = before.text.removesuffix("0") if before.finish_reason == "eos" else before.text
+        prompt = decode(branch.tokens[: branch.prompt_length])
+        assert prompt.endswith(f"\nAnswer:{answer}\n\nQuestion: Again.\nAnswer:")
+        assert len(branch.text) <= 6  # its own answer alone is read and rated
+
+
+def test_an_answer_with_no_room_for_a_refinement_is_not_refined() -> None:
+    def depths(backend: FakeBackend) -> list[int]:
+        found = run(ABMCTS(iterations=24, max_tokens=6, feedback="Again."), backend)
+        assert not backend.live
+        return [len(branch.path) // 2 for branch in found.branches]
+
+    free, short = depths(FakeBackend(longest=10_000)), depths(FakeBackend(longest=145))
+    assert len(free) == len(short) == 24 and max(free) > 1
+    assert max(short) == 1  # the prompt, an answer, and a refinement
+
+
+def test_each_answer_keeps_one_branch() -> None:
+    backend, held = FakeBackend(longest=10_000), list[int]()
+    plain = backend.generate
+
+    def generate(branches: Any, *args: Any, **options: Any) -> None:
+        held.append(len(backend.live))
+        plain(branches, *args, **options)
+
+    backend.generate = generate  # type: ignore[method-assign]
+    run(ABMCTS(iterations=9, max_tokens=6, feedback="Again."), backend)
+    assert held == [i + 2 for i in range(9)]  # the root, the answers so far, and the next one
+
+
+def test_company_changes_nothing() -> None:
+    search = ABMCTS(iterations=7, max_tokens=6, feedback="Again.")
+    problems = ["1", "2", "3"]
+    together = solve(search, problem=problems, engine=FakeBackend(longest=9999), verifier=Scores(score_of))
+    for problem, result in zip(problems, together, strict=True):
+        assert result.tree == run(search, problem=problem).tree
+
+
+def test_it_runs_on_an_engine() -> None:
+    engine = make_engine(context=220)
+    result = run(ABMCTS(iterations=5, max_tokens=5, feedback="Again."), engine)
+    assert len(result.branches) == 5 and engine.kv_bytes() == 0
+    assert result.usage.generated_tokens == sum(len(b.generated) for b in result.branches)
+
+
+@pytest.mark.parametrize("score", [-0.1, 1.2])
+def test_ratings_outside_the_range_stop_the_problem_with_a_reason(score: float) -> None:
+    backend = FakeBackend()
+    (result,) = solve(ABMCTS(), problem=["q"], engine=backend, verifier=Scores(lambda branch: score))
+    assert result.error is not None and "rates in [0, 1]" in result.error and not backend.live
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"), [({"iterations": 0}, "iterations=0 must be"), ({"feedback": " "}, "feedback=' ' must be")]
+)
+def test_bad_settings_are_named(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        ABMCTS(**wrong)

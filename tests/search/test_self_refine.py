@@ -1,0 +1,96 @@
+"""Self-refinement: what is asked, when it stops, and which answer is returned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from search import Result, SelfRefine, solve
+from tests.helpers.engines import make_engine
+from tests.helpers.scripted import Scripted
+from ttc import Branch, InvalidInput
+
+FEEDBACK, REWRITE = "Right?", "Rewrite."
+
+
+class Talk(Scripted):
+    """Says the given things in turn."""
+
+    def __init__(self, *says: str, **options: Any):
+        super().__init__(self.write, **options)
+        self.turns, self.prompts = iter(says), list[str]()
+
+    def write(self, branch: Branch) -> str:
+        self.prompts.append(self.decode(branch.tokens[: branch.prompt_length]).partition("\nAnswer:")[2])
+        return next(self.turns) + "0"
+
+
+def run(backend: Any, search: SelfRefine | None = None, **options: Any) -> Result:
+    search = search or SelfRefine(feedback=FEEDBACK, rewrite=REWRITE)
+    result = solve(search, problem="q", engine=backend, **options)
+    assert result.error is None and not getattr(backend, "live", None)
+    return result
+
+
+def turn(words: str) -> str:
+    return f"\n\nQuestion: {words}\nAnswer:"
+
+
+def test_the_answer_that_was_confirmed_is_returned() -> None:
+    backend = Talk("1", "wrong", "2", "Yes, It is Correct. 3")
+    result = run(backend)
+    assert result.best is not None and result.best.text == "20" and result.answer == "20"
+    assert backend.prompts == [
+        "",
+        f"1{turn(FEEDBACK)}",
+        f"1{turn(FEEDBACK)}wrong{turn(REWRITE)}",
+        f"1{turn(FEEDBACK)}wrong{turn(REWRITE)}2{turn(FEEDBACK)}",
+    ]
+
+
+def test_there_are_at_most_four_answers() -> None:
+    backend = Talk(*"1a2b3c4")
+    assert run(backend).answer == "40" and len(backend.calls) == 7
+
+
+@pytest.mark.parametrize("critique", ["it is incorrect", "it is not correct", "it is correctable"])
+def test_what_only_looks_like_a_confirmation_is_none(critique: str) -> None:
+    assert run(Talk("1", critique, "2", "it is correct.")).answer == "20"
+
+
+def test_a_critique_that_is_cut_short_is_no_confirmation() -> None:
+    search = SelfRefine(feedback=FEEDBACK, rewrite=REWRITE, attempts=2, feedback_tokens=8)
+    backend = Talk("1", "it is correct", "2")
+    assert run(backend, search).answer == "20"  # "it is co"
+
+
+def test_a_budget_ends_it_with_the_last_whole_answer() -> None:
+    for most, answer in ((4, "10"), (8, "20"), (9, "20")):
+        result = run(Talk("1", "bad", "2", "bad", "3"), max_tokens=most)
+        assert (result.answer, result.stopped) == (answer, "budget")
+
+
+def test_it_ends_where_the_context_has_no_room() -> None:
+    backend = Talk("1", "bad", "2", "bad", "3", longest=170)
+    assert run(backend).answer == "20"
+
+
+def test_only_one_branch_and_its_answer_are_held() -> None:
+    backend = Talk(*"1a2b3c4")
+    run(backend)
+    assert max(map(len, backend.held)) == 3
+
+
+def test_it_runs_on_an_engine() -> None:
+    engine = make_engine(context=300)
+    result = run(engine, SelfRefine(max_tokens=5, feedback_tokens=4, attempts=3, feedback="Ok?", rewrite="Again."))
+    assert len(result.branches) == 1 and engine.kv_bytes() == 0
+    assert result.usage.generated_tokens <= 3 * 5 + 2 * 4
+
+
+@pytest.mark.parametrize("name", ["feedback", "rewrite", "done"])
+def test_an_empty_text_is_refused(name: str) -> None:
+    wrong: dict[str, Any] = {name: ""}
+    with pytest.raises(InvalidInput, match=f"{name}='' must be a text"):
+        SelfRefine(**wrong)

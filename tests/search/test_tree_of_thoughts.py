@@ -1,0 +1,149 @@
+"""Depth-first search with pruning and backtracking, on trees with known scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search import Result, TreeOfThoughts, solve
+from tests.helpers.scripted import Scores, Scripted
+from ttc import InvalidInput
+from ttc.sampling import random_key
+
+Path = tuple[int, ...]
+
+
+def run(search: TreeOfThoughts, scores: dict[Path, float], ends: set[Path], **options: Any) -> tuple[Result, Scripted]:
+    """A tree whose steps are one letter each, a 0 where a branch ends."""
+    backend = Scripted(lambda branch: "0" if branch.path in ends else "x")
+    verifier = Scores(lambda branch: scores.get(branch.path, 0.0))
+    result = solve(search, problem="q", engine=backend, verifier=verifier, **options)
+    assert not backend.live and result.error is None
+    return result, backend
+
+
+def continued(result: Result) -> list[Path]:
+    """The states that were continued, in order."""
+    by_id = {node.id: tuple(node.path) for node in result.tree}
+    return list(dict.fromkeys(by_id[node.parent] for node in result.tree if node.parent is not None))
+
+
+def test_the_best_thought_is_followed_down_and_the_search_comes_back_up() -> None:
+    scores = {(0,): 0.6, (1,): 0.9, (1, 0): 0.2, (1, 1): 0.4, (0, 0): 0.7, (0, 1): 0.8}
+    search = TreeOfThoughts(beam_width=2, step_tokens=1, max_depth=2, threshold=0.5)
+    result, backend = run(search, scores, {(0, 0), (0, 1)})
+    assert continued(result) == [(), (1,), (0,)]  # everything under (1,) is pruned
+    assert [tuple(b.path) for b in result.branches] == [(0, 1), (0, 0)]
+    assert backend.held[1] == {(0,), (1,), (1, 0), (1, 1)}
+    assert backend.held[2] == {(0,), (0, 0), (0, 1), (1, 1)}  # the best pruned state stays, for want of an answer
+
+
+def test_a_rating_of_the_threshold_itself_is_pruned() -> None:
+    search = TreeOfThoughts(beam_width=2, step_tokens=1, max_depth=3, threshold=0.5)
+    result, _ = run(search, {(0,): 0.5, (1,): 0.500001}, set())
+    assert continued(result) == [(), (1,)]
+
+
+def test_equals_are_followed_in_order() -> None:
+    search = TreeOfThoughts(beam_width=3, step_tokens=1, max_depth=2, threshold=0.1)
+    result, _ = run(search, {(i,): 0.4 for i in range(3)}, set())
+    assert continued(result) == [(), (0,), (1,), (2,)]
+
+
+def test_the_best_pruned_state_answers_where_nothing_else_is_left() -> None:
+    scores = {(0,): 0.3, (1,): 0.4, (2,): 0.2}
+    result, _ = run(TreeOfThoughts(beam_width=3, step_tokens=1, threshold=0.5), scores, set())
+    assert [tuple(b.path) for b in result.branches] == [(1,)] and result.best is not None
+    assert [node.status for node in result.tree] == ["root", "pruned", "kept", "pruned"]
+
+
+def test_what_has_finished_answers_before_what_is_better_and_has_not() -> None:
+    scores = {(0,): 0.9, (1,): 0.7}
+    result, _ = run(TreeOfThoughts(beam_width=2, step_tokens=1, max_depth=1, threshold=0.5), scores, {(1,)})
+    assert [tuple(b.path) for b in result.branches] == [(1,)]
+
+
+def reference(search: TreeOfThoughts, scores: Any, ends: Any) -> tuple[list[Path], list[Path]]:
+    """Algorithm 2, with a budget of states: the states continued and the finished ones that were rated well enough."""
+    order: list[Path] = []
+    finished: list[Path] = []
+
+    def dfs(state: Path) -> None:
+        if state in ends:
+            finished.append(state)
+        elif len(state) < search.max_depth and len(order) < search.max_states:
+            order.append(state)
+            children = [(*state, i) for i in range(search.beam_width)]
+            for child in sorted(children, key=lambda child: -scores[child]):
+                if scores[child] > search.threshold:
+                    dfs(child)
+
+    dfs(())
+    return order, finished
+
+
+class Random:
+    """A value for each path: a score of two digits, or whether it ends there."""
+
+    def __init__(self, seed: int):
+        self.seed = seed
+
+    def __getitem__(self, path: Path) -> float:
+        return random_key(self.seed, path) % 10 / 10
+
+    def get(self, path: Path, default: float) -> float:
+        return self[path]
+
+    def __contains__(self, path: Path) -> bool:
+        return len(path) > 0 and random_key(self.seed, "end", path) % 4 == 0
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(
+    st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 4), st.integers(1, 12), st.sampled_from([0.0, 0.3, 0.6])
+)
+def test_against_the_recursive_algorithm(seed: int, width: int, depth: int, states: int, threshold: float) -> None:
+    search = TreeOfThoughts(beam_width=width, step_tokens=1, max_depth=depth, max_states=states, threshold=threshold)
+    values: Any = Random(seed)
+    result, backend = run(search, values, values)
+    order, finished = reference(search, values, values)
+    assert continued(result) == order
+    if finished:
+        best = max(finished, key=lambda path: values[path])
+        assert {tuple(b.path) for b in result.branches} == set(finished)
+        assert result.best is not None and values[tuple(result.best.path)] == values[best]
+    assert result.best is not None
+    assert max(map(len, backend.held)) <= depth * (width - 1) + width + 2  # what waits on the way down, and one more
+
+
+def test_a_budget_ends_it_with_the_best_so_far() -> None:
+    scores = {(0,): 0.6, (1,): 0.9, (1, 0): 0.8, (1, 1): 0.4, (0, 0): 0.9}
+    search = TreeOfThoughts(beam_width=2, step_tokens=1, max_depth=2, threshold=0.5)
+    result, _ = run(search, scores, {(1, 0), (0, 0)}, max_tokens=4)
+    assert result.stopped == "budget" and result.best is not None and result.best.path == (1, 0)
+    result, _ = run(search, scores, set(), max_tokens=2)
+    assert result.stopped == "budget" and result.best is not None and result.best.path == (1,)
+
+
+def test_a_thought_that_is_cut_short_is_rated_as_it_is() -> None:
+    """A step's length limit is no end of the branch: it goes on."""
+    backend = Scripted(lambda branch: "xxxxx")
+    search = TreeOfThoughts(beam_width=1, step_tokens=3, max_depth=2, threshold=0.0)
+    result = solve(search, problem="q", engine=backend, verifier=Scores(lambda branch: 0.5))
+    assert [node.tokens for node in result.tree] == [0, 3, 6]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"max_depth": 0}, "max_depth=0 must be"),
+        ({"max_states": 2.5}, "max_states=2.5"),
+        ({"threshold": "a"}, "threshold"),
+    ],
+)
+def test_bad_settings_are_named(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        TreeOfThoughts(**wrong)

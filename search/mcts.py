@@ -53,11 +53,11 @@ class Node:
 class MCTS(Search):
     """Grow the tree where ratings are high or visits few.
 
-    One iteration: go down from the root by `rule` to a state without children, continue it by `beam_width` steps, rate
-    them together, and go on to one of them by the same rule. Its value is the rating of a rollout, one answer of at
-    most `rollout_tokens` tokens from there to the end, or its own rating where `rollout` is off or it has finished. The
-    value counts for this state and all above it, the root included. Children of a state with the same text are one. A state that has
-    finished or is `max_depth` steps deep is not continued; its value counts again at each visit.
+    One iteration: go down from the root by `rule` to a state without children, continue it by `beam_width` steps (of
+    the same texts the first one stays), rate them together, and go on to one of them by the same rule. Its value is the
+    rating of a rollout, one answer of at most `rollout_tokens` tokens from there to the end, or its own rating where
+    `rollout` is off or it has finished. The value counts for this state and all above it, the root included. A state
+    that has finished or is `max_depth` steps deep is not continued; a visit counts its value, or a rollout's, again.
 
     rule: "uct", with `exploration` as c and values in [0, 1]; or "puct", where a child's prior is
         exp(mean log-probability of its step's tokens), made to sum to 1 over its siblings. As a parent, a state counts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from math import inf
 from operator import attrgetter
 from os import PathLike
@@ -17,7 +18,6 @@ import torch
 from ttc.approximate.early_exit import EarlyExit, ExitReport, score_with_exit
 from ttc.approximate.similar_prompts import share_similar
 from ttc.attention.hf_hook import lent
-from ttc.attention.plan import depth_first
 from ttc.errors import InvalidInput
 from ttc.locking import one_at_a_time
 from ttc.memory.manager import KVMemory
@@ -25,17 +25,16 @@ from ttc.model.lens import Lens
 from ttc.model.limits import ModelLimits
 from ttc.model.packed_linear import pack_linears
 from ttc.model.runner import HuggingFaceRunner, ModelRunner
-from ttc.passes.decode import DecodeStep, Gate
+from ttc.passes.decode import Gate, RunningBatch
 from ttc.passes.prefill import prefill
 from ttc.passes.runtime import Runtime
 from ttc.passes.scoring import checked_continuations, score
-from ttc.passes.stops import Stops, check_step
 from ttc.protocols import Purpose
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.trace import Trace
-from ttc.tree.branch import Branch
+from ttc.tree.branch import Branch, check_live
 from ttc.tree.eviction import BlockCache
 from ttc.tree.sharing import Sharing
 from ttc.tree.tree import Tree
@@ -88,6 +87,7 @@ class Engine:
         )
         self.cache, self.gate = None if cache is None else cache.fresh(), gate
         self.live: WeakSet[Branch] = WeakSet()  # branches that were not released
+        self.batches: WeakSet[RunningBatch] = WeakSet()
         self.calls = 0
         self.lock = RLock()
 
@@ -160,7 +160,7 @@ class Engine:
         stand on the root's prompt in place of its own, which `branch.substituted` then tells (approximate).
         Raises InvalidInput when `root` has generated anything: its prompt could not be replaced any more.
         """
-        self._check_live([root])
+        check_live([root])
         if root.generated:
             raise InvalidInput(f"{root!r} has generated tokens, so its prompt cannot be varied; give the root itself")
         wanted = [self.limits.checked(prompt, "prompt") for prompt in prompts]
@@ -192,7 +192,7 @@ class Engine:
     def side_branches(self, branches: Sequence[Branch], prompts: Sequence[Sequence[int]]) -> list[Branch]:
         """New branches with these prompts on the usage meters of `branches`, for a verifier that asks elsewhere than on
         a branch's own KV. Counted as verifier tokens; to be released by the caller."""
-        self._check_live(branches)
+        check_live(branches)
         if len(prompts) != len(branches):
             raise InvalidInput(f"{len(branches)} branches came with {len(prompts)} prompts; give one each")
         wanted = [self.limits.checked(prompt, "prompt") for prompt in prompts]
@@ -219,7 +219,7 @@ class Engine:
     @one_at_a_time
     def fork(self, branch: Branch, n: int) -> list[Branch]:
         """`n` children that continue `branch`, each with its own random stream. No KV is copied."""
-        self._check_live([branch])
+        check_live([branch])
         if n < 1:
             raise InvalidInput(f"cannot fork a branch {n} times; n must be at least 1")
         children = [branch.child() for _ in range(n)]
@@ -235,7 +235,7 @@ class Engine:
         self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"
     ) -> None:
         """Append given tokens to each branch, their KV computed in chunks; `purpose` says what they count as."""
-        self._check_live(branches)
+        check_live(branches)
         if len(tokens_per_branch) != len(branches):
             raise InvalidInput(
                 f"{len(branches)} branches came with {len(tokens_per_branch)} token lists; give one each"
@@ -262,6 +262,9 @@ class Engine:
     @one_at_a_time
     def release(self, branches: Iterable[Branch]) -> None:
         """Let go of branches. KV that nothing else needs is freed at once; tokens and scores stay readable."""
+        branches = list(branches)
+        for batch in list(self.batches):
+            batch.forget(branches)
         for branch in branches:
             if (leaf := branch.detach()) is not None:
                 self.tree.drop(leaf)
@@ -295,19 +298,17 @@ class Engine:
         statistics: also keep each token's entropy, the mean log-probability of the 20 likeliest tokens and the
         self-certainty (`branch.entropies`, `branch.top_k_logprobs`, `branch.self_certainties`).
         """
-        self._check_live(branches)
-        most = [max_tokens] * len(branches) if isinstance(max_tokens, int) else list(max_tokens)
-        check_step(self.limits, branches, most, stop, end)
-        if not branches:
-            return
-        lefts = [self.context_left(b) for b in branches]
-        room = [limit if left is None else min(limit, left) for limit, left in zip(most, lefts, strict=True)]
-        stops = Stops(stop, end, self.limits, self.decode)
-        with self._with_kv_present(branches), self.runtime.metered(branches):
-            order = depth_first([b.leaf.path() for b in branches])
-            chosen = [branches[i] for i in order]
-            limits = [room[i] for i in order]
-            DecodeStep(self.runtime, chosen, limits, stops, sampling, self.gate, statistics).run()
+        batch = self.running_batch()
+        batch.add(branches, max_tokens, stop=stop, end=end, sampling=sampling, statistics=statistics)
+        while len(batch):
+            batch.step()
+        self._trim()
+
+    def running_batch(self) -> RunningBatch:
+        """A batch that branches join and leave while others decode; what it decodes is what `generate` would."""
+        batch = RunningBatch(self.runtime, self.gate, self.lock, self._with_kv_present)
+        self.batches.add(batch)
+        return batch
 
     # ---------------------------------------------------------------- scoring
 
@@ -330,7 +331,7 @@ class Engine:
         exit: branches may leave the pass before the last layer (approximate); single-token continuations only. What it
         did is put into `report`.
         """
-        self._check_live(branches)
+        check_live(branches)
         between, wanted = checked_continuations(self.limits, branches, continuations, given, exit is not None)
         with self._with_kv_present(branches), self.runtime.metered(branches):
             if exit is None:
@@ -370,26 +371,25 @@ class Engine:
         self.calls += 1
         for branch in branches:
             branch.used_at = self.calls
-        if self.cache is not None:
-            self.cache.trim(self.tree, self.live, branches)
+        for batch in list(self.batches):
+            batch.make_way()
+        self._trim(branches)
         missing = [b for b in branches if wake and b.leaf.end < len(b.tokens) - 1]
         purpose: Purpose = "prompt" if self.sharing.rule == "none" else "recompute"
         prefill(self.runtime, missing, [b.tokens for b in missing], purpose)
         try:
             yield
         finally:
-            if self.cache is not None:
-                self.cache.trim(self.tree, self.live)
+            self._trim()
+
+    def _trim(self, at_work: Sequence[Branch] = ()) -> None:
+        """Keep the cache within its capacity, without the KV of these branches and of those that decode."""
+        if self.cache is not None:
+            self.cache.trim(self.tree, self.live, chain(at_work, *(batch.branches for batch in self.batches)))
 
     def context_left(self, branch: Branch) -> int | None:
         """How many tokens a branch can still grow by, None for no limit."""
         return self.limits.left(len(branch.tokens))
-
-    def _check_live(self, branches: Sequence[Branch]) -> None:
-        for branch in branches:
-            _ = branch.leaf  # raises if the branch was released
-        if len({id(b) for b in branches}) < len(branches):
-            raise InvalidInput("the same branch was given twice in one call; fork it to continue it in two ways")
 
     if not TYPE_CHECKING:
 

@@ -19,7 +19,7 @@ from ttc.attention.hf_hook import IMPLEMENTATION, tree_attention
 from ttc.engine import Engine
 from ttc.model.loading import load
 from ttc.model.packed_linear import PackedProduct
-from ttc.passes.decode import DecodeStep
+from ttc.passes.decode import RunningBatch
 
 CASES = ((64, 1), (4096, 8))
 STEPS = 64
@@ -43,14 +43,14 @@ def timers() -> Iterator[dict[str, float]]:
 
         return call
 
-    product, append = PackedProduct.product, DecodeStep._append
+    product, append = PackedProduct.product, RunningBatch._append
     PackedProduct.product = timed("linear layers", product)  # type: ignore[method-assign]
     AttentionInterface.register(IMPLEMENTATION, timed("attention", tree_attention))
-    DecodeStep._append = timed("sampling", append)  # type: ignore[method-assign]
+    RunningBatch._append = timed("sampling", append)  # type: ignore[method-assign]
     try:
         yield seconds
     finally:
-        PackedProduct.product, DecodeStep._append = product, append  # type: ignore[method-assign]
+        PackedProduct.product, RunningBatch._append = product, append  # type: ignore[method-assign]
         AttentionInterface.register(IMPLEMENTATION, tree_attention)
 
 

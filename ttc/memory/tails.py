@@ -86,6 +86,20 @@ def freeze(memory: KVMemory, tails: KV, row: int, first: int, kv: KV) -> None:
             memory.wait_kv_on_host(kv)
 
 
+def grown(memory: KVMemory, tails: KV, rows: int, tokens: int, filled: int) -> KV:
+    """Larger tails on the device in place of these, which are freed; the first `filled` tokens of each are copied.
+
+    Raises OutOfMemory, and leaves `tails` as they are, where there is no room for both.
+    """
+    larger = memory.allocate(tokens, rows=rows)
+    for old, new in zip(tails.device, larger.device, strict=True):
+        assert old is not None and new is not None
+        for source, target in zip(old.both, new.both, strict=True):
+            target[: source.shape[0], :, :filled] = source[:, :, :filled]
+    memory.free(tails)
+    return larger
+
+
 def keep_rows(memory: KVMemory, tails: KV, rows: Sequence[int]) -> None:
     """Close the gaps that other rows leave: `rows`, ascending, become the first ones."""
     moves = [(new, old) for new, old in enumerate(rows) if new != old]

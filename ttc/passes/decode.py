@@ -1,21 +1,26 @@
-"""One step of decoding: rows that advance together, token by token, until each has ended its step."""
+"""Decoding: a batch that branches join and leave at any token."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import chain
 from math import nan
+from threading import RLock
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from ttc.attention.plan import DecodePlan
-from ttc.errors import OutOfMemory
+from ttc.attention.plan import DecodePlan, depth_first
+from ttc.errors import InvalidInput, OutOfMemory
 from ttc.memory.kv import KV
-from ttc.memory.tails import Tails, freeze, keep_rows, write_new
+from ttc.memory.tails import Tails, freeze, grown, keep_rows, write_new
 from ttc.passes.runtime import Runtime
-from ttc.passes.stops import Stops
-from ttc.sampling import Sampling, draw, random_states
-from ttc.tree.branch import Branch, StepEnd, by_problem
+from ttc.passes.stops import Stops, check_step
+from ttc.sampling import SAMPLED, Sampling, draw, random_states
+from ttc.tree.branch import Branch, StepEnd, by_problem, check_live
 from ttc.tree.segment import Segment
 from ttc.usage import count_pass
 
@@ -28,120 +33,359 @@ class Gate(Protocol):
         ...
 
 
-class DecodeStep:
-    """One call of `Engine.generate`.
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What `RunningBatch.add` was asked for: one step of some branches, which begin it together."""
 
-    branches: in depth-first order. limits: the most tokens for each. The residency policy says which of them decode
-    together; each group's tails grow in place in one buffer, and a branch that ends its step leaves the batch, its tail
-    frozen into a segment. statistics: keep each token's entropy and the mean log-probability of the likeliest tokens.
+    stops: Stops
+    sampling: Sampling
+    statistics: bool
+    problems: list[list[Branch]]
+
+
+@dataclass(eq=False)
+class Row:
+    """A branch in a batch. start, limit: `len(tokens)` at the step's start, and where it ends at the latest. place: the
+    number of its tail, once it has one."""
+
+    branch: Branch
+    request: Request
+    start: int
+    limit: int
+    place: int = -1
+
+    @property
+    def filled(self) -> int:
+        """The tokens that its tail holds."""
+        return len(self.branch.tokens) - 1 - self.branch.leaf.end
+
+    @property
+    def room(self) -> int:
+        """The tokens that its tail has to have room for."""
+        return self.limit - 1 - self.branch.leaf.end
+
+
+class RunningBatch:
+    """Branches that decode together, each until its step is over. Others join between two tokens, as far as there is
+    room: first come, first served, the branches of one call of `add` all at once.
+
+    The residency policy says who decodes together. The tails of these grow in place in one buffer; a branch that ends
+    its step leaves the batch, its tail frozen into a segment, and its place is the next one's. Under a policy with a
+    budget and two tiers all tails are frozen before others join or other passes run, for both need the room. Nobody
+    joins a group that its policy keeps for a whole step (`Residency.keeps_groups`).
+
+    What a branch decodes does not depend on who decodes beside it.
+
+    gate: stops branches that have fallen behind. lock: held during each call. present: has the KV of branches there.
     """
 
     def __init__(
         self,
         runtime: Runtime,
-        branches: Sequence[Branch],
-        limits: Sequence[int],
-        stops: Stops,
-        sampling: Sampling,
-        gate: Gate | None = None,
-        statistics: bool = False,
+        gate: Gate | None,
+        lock: RLock,
+        present: Callable[[Sequence[Branch]], AbstractContextManager[None]],
     ):
-        self.runtime, self.branches = runtime, list(branches)
-        self.stops, self.sampling, self.gate, self.statistics = stops, sampling, gate, statistics
-        self.capacity = max(limits)
-        self.problems = by_problem(branches)
-        self.starts = {id(b): len(b.tokens) for b in branches}
-        self.limits = {id(b): len(b.tokens) + limit for b, limit in zip(branches, limits, strict=True)}
+        self.runtime, self.gate, self.lock, self.present = runtime, gate, lock, present
+        self.rows: list[Row] = []  # at work, in depth-first order
+        self.waiting: list[list[Row]] = []  # to come, each list at once
+        self.groups: list[list[Row]] = []  # to decode their step when those at work have
+        self.tails: KV | None = None
+        self.plan: DecodePlan | None = None
+        self.recuts = 0  # the tree's count when the plan was made
+        self.capacity = 0  # tokens that each tail of the groups has room for
 
-    def run(self) -> None:
-        tree, residency = self.runtime.tree, self.runtime.residency
-        for leaf in dict.fromkeys(b.leaf for b in self.branches):
-            tree.compact(leaf)
-        chosen = residency.groups(_paths(self.branches), self.capacity)
+    # ---------------------------------------------------------------- calls
+
+    def add(
+        self,
+        branches: Sequence[Branch],
+        max_tokens: int | Sequence[int],
+        *,
+        stop: Sequence[str] = (),
+        end: Sequence[str] = (),
+        sampling: Sampling = SAMPLED,
+        statistics: bool = False,
+    ) -> None:
+        """Let branches decode one step from the next token on; the options are those of `Engine.generate`.
+
+        A gate compares the branches of one call. Raises InvalidInput, and changes nothing then.
+        """
+        with self.lock:
+            check_live(branches)
+            at_work = self.branches
+            if busy := [branch for branch in branches if branch in at_work]:
+                raise InvalidInput(f"{busy[0]!r} is decoding already; wait until its step has ended")
+            most = [max_tokens] * len(branches) if isinstance(max_tokens, int) else list(max_tokens)
+            limits = self.runtime.limits
+            check_step(limits, branches, most, stop, end)
+            with self.present(branches):
+                problems = [[branches[i] for i in rows] for rows in by_problem(branches)]
+                stops = Stops(stop, end, limits, self.runtime.decode)
+                request = Request(stops, sampling, statistics, problems)
+                rows = []
+                for branch, limit in zip(branches, most, strict=True):
+                    length, left = len(branch.tokens), limits.left(len(branch.tokens))
+                    rows.append(Row(branch, request, length, length + (limit if left is None else min(limit, left))))
+                if rows:
+                    self.waiting.append(rows)
+
+    @torch.inference_mode()
+    def step(self) -> list[Branch]:
+        """Decode one token for every branch at work, and return those whose step is over; a group that its policy keeps
+        decodes its whole step. If anything is raised, every branch keeps what it has decoded, and the batch is empty.
+        """
+        charged: list[Branch] = []
+        with self.lock, self.runtime.metered(charged):
+            try:
+                self._let_in()
+                charged += [row.branch for row in self.rows]
+                ended = self._advance() if self.rows else []
+                while self.rows and self.runtime.residency.keeps_groups:
+                    ended += self._advance()
+                return [row.branch for row in ended]
+            except BaseException:
+                self.close()
+                raise
+
+    @torch.inference_mode()
+    def close(self) -> None:
+        """Break off: every branch keeps what it has decoded, its step "interrupted"."""
+        with self.lock:
+            self._drop_plan()
+            try:
+                begun = [row for row in self._all() if len(row.branch.tokens) > row.start]
+                for row in begun:
+                    self._rescue(row)
+            finally:
+                self._leave()
+                self.rows, self.waiting, self.groups = [], [], []
+
+    def forget(self, branches: Iterable[Branch]) -> None:
+        """Branches that are about to be released leave without their step being over."""
+        gone = set(branches)
+        if gone.isdisjoint(self.branches):
+            return
+        self._drop_plan()
+        self.rows, *parts = [
+            [row for row in rows if row.branch not in gone] for rows in (self.rows, *self.groups, *self.waiting)
+        ]
+        groups, waiting = parts[: len(self.groups)], parts[len(self.groups) :]
+        self.groups, self.waiting = [rows for rows in groups if rows], [rows for rows in waiting if rows]
+        if not self.rows:
+            self._pause()
+
+    @torch.inference_mode()
+    def make_way(self) -> None:
+        """Other passes are about to run: where these may need the room, tails become segments, and all wait."""
+        if self.rows and not self.runtime.residency.roomy:
+            self._pause()
+
+    @property
+    def branches(self) -> set[Branch]:
+        """All branches whose step is not over."""
+        return {row.branch for row in self._all()}
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._all())
+
+    def _all(self) -> Iterable[Row]:
+        return chain(self.rows, *self.groups, *self.waiting)
+
+    # ---------------------------------------------------------------- joining
+
+    def _let_in(self) -> None:
+        residency = self.runtime.residency
+        if not self.rows and self.groups and self.waiting:
+            self._pause()  # groups are chosen again, newcomers among them
+        if self.waiting and not self.groups and not (self.rows and residency.keeps_groups):
+            if self.rows and not residency.roomy:
+                self._pause()
+            if self.rows:
+                self._join()
+            else:
+                self._choose_groups()
+        if not self.rows and self.groups:
+            self._enter(self.groups.pop(0))
+
+    def _pause(self) -> None:
+        """Freeze all tails. Everybody waits, first those who came first."""
+        self._drop_plan()
+        for row in self.rows:
+            self._freeze(row)
+        begun: dict[Request, list[Row]] = {}
+        for row in chain(self.rows, *self.groups):
+            begun.setdefault(row.request, []).append(row)
+        self._leave()
+        self.rows, self.groups, self.waiting = [], [], [*begun.values(), *self.waiting]
+
+    def _choose_groups(self) -> None:
+        """Have the policy say which of the waiting branches decode together: of as many calls as it has room for."""
+        count = len(self.waiting)
+        while True:
+            rows = list(chain(*self.waiting[:count]))
+            rows = [rows[i] for i in depth_first([row.branch.leaf.path() for row in rows])]
+            for leaf in dict.fromkeys(row.branch.leaf for row in rows):
+                self.runtime.tree.compact(leaf)
+            self.capacity = max(row.room for row in rows)
+            try:
+                chosen = self.runtime.residency.groups(_paths(rows), self.capacity)
+                self._check_gate(rows, chosen)
+                break
+            except OutOfMemory:
+                if count == 1:
+                    raise
+                count -= 1
+        self.groups = [[rows[i] for i in sorted(group)] for group in chosen]
+        del self.waiting[:count]
+
+    def _check_gate(self, rows: Sequence[Row], chosen: Sequence[Sequence[int]]) -> None:
         if self.gate is not None and len(chosen) > 1:
             raise OutOfMemory(
                 f"a decode gate compares a problem's branches token by token, and the budget has room for "
-                f"{len(chosen[0])} of {len(self.branches)} branches at a time; give a larger memory.budget_gib, fewer "
-                "or shorter branches, or no gate"
+                f"{len(chosen[0])} of {len(rows)} branches at a time; give a larger memory.budget_gib, fewer or "
+                "shorter branches, or no gate"
             )
-        groups = [[self.branches[i] for i in sorted(group)] for group in chosen]
-        try:
-            for group, upcoming in zip(groups, [*groups[1:], []], strict=True):
-                tails = residency.enter(_paths(group), _paths(upcoming), self.capacity)
-                try:
-                    self._decode(group, tails)
-                finally:
-                    residency.leave(tails)
-        finally:
-            residency.end_step()
 
-    def _decode(self, active: list[Branch], tails: KV) -> None:
-        """Let a group decode its whole step."""
-        filled = 0
-        try:
-            while active:
-                with self._plan(active, tails, filled) as plan:
-                    while not (ended := self._advance(active, plan)):
-                        pass
-                filled = plan.filled[0]
-                write_new(self.runtime.memory, Tails(tails, len(active), filled), least=1)
-                active = self._leave(active, ended, tails, filled)
-        finally:
-            for row, branch in enumerate(active):  # empty unless something was raised
-                self._rescue(branch, tails, row)
+    def _enter(self, rows: list[Row]) -> None:
+        """A group begins to decode; its tails are made."""
+        self.rows, upcoming = rows, self.groups[0] if self.groups else []
+        self.tails = self.runtime.residency.enter(_paths(rows), _paths(upcoming), self.capacity)
+        for place, row in enumerate(rows):
+            row.place = place
 
-    def _plan(self, active: Sequence[Branch], tails: KV, filled: int) -> DecodePlan:
-        residency = self.runtime.residency
-        entries = residency.entries(_paths(active))
-        positions = [len(b.tokens) - 1 for b in active]
-        stream = residency.stream(entries, positions, Tails(tails, len(active), filled), repeat=True)
-        return DecodePlan(entries, positions, tails, filled, stream)
+    def _join(self) -> None:
+        """Seat those who wait beside those at work, as far as there is room."""
+        assert self.tails is not None
+        joined: list[Row] = []
+        while self.waiting:
+            rows = [*self.rows, *joined, *self.waiting[0]]
+            count, capacity = max(len(rows), self.tails.rows or 0), max(self.tails.tokens, *(row.room for row in rows))
+            grows = (count, capacity) != (self.tails.rows, self.tails.tokens)
+            try:  # what all tails will be frozen into, and larger tails
+                self.runtime.residency.require(sum(row.room for row in rows) + grows * count * capacity)
+                if grows:
+                    filled = max(row.filled for row in self.rows)
+                    self.tails = grown(self.runtime.memory, self.tails, count, capacity, filled)
+            except OutOfMemory:
+                break
+            joined += self.waiting.pop(0)
+        if not joined:
+            return
+        self._drop_plan()
+        for leaf in dict.fromkeys(row.branch.leaf for row in joined):
+            self.runtime.tree.compact(leaf)
+        taken = {row.place for row in self.rows}
+        free = (place for place in range(self.tails.rows or 0) if place not in taken)
+        for row in joined:
+            row.place = next(free)
+        rows = [*self.rows, *joined]
+        self.rows = [rows[i] for i in depth_first([row.branch.leaf.path() for row in rows])]
 
-    def _advance(self, active: Sequence[Branch], plan: DecodePlan) -> dict[int, StepEnd]:
-        """One token for every row. Returns the rows whose step is over, and why."""
-        logits = self.runtime.runner.forward([b.tokens[-1] for b in active], plan)
+    # ---------------------------------------------------------------- a token
+
+    def _advance(self) -> list[Row]:
+        """One token for every row at work. Returns the rows whose step is over."""
+        rows, memory, tails, plan = self.rows, self.runtime.memory, self.tails, self._ready_plan()
+        assert tails is not None
+        logits = self.runtime.runner.forward([row.branch.tokens[-1] for row in rows], plan)
         plan.advance()
-        write_new(self.runtime.memory, Tails(plan.tails, len(active), plan.filled[0]))
-        count_pass(b.usage for b in active)
-        self._append(active, logits)
-        ended: dict[int, StepEnd] = {}
-        for row, branch in enumerate(active):
-            if reason := self.stops.check(branch, self.starts[id(branch)], self.limits[id(branch)]):
+        if tails.mirrored_tokens is not None:
+            write_new(memory, self._tails())
+        count_pass(row.branch.usage for row in rows)
+        self._append(rows, logits)
+        if not (ended := self._ended()):
+            return []
+        compact = plan.fused is None or any(tails.host)  # the kernel alone passes over gaps
+        self._drop_plan()
+        if tails.mirrored_tokens is not None:
+            write_new(memory, self._tails(), least=1)
+        self._let_out(ended, compact)
+        return list(ended)
+
+    def _ready_plan(self) -> DecodePlan:
+        tree = self.runtime.tree
+        if self.plan is not None and self.recuts != tree.recuts:
+            self._drop_plan()
+        if self.plan is None:
+            assert self.tails is not None
+            residency, rows = self.runtime.residency, self.rows
+            entries = residency.entries(_paths(rows))
+            positions = [len(row.branch.tokens) - 1 for row in rows]
+            stream = residency.stream(entries, positions, self._tails(), repeat=True)
+            filled, places = [row.filled for row in rows], [row.place for row in rows]
+            self.plan = DecodePlan(entries, positions, self.tails, filled, stream, places)
+            self.recuts = tree.recuts
+        return self.plan
+
+    def _tails(self) -> Tails:
+        assert self.tails is not None
+        return Tails(self.tails, max(r.place for r in self.rows) + 1, max(r.filled for r in self.rows))
+
+    def _append(self, rows: Sequence[Row], logits: Tensor) -> None:
+        """Draw a token for each row, those with the same options together."""
+        alike: dict[tuple[Sampling, bool], list[int]] = {}
+        for i, row in enumerate(rows):
+            alike.setdefault((row.request.sampling, row.request.statistics), []).append(i)
+        for (sampling, statistics), chosen in alike.items():
+            branches = [rows[i].branch for i in chosen]
+            states = random_states([b.key for b in branches], [len(b.tokens) for b in branches])
+            draws = draw(logits if len(alike) == 1 else logits[chosen], sampling, states, statistics=statistics)
+            columns = (column or [nan] * len(branches) for column in draws)
+            for branch, token, *figures in zip(branches, *columns, strict=True):
+                branch.append(int(token), *figures)
+                branch.usage.generated_tokens += 1
+
+    def _ended(self) -> dict[Row, StepEnd]:
+        """The rows whose last token was their step's, and why."""
+        ended: dict[Row, StepEnd] = {}
+        for row in self.rows:
+            if reason := row.request.stops.check(row.branch, row.start, row.limit):
                 ended[row] = reason
         if self.gate is not None:
-            for problem in self.problems:
-                for loser in self.gate.losers([self.branches[i] for i in problem]):
+            requests = dict.fromkeys(row.request for row in self.rows)
+            for problem in chain(*(request.problems for request in requests)):
+                for loser in self.gate.losers(problem):
                     loser.finish_reason = "gate"
                     loser.usage.gated_branches += 1
-            ended |= {row: "gate" for row, branch in enumerate(active) if branch.gated}
+            ended |= {row: "gate" for row in self.rows if row.branch.gated}
         return ended
 
-    def _append(self, active: Sequence[Branch], logits: Tensor) -> None:
-        states = random_states([b.key for b in active], [len(b.tokens) for b in active])
-        draws = draw(logits, self.sampling, states, statistics=self.statistics)
-        columns = (column or [nan] * len(active) for column in draws)
-        for branch, token, *figures in zip(active, *columns, strict=True):
-            branch.append(int(token), *figures)
-            branch.usage.generated_tokens += 1
+    # ---------------------------------------------------------------- leaving
 
-    def _leave(self, active: Sequence[Branch], ended: dict[int, StepEnd], tails: KV, filled: int) -> list[Branch]:
-        """Freeze the rows that ended and close the gaps; returns the branches that go on, in order."""
-        for row, reason in sorted(ended.items()):
-            self._freeze(active[row], tails, row, filled, reason)
-        going = [row for row in range(len(active)) if row not in ended]
-        keep_rows(self.runtime.memory, tails, going)
-        return [active[row] for row in going]
+    def _let_out(self, ended: dict[Row, StepEnd], compact: bool) -> None:
+        """Freeze the rows that ended. compact: close the gaps between the other tails."""
+        assert self.tails is not None
+        done = set[Row]()
+        try:
+            for row, reason in ended.items():
+                self._freeze(row)
+                _record(row.branch, reason)
+                done.add(row)
+        finally:
+            self.rows = [row for row in self.rows if row not in done]
+        if not self.rows:
+            self._free_tails()
+            if not self.groups:
+                self.runtime.residency.end_step()
+        elif compact:
+            by_place = sorted(self.rows, key=lambda row: row.place)
+            keep_rows(self.runtime.memory, self.tails, [row.place for row in by_place])
+            for place, row in enumerate(by_place):
+                row.place = place
 
-    def _freeze(self, branch: Branch, tails: KV, row: int, filled: int, reason: StepEnd) -> None:
-        """Turn the first `filled` tokens of a tail into immutable segments of the tree, each a block at most."""
+    def _freeze(self, row: Row) -> None:
+        """Turn a tail into immutable segments of the tree, each a block at most."""
+        filled, blocks, branch = row.filled, list[KV](), row.branch
         if filled == 0:
             return
-        tree, residency, memory, blocks = self.runtime.tree, self.runtime.residency, self.runtime.memory, list[KV]()
+        assert self.tails is not None
+        tree, residency, memory = self.runtime.tree, self.runtime.residency, self.runtime.memory
         size = residency.block_tokens or filled
         try:
             for first in range(0, filled, size):
                 blocks.append(residency.allocate_frozen(min(size, filled - first)))
-                freeze(memory, tails, row, first, blocks[-1])
+                freeze(memory, self.tails, row.place, first, blocks[-1])
         except BaseException:
             for kv in blocks:
                 memory.free(kv)
@@ -149,17 +393,40 @@ class DecodeStep:
         for kv in blocks:
             leaf = branch.leaf
             tree.move(branch, tree.attach(leaf, branch.tokens[leaf.end : leaf.end + kv.tokens], kv))
-        branch.step_ends.append(len(branch.tokens))
-        branch.step_reasons.append(reason)
 
-    def _rescue(self, branch: Branch, tails: KV, row: int) -> None:
-        """Keep what a branch has decoded of a step that broke off; if its KV is lost, undo the step."""
-        filled = len(branch.tokens) - 1 - branch.leaf.end
+    def _rescue(self, row: Row) -> None:
+        """Keep what a branch has decoded of a step that broke off; if its KV is lost, take that back."""
+        lost = row.filled
         try:
-            self._freeze(branch, tails, row, filled, "interrupted")
+            self._freeze(row)
         except Exception:
-            branch.take_back(filled)
+            row.branch.take_back(lost)
+        if len(row.branch.tokens) > row.start:
+            _record(row.branch, "interrupted")
+
+    def _leave(self) -> None:
+        """Nobody is at work any more."""
+        try:
+            self._free_tails()
+        finally:
+            self.runtime.residency.end_step()
+
+    def _free_tails(self) -> None:
+        self._drop_plan()
+        if self.tails is not None:
+            self.runtime.residency.leave(self.tails)
+            self.tails = None
+
+    def _drop_plan(self) -> None:
+        if self.plan is not None:
+            self.plan.close()
+            self.plan = None
 
 
-def _paths(branches: Sequence[Branch]) -> list[list[Segment]]:
-    return [branch.leaf.path() for branch in branches]
+def _record(branch: Branch, reason: StepEnd) -> None:
+    branch.step_ends.append(len(branch.tokens))
+    branch.step_reasons.append(reason)
+
+
+def _paths(rows: Sequence[Row]) -> list[list[Segment]]:
+    return [row.branch.leaf.path() for row in rows]

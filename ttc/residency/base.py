@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import ceil
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 
@@ -93,6 +93,14 @@ class Residency(ABC):
 
     # ---------------------------------------------------------------- a step
 
+    keeps_groups: ClassVar[bool] = False
+    """Whether a group decodes its whole step before anything else happens."""
+
+    @property
+    def roomy(self) -> bool:
+        """Whether tails may stay where they are while other passes run and other branches join."""
+        return True
+
     @abstractmethod
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
         """Which branches decode their step together, in order; each grows by at most `capacity` tokens.
@@ -153,6 +161,10 @@ class Offloading(Residency):
         """With no budget given, let the device hold what it has free at this moment."""
         if self.budget_gib is None and (free := free_device_bytes(self.memory.link.device)) is not None:
             self.memory.device.budget_bytes = self.memory.device.used_bytes + free
+
+    @property
+    def roomy(self) -> bool:
+        return self.memory.device.budget_bytes is None
 
     def require(self, tokens: int) -> None:
         self.read_capacity()

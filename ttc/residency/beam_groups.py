@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import inf
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 
@@ -29,6 +29,8 @@ class BeamGroups(Offloading):
 
     block_tokens: int = 128
     shared: bool = True
+
+    keeps_groups: ClassVar[bool] = True
 
     needed_bytes: int = field(init=False, repr=False, default=0)
     """What all steps needed and did not find on the device, each block once: no order of work moves less."""

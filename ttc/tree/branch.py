@@ -206,6 +206,14 @@ class Branch:
         return f"Branch(path={self.path}, tokens={len(self.tokens)}, {state})"
 
 
+def check_live(branches: Sequence[Branch]) -> None:
+    """Refuse branches that were released, and one that comes twice."""
+    for branch in branches:
+        _ = branch.leaf  # raises if the branch was released
+    if len({id(b) for b in branches}) < len(branches):
+        raise InvalidInput("the same branch was given twice in one call; fork it to continue it in two ways")
+
+
 def by_problem(branches: Sequence[Branch]) -> list[list[int]]:
     """The places of each problem's branches, in order of appearance: branches of one root are one problem's."""
     places: dict[int, list[int]] = {}

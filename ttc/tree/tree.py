@@ -23,6 +23,7 @@ class Tree:
     def __init__(self, memory: KVMemory, block_tokens: int | None = None):
         self.memory, self.block_tokens = memory, block_tokens
         self.trunk = Segment([], None, None)
+        self.recuts = 0  # how often KV of the tree was cut or joined, which plans made before don't know
 
     def hold(self, segment: Segment) -> Segment:
         segment.refs += 1
@@ -73,6 +74,7 @@ class Tree:
     def split(self, segment: Segment, at: int) -> Segment:
         """Cut `segment` after `at` tokens. It keeps its identity as the lower part; the new upper part is returned."""
         upper_kv, lower_kv = recut(self.memory, [segment.storage], [at, len(segment.tokens) - at])
+        self.recuts += 1
         parent = segment.parent
         assert parent is not None
         upper = Segment(segment.tokens[:at], upper_kv, parent)
@@ -99,6 +101,7 @@ class Tree:
     def _absorb(self, parent: Segment, child: Segment) -> None:
         assert parent.parent is not None
         (kv,) = recut(self.memory, [parent.storage, child.storage], [len(parent.tokens) + len(child.tokens)])
+        self.recuts += 1
         above = parent.parent
         above.children[above.children.index(parent)] = child
         child.tokens, child.kv = parent.tokens + child.tokens, kv

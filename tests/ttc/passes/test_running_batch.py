@@ -1,0 +1,355 @@
+"""A batch that branches join and leave at any token decodes what each branch would alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.engines import GREEDY, fail_at, forked, make_engine
+from tests.helpers.models import prompt
+from tests.helpers.offloading import KIB, eight
+from tests.helpers.ownership import assert_nothing_left, assert_whole
+from ttc import BeamGroups, BlockCache, Branch, DecodeGate, Engine, Headwise, InvalidInput, Layerwise, Paged
+from ttc.attention.fused_cpu import SWITCH
+from ttc.residency.resident import Resident
+from ttc.sampling import Sampling
+
+POLICIES: list[Any] = [
+    Resident(),
+    Resident(30 * KIB),
+    Layerwise(),
+    Layerwise(12 * KIB),
+    BeamGroups(12 * KIB, block_tokens=8),
+    Paged(),
+    Paged(8 * KIB, block_tokens=8),
+    Headwise(),
+    Headwise(12 * KIB),
+]
+"""With room for all, and with so little that KV has to move. A token takes 128 bytes."""
+
+SHARED = list(range(1, 13))
+SAMPLINGS = [GREEDY, Sampling(), Sampling(0.7, top_k=9), Sampling(1.2, top_p=0.8, min_p=0.01)]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request: a prompt, how many branches, when it comes (in tokens), and the options of its step."""
+
+    prompt: tuple[int, ...]
+    limits: tuple[int, ...]
+    after: int
+    sampling: Sampling
+    stop: tuple[str, ...]
+    end: tuple[str, ...]
+    statistics: bool
+
+    def options(self) -> dict[str, Any]:
+        return {"stop": self.stop, "end": self.end, "sampling": self.sampling, "statistics": self.statistics}
+
+
+letters = st.integers(40, 120).map(chr)
+asks = st.builds(
+    Ask,
+    prompt=st.tuples(st.sampled_from([0, 6, 12]), st.integers(1, 9), st.integers(0, 3)).map(
+        lambda x: (*SHARED[: x[0]], *prompt(x[2], x[1]))
+    ),
+    limits=st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple),
+    after=st.integers(0, 4),
+    sampling=st.sampled_from(SAMPLINGS),
+    stop=st.lists(letters, max_size=2).map(tuple),
+    end=st.lists(letters, max_size=2).map(tuple),
+    statistics=st.booleans(),
+)
+
+
+def seen(branch: Branch) -> Any:
+    """All that may not depend on what else decodes; figures to the rounding of float32."""
+    figures = [pytest.approx(column, abs=1e-3, nan_ok=True) for column in branch.columns()]
+    return branch.tokens, branch.step_ends, branch.step_reasons, branch.finish_reason, branch.text, figures
+
+
+def children(engine: Engine, ask: Ask, seed: int) -> list[Branch]:
+    root = engine.root(ask.prompt, seed=seed)
+    found = engine.fork(root, len(ask.limits))
+    engine.release([root])
+    return found
+
+
+@cache
+def quiet_engine() -> Engine:
+    return make_engine()
+
+
+@cache
+def alone(ask: Ask, seed: int, index: int) -> Any:
+    """One branch of a request, decoded by itself in an engine that has nothing else to do."""
+    engine = quiet_engine()
+    branches = children(engine, ask, seed)
+    branch = branches[index]
+    engine.generate([branch], ask.limits[index], **ask.options())
+    found = seen(branch), branch.usage.generated_tokens
+    assert_nothing_left(engine, branches)
+    return found
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    requests=st.lists(asks, min_size=1, max_size=5),
+    policy=st.integers(0, len(POLICIES) - 1),
+    fused=st.booleans(),
+    other_work=st.booleans(),
+)
+def test_whoever_joins_whenever_decodes_what_it_would_alone(
+    requests: Sequence[Ask], policy: int, fused: bool, other_work: bool
+) -> None:
+    engine = make_engine(memory=POLICIES[policy])
+    batch, coming = engine.running_batch(), list(enumerate(requests))
+    groups: list[list[Branch]] = [[] for _ in requests]
+    over: list[Branch] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SWITCH, str(int(fused)))
+        tokens = 0
+        while coming or len(batch):
+            for seed, ask in [pair for pair in coming if pair[1].after <= tokens]:
+                groups[seed] = children(engine, ask, seed)
+                batch.add(groups[seed], ask.limits, **ask.options())
+                coming.remove((seed, ask))
+            ended = batch.step()
+            assert not set(ended) & set(over)
+            over += ended
+            if ended and other_work:  # a verifier looks at what has ended, while others decode
+                engine.score(ended, [[[1, 2], [3]]] * len(ended))
+                assert_whole_but_tails(engine)
+            tokens += 1
+    branches = [branch for group in groups for branch in group]
+    assert set(over) == set(branches)
+    for seed, (ask, group) in enumerate(zip(requests, groups, strict=True)):
+        for index, branch in enumerate(group):
+            *rest, figures = alone(ask, seed, index)[0]
+            assert [*seen(branch)[:-1]] == rest and list(branch.columns()) == figures
+        assert group[0].usage.generated_tokens == sum(alone(ask, seed, i)[1] for i in range(len(group)))
+        assert group[0].usage.forward_passes >= max(len(branch.generated) for branch in group)
+    assert_nothing_left(engine, branches)
+
+
+def assert_whole_but_tails(engine: Engine) -> None:
+    for tier in (engine.memory.device, engine.memory.host):
+        assert tier.budget_bytes is None or tier.used_bytes <= tier.budget_bytes
+
+
+def test_rows_join_at_the_next_token_and_their_places_are_taken_again() -> None:
+    engine = make_engine()
+    first, second, third = forked(engine, 4), forked(engine, 3), forked(engine, 2)
+    batch, rows = engine.running_batch(), list[int]()
+    forward = engine.runner.forward
+
+    def watched(tokens: Any, *arguments: Any) -> Any:
+        rows.append(len(tokens))
+        return forward(tokens, *arguments)
+
+    engine.runner.forward = watched  # type: ignore[method-assign]
+    batch.add(first, [2, 2, 6, 6])
+    batch.step()
+    batch.add(second, 3)
+    assert (batch.step(), len(batch)) == (first[:2], 5)
+    buffer = batch.tails
+    batch.add(third, 2)  # in the places of the first two
+    while len(batch):
+        batch.step()
+        assert batch.tails is None or batch.tails is buffer
+    assert rows == [4, 7, 7, 7, 2, 2]
+    assert buffer is not None and (buffer.rows, buffer.tokens) == (7, 6)
+    engine.runner.forward = forward  # type: ignore[method-assign]
+    assert_nothing_left(engine, [*first, *second, *third])
+
+
+def test_a_plan_is_kept_from_token_to_token_and_made_anew_when_the_tree_is_cut() -> None:
+    engine = make_engine()
+    root = engine.root(list(range(1, 30)))
+    batch = engine.running_batch()
+    (branch,) = engine.fork(root, 1)
+    batch.add([branch], 8, sampling=GREEDY)
+    batch.step()
+    plan = batch.plan
+    other = engine.root(list(range(50, 60)))
+    batch.step()
+    assert plan is batch.plan
+    cut = engine.root([*range(1, 20), 99, 98])  # shares the first 19 tokens, so their segment is cut there
+    batch.step()
+    assert plan is not batch.plan
+    while len(batch):
+        batch.step()
+    (again,) = engine.fork(root, 1)
+    engine.generate([again], 8, sampling=GREEDY)
+    assert again.tokens == branch.tokens
+    assert_whole(engine, [root, branch, again, other, cut])
+    assert_nothing_left(engine, [root, branch, again, other, cut])
+
+
+def test_calls_wait_for_room_in_the_order_in_which_they_came() -> None:
+    engine = make_engine(memory=Resident(30 * 128 / 2**30))
+    first, second, third = (forked(engine, 1) for _ in range(3))
+    batch = engine.running_batch()
+    batch.add(first, 8)
+    batch.step()
+    batch.add(second, 10)
+    batch.add(third, 1)
+    assert [len(b.generated) for b in (*first, *second, *third)] == [1, 0, 0]
+    while not first[0].step_ends:
+        batch.step()
+        assert not second[0].generated and not third[0].generated
+    while len(batch):
+        batch.step()
+    assert [len(b.generated) for b in (*first, *second, *third)] == [8, 10, 1]
+    assert_nothing_left(engine, [*first, *second, *third])
+
+
+def test_groups_that_a_policy_keeps_decode_their_whole_step() -> None:
+    engine = make_engine(memory=BeamGroups(7.5 * KIB, block_tokens=8))
+    branches = eight(engine)
+    batch, sizes = engine.running_batch(), list[list[int]]()
+    batch.add(branches[:6], 5)
+    over = batch.step()
+    assert 0 < len(over) < 6 and {len(b.generated) for b in over} == {5}
+    assert {len(b.generated) for b in branches if b not in over} == {0}
+    batch.add(branches[6:], 2)  # they come into the groups that are left
+    while len(batch):
+        sizes.append([len(b.generated) for b in batch.step()])
+    assert sorted(n for group in sizes for n in group) == [2, 2] + [5] * (6 - len(over))
+    assert_nothing_left(engine, branches)
+
+
+def test_an_error_leaves_every_branch_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    for policy in range(len(POLICIES)):
+        engine = make_engine(memory=POLICIES[policy])
+        early, late = forked(engine, 2), forked(engine, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.runner, "forward", fail_at(engine, 5))
+            batch = engine.running_batch()
+            batch.add(early, [3, 9])
+            with pytest.raises(RuntimeError, match="device lost"):
+                batch.step()
+                batch.add(late, 9)
+                while len(batch):
+                    batch.step()
+        assert len(batch) == 0 and batch.step() == []
+        reasons = {"length", "interrupted"}
+        for branch in (*early, *late):
+            assert set(branch.step_reasons) <= reasons and branch.step_ends in ([], [len(branch.tokens)])
+        assert_whole(engine, [*early, *late])
+        going = [b for b in (*early, *late) if len(b.tokens) < 12]
+        engine.generate(going, [12 - len(b.tokens) for b in going])
+        expected = make_engine()
+        others = [b for _ in range(2) for b in forked(expected, 2)]
+        expected.generate(others, [3, 9, 9, 9])
+        assert [b.tokens[:6] for b in (*early, *late)] == [b.tokens[:6] for b in others]
+        assert [b.tokens for b in late] == [b.tokens for b in others[2:]]
+        assert_nothing_left(engine, [*early, *late])
+
+
+def test_a_batch_that_is_closed_in_the_middle_holds_nothing() -> None:
+    for policy in POLICIES:
+        engine = make_engine(memory=policy)
+        branches, others = forked(engine, 3), forked(engine, 1)
+        batch = engine.running_batch()
+        batch.add(branches, 6)
+        batch.step()
+        batch.add(others, 4)
+        batch.close()
+        batch.close()
+        assert len(batch) == 0
+        assert_whole(engine, [*branches, *others])
+        assert_nothing_left(engine, [*branches, *others])
+
+
+def test_a_released_branch_leaves_the_batch() -> None:
+    for policy in POLICIES:
+        engine = make_engine(memory=policy)
+        branches = forked(engine, 4)
+        batch = engine.running_batch()
+        batch.add(branches, 5, sampling=GREEDY)
+        batch.step()
+        engine.release(branches[1:3])
+        while len(batch):
+            batch.step()
+        assert branches[0].tokens == branches[3].tokens and len(branches[0].generated) == 5
+        assert_nothing_left(engine, [branches[0], branches[3]])
+
+
+def test_other_calls_find_the_batch_in_place_or_make_room() -> None:
+    """Two batches and plain calls share an engine, as those of several threads do."""
+    for policy in range(len(POLICIES)):
+        engine = make_engine(memory=POLICIES[policy])
+        one, two, plain = (forked(engine, 2) for _ in range(3))
+        batches = engine.running_batch(), engine.running_batch()
+        batches[0].add(one, 6)
+        batches[0].step()
+        batches[1].add(two, 4)
+        batches[1].step()
+        engine.generate(plain, 3)
+        while any(map(len, batches)):
+            for batch in batches:
+                batch.step()
+        engine.generate(plain, 3)
+        whole = make_engine()
+        expected = [forked(whole, 2) for _ in range(3)]
+        for branches, limit in zip(expected, (6, 4, 6), strict=True):
+            whole.generate(branches, limit)
+        assert [b.tokens for b in (*one, *two, *plain)] == [b.tokens for group in expected for b in group]
+        assert_nothing_left(engine, [*one, *two, *plain])
+
+
+def test_a_gate_compares_those_who_began_together() -> None:
+    gate = DecodeGate(theta=0.0, r_gap=0.0, min_tokens=2)
+    engine, plain = make_engine(gate=gate), make_engine(gate=gate)
+    expected = forked(plain, 3)
+    plain.generate(expected, 6)
+    branches, others = forked(engine, 3), forked(engine, 1)
+    batch = engine.running_batch()
+    batch.add(others, 4)
+    batch.step()
+    batch.add(branches, 6)
+    while len(batch):
+        batch.step()
+    assert [(b.tokens, b.finish_reason) for b in branches] == [(b.tokens, b.finish_reason) for b in expected]
+    assert sum(b.gated for b in branches) == branches[0].usage.gated_branches == 2 and not others[0].gated
+    assert_nothing_left(engine, [*branches, *others])
+
+
+def test_a_cache_takes_nothing_from_those_who_decode() -> None:
+    engine = make_engine(cache=BlockCache(1, block_tokens=4))
+    branches = forked(engine, 3)
+    batch = engine.running_batch()
+    batch.add(branches, 6)
+    batch.step()
+    idle = engine.root(list(range(60, 90)))
+    while len(batch):
+        batch.step()
+        engine.score([idle], [[[1]]])
+    assert all(branch.usage.recomputed_tokens == 0 for branch in branches)
+    whole = make_engine()
+    expected = forked(whole, 3)
+    whole.generate(expected, 6)
+    assert [b.tokens for b in branches] == [b.tokens for b in expected]
+
+
+def test_what_cannot_be_added_is_refused_and_changes_nothing() -> None:
+    engine = make_engine()
+    branches = forked(engine, 2)
+    batch = engine.running_batch()
+    batch.add(branches[:1], 3)
+    with pytest.raises(InvalidInput, match="decoding already"):
+        batch.add(branches, 3)
+    with pytest.raises(InvalidInput, match="max_tokens=0"):
+        batch.add(branches[1:], 0)
+    batch.add([], 3)
+    assert len(batch) == 1
+    batch.step()
+    engine.release(branches)
+    assert len(batch) == 0 and engine.kv_bytes() == 0

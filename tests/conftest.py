@@ -1,4 +1,5 @@
-"""One thread for each test process: pytest-xdist runs as many of them as there are processors."""
+"""What has to be set before anything is imported: one thread for each test process, for pytest-xdist runs as many of
+them as there are processors; and Triton's interpreter where there is no GPU."""
 
 import os
 
@@ -11,3 +12,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("NUMBA_NUM_THREADS", "1")
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"

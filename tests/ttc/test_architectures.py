@@ -19,7 +19,7 @@ from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import FAMILIES, VOCAB, build, prompt
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Sampling, UnsupportedModel
-from ttc.attention.fused_cpu import SWITCH
+from ttc.attention.fused import SWITCH
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -22,9 +22,6 @@ from ttc.attention.entry import Entry
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.lowered import Lowered, task_rows
 
-SWITCH = "TTC_FUSED"
-"""The environment variable that turns the kernel off when it is 0; plans then run operation by operation."""
-
 ELEMENTS = {torch.float32: "float32", torch.bfloat16: "uint16", torch.float16: "int16"}
 """What the kernel calls the types that it takes (float16 by a name of its own)."""
 
@@ -103,8 +100,8 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="ttc-attention")
 
 
-class FusedAttention:
-    """The kernel, ready for one plan. Not to be called from two threads at once.
+class NumbaAttention:
+    """The kernel, ready for one plan (see `ttc.attention.fused.FusedAttention`).
 
     function: what `kernel` returned for dtype. pairs: rows times the keys that each attends. own_rows: rows with own
     keys.
@@ -131,12 +128,10 @@ class FusedAttention:
         self.pairs += int(((own[:, 1] - own[:, 0]) * (own[:, 1] - own[:, 5] + filled)).sum())
 
     def advance(self) -> None:
-        """A decode step is done: every tail has one token more."""
         self.lowered.positions += 1
         self.pairs += self.own_rows
 
     def takes(self, layer: Layer, q: Tensor) -> bool:
-        """Whether the kernel computes such a layer."""
         return q.dtype == self.dtype and layer.recent is None
 
     def attend(
@@ -147,10 +142,6 @@ class FusedAttention:
         own_values: Tensor,
         new: tuple[Tensor, Tensor] | None,
     ) -> Partial:
-        """q: (kv_heads, groups, rows, dim). own_keys, own_values: (owners, kv_heads, tokens, dim). new: keys and values
-        (kv_heads, rows, dim) to be put behind what is there, or None where they are there. Returns out (kv_heads,
-        groups, rows, value_dim) and its log-sum-exp, float32.
-        """
         kv_heads, groups, rows, dim = q.shape
         value_dim, at = own_values.shape[-1], self.names
         q = q if q.stride(-1) == 1 else q.contiguous()
@@ -177,6 +168,9 @@ class FusedAttention:
         else:
             _team()(self.function, self.address, threads)
         return out.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> bool:
+        return False  # a copy for each run costs little here
 
     def _allocate(self, threads: int, kv_heads: int, groups: int, dim: int, value_dim: int) -> tuple[Any, ...]:
         """The parameters that a layer's shape decides, with memory for a call's intermediate results."""
@@ -207,13 +201,9 @@ def fused_attention(
     q: Tensor,
     value: Tensor,
     tails: tuple[Sequence[int], Sequence[int]] | None = None,
-) -> FusedAttention | None:
-    """The kernel for these entries and runs of new tokens (see `Lowered`), or None where there is none for `q`'s type
-    and device or PyTorch's operations attend the new tokens faster. Entries that these attend faster are set apart.
-
-    q: (kv_heads, groups, rows, dim). value: (kv_heads, rows, value_dim).
-    """
-    if q.device.type != "cpu" or os.environ.get(SWITCH) == "0" or (function := kernel(q.dtype)) is None:
+) -> NumbaAttention | None:
+    """See `ttc.attention.fused.fused_attention`. Entries that PyTorch's operations attend faster are set apart."""
+    if (function := kernel(q.dtype)) is None:
         return None
     groups = q.shape[1]
     cost = Cost(q.shape[0], groups, q.shape[-1], value.shape[-1], q.dtype, task_rows(groups))
@@ -222,7 +212,7 @@ def fused_attention(
         return None
     shapes = [(entry.rows.stop - entry.rows.start, entry.length) for entry in entries]
     apart = [i for i, shape in enumerate(shapes) if cost.by_operations(*shape) < cost.by_kernel(*shape)]
-    return FusedAttention(Lowered(entries, own, positions, groups, apart, tails), q.dtype, function)
+    return NumbaAttention(Lowered(entries, own, positions, groups, apart, tails), q.dtype, function)
 
 
 def _strided(tensor: Tensor) -> tuple[int, int, int]:

@@ -30,6 +30,7 @@ from itertools import pairwise
 import numpy as np
 
 from ttc.attention.entry import Entry
+from ttc.memory.kv import KV, LayerKV
 
 QUERIES = 64
 """The most queries (rows x heads of a group) of a task: what is done once per key is then little beside the rest."""
@@ -63,7 +64,9 @@ class Lowered:
         self.own_starts = self.positions - np.array(filled, np.int64)
         self.starts = np.array([entry.start for entry in entries], np.int64)
         self._cut(own, task_rows(groups))
-        self.addresses, self.absent = self._place()
+        # what the addresses point to must outlive them
+        self.addresses, self.read = places([entry.kv for entry in entries])
+        self.absent = [set(np.flatnonzero(layer[:, 0] == 0).tolist()) for layer in self.addresses]
 
     def _cut(self, own: Sequence[tuple[int, int]], most_rows: int) -> None:
         together: dict[tuple[int, int], list[int]] = {}
@@ -119,17 +122,14 @@ class Lowered:
         """The entries that are not on the device in this layer."""
         return self.absent[layer].copy() if self.entries else set()
 
-    def _place(self) -> tuple[np.ndarray, list[set[int]]]:
-        """The addresses, and per layer the entries that are not on the device."""
-        copies = [entry.kv.device[:] for entry in self.entries]
-        self.read = copies  # what the addresses point to must outlive them
-        layers = max(map(len, copies), default=0)
-        nowhere = bytes(6 * 8)
-        raw = b"".join(
-            nowhere if (copy := of[layer]) is None else copy.place for layer in range(layers) for of in copies
-        )
-        addresses = np.frombuffer(raw, np.int64).reshape(layers, len(copies), 6)
-        return addresses, [set(np.flatnonzero(layer[:, 0] == 0).tolist()) for layer in addresses]
+
+def places(kvs: Sequence[KV]) -> tuple[np.ndarray, list[list[LayerKV | None]]]:
+    """Where runs of KV are on the device, (layers, runs, 6), as in `addresses` above; and the copies that are there."""
+    copies = [kv.device[:] for kv in kvs]
+    layers = max(map(len, copies), default=0)
+    nowhere = bytes(6 * 8)
+    raw = b"".join(nowhere if (copy := of[layer]) is None else copy.place for layer in range(layers) for of in copies)
+    return np.frombuffer(raw, np.int64).reshape(layers, len(copies), 6), copies
 
 
 def task_rows(groups: int) -> int:

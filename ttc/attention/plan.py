@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ttc.attention.entry import Entry
-from ttc.attention.fused_cpu import FusedAttention, fused_attention
+from ttc.attention.fused import FusedAttention, NewKV, fused_attention
 from ttc.attention.kernels import Layer, Partial, merge_, partial_attention, segment_attention
 from ttc.attention.stream import KVReader
 from ttc.memory.kv import KV, LayerKV
@@ -269,15 +269,20 @@ class ExtendPlan(Plan):
     ):
         super().__init__(entries, positions, stream)
         self.pieces, self.memory = list(pieces), memory
+        self.new: list[NewKV] = []
+        for piece in self.pieces:
+            row = piece.rows.start
+            for kv, first, count in piece.blocks:
+                self.new.append((row, count, kv, first))
+                row += count
         self._bands: dict[tuple[int, int, Layer], Tensor] = {}
 
     def lower(self, q: Tensor, value: Tensor) -> FusedAttention | None:
         own = [(piece.rows.start, piece.rows.stop) for piece in self.pieces]
-        return fused_attention(self.entries, own, self.positions, q, value)
+        return fused_attention(self.entries, own, self.positions, q, value, new=self.new)
 
     def attend_fused(self, fused: FusedAttention, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
-        for piece in self.pieces:
-            self._store(piece, layer.index, key[:, piece.rows], value[:, piece.rows])
+        self._store(layer.index, key, value, on_device=not fused.store(layer.index, key, value))
         # each row may begin a run of keys, so owners are as far apart as tokens
         new = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, value))
         own_keys, own_values = (x.as_strided((1, *x.shape), (x.stride(1), *x.stride())) for x in new)
@@ -288,8 +293,7 @@ class ExtendPlan(Plan):
         dtype = torch.promote_types(q.dtype, torch.float32)
         out = torch.empty(kv_heads, groups, rows, value.shape[-1], dtype=dtype, device=q.device)
         lse = torch.empty(kv_heads, groups, rows, dtype=dtype, device=q.device)
-        for piece in self.pieces:
-            self._store(piece, layer.index, key[:, piece.rows], value[:, piece.rows])
+        self._store(layer.index, key, value)
         self._attend_pieces(layer, q, key, value, out, lse)
         return out, lse
 
@@ -312,16 +316,18 @@ class ExtendPlan(Plan):
                 visible=self._visible(piece, layer, q.device),
             )
 
-    def _store(self, piece: Piece, layer: int, key: Tensor, value: Tensor) -> None:
-        row = 0
-        for kv, first, count in piece.blocks:
-            k, v = key[:, row : row + count], value[:, row : row + count]
-            where = slice(None), slice(first, first + count)
-            if (copy := kv.device[layer]) is not None:
-                copy.keys[where], copy.values[where] = k, v
-            if self.memory is not None and kv.host[layer] is not None:
-                self.memory.store(kv, layer, where, k, v)
-            row += count
+    def _store(self, layer: int, key: Tensor, value: Tensor, on_device: bool = True) -> None:
+        """Write new keys and values to the host copies of where they stay, and to the device copies if `on_device`."""
+        for row, count, kv, first in self.new:
+            copy = kv.device[layer] if on_device else None
+            to_host = self.memory if kv.host[layer] is not None else None
+            if copy is not None or to_host is not None:
+                k, v = key[:, row : row + count], value[:, row : row + count]
+                where = slice(None), slice(first, first + count)
+                if copy is not None:
+                    copy.keys[where], copy.values[where] = k, v
+                if to_host is not None:
+                    to_host.store(kv, layer, where, k, v)
 
     def _visible(self, piece: Piece, layer: Layer, device: torch.device) -> Tensor | None:
         """What the rows of a piece see of each other beside what causality hides; None for all."""

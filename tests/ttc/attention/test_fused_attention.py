@@ -9,115 +9,32 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
+from tests.helpers.attention import LAYERS, SHAPES, TREE, DecodeCase, Segments, trees
 from ttc.attention import fused_cpu
-from ttc.attention.fused_cpu import SWITCH, FusedAttention
+from ttc.attention.fused import SWITCH
+from ttc.attention.fused_cpu import NumbaAttention
 from ttc.attention.kernels import Layer
 from ttc.attention.lowered import Lowered, even
-from ttc.attention.plan import DecodePlan, Entry
-from ttc.memory.kv import KV, LayerShape
-from ttc.memory.manager import KVMemory
-
-Segments = list[tuple[int, int, int]]
-"""(tokens, first row, end row), each row's from the root on."""
-
-
-class Case:
-    """A decode step over random KV: entries, tails, and the new token of each row."""
-
-    def __init__(self, shape: LayerShape, groups: int, segments: Segments, rows: int, filled: int, dtype: torch.dtype):
-        torch.manual_seed(0)
-        self.memory = KVMemory([shape], dtype, torch.device("cpu"))
-        self.entries: list[Entry] = []
-        ends = [0] * rows
-        for tokens, first, end in segments:
-            kv = self._filled(self.memory.allocate(tokens))
-            self.entries.append(Entry(kv, max(ends[first:end], default=0), tokens, slice(first, end)))
-            ends[first:end] = [self.entries[-1].start + tokens] * (end - first)
-        self.tails = self._filled(self.memory.allocate(filled + 3, rows))
-        self.filled, self.positions = filled, [end + filled for end in ends]
-        self.q = torch.randn(shape.kv_heads, groups, rows, shape.key_dim).to(dtype)
-        self.key = torch.randn(shape.kv_heads, rows, shape.key_dim).to(dtype)
-        self.value = torch.randn(shape.kv_heads, rows, shape.value_dim).to(dtype)
-
-    @staticmethod
-    def _filled(kv: KV) -> KV:
-        for tensor in kv.on_device(0).both:
-            tensor.copy_(torch.randn(tensor.shape))
-        return kv
-
-    def plan(self) -> DecodePlan:
-        return DecodePlan(self.entries, self.positions, self.tails, self.filled)
-
-    def expected(self, layer: Layer) -> tuple[Tensor, Tensor]:
-        """Softmax attention in double precision, row by row."""
-        outs, sums = [], []
-        for row, position in enumerate(self.positions):
-            mine = [e for e in self.entries if e.rows.start <= row < e.rows.stop]
-            tail = [tensor[row, :, : self.filled] for tensor in self.tails.on_device(0).both]
-            new = self.key[:, row : row + 1], self.value[:, row : row + 1]
-            runs = [*(e.kv.on_device(0).both for e in mine), tail, new]
-            keys, values = (torch.cat([run[i] for run in runs], 1).double() for i in (0, 1))
-            scores = torch.einsum("hgd,htd->hgt", self.q[:, :, row].double(), keys) * layer.scale
-            if layer.softcap is not None:
-                scores = torch.tanh(scores / layer.softcap) * layer.softcap
-            if layer.window is not None:  # the keys are those at positions 0, 1, 2, ...
-                scores[..., : max(0, position - layer.window + 1)] = float("-inf")
-            outs.append(torch.einsum("hgt,htd->hgd", scores.softmax(-1), values))
-            sums.append(scores.logsumexp(-1))
-        return torch.stack(outs, 2), torch.stack(sums, 2)
-
-    def check(self, layer: Layer, bound: float, fused: bool = True) -> None:
-        expected = self.expected(layer)
-        plan = self.plan()
-        for found, right in zip(plan.attend(layer, self.q, self.key, self.value), expected, strict=True):
-            assert found.shape == right.shape
-            torch.testing.assert_close(found.double(), right, atol=bound, rtol=bound)
-        assert (plan.fused is not None) == fused
-        keys, values = self.tails.on_device(0).both
-        assert torch.equal(keys[:, :, self.filled], self.key.transpose(0, 1))
-        assert torch.equal(values[:, :, self.filled], self.value.transpose(0, 1))
-
-
-TREE: Segments = [(100, 0, 4), (700, 4, 7), (33, 0, 2), (1, 0, 1), (16, 2, 3), (31, 3, 4)]
-LAYERS = [Layer(0, 0.3), Layer(0, 0.3, softcap=5.0), Layer(0, 0.1, window=20), Layer(0, 0.1, 50.0, window=110)]
-SHAPES = [(LayerShape(3, 64, 64), 3), (LayerShape(2, 8, 8), 1), (LayerShape(1, 24, 40), 4), (LayerShape(2, 80, 16), 7)]
+from ttc.memory.kv import LayerShape
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 @pytest.mark.parametrize(("shape", "groups"), SHAPES, ids=str)
 def test_a_tree_is_attended_as_by_softmax(shape: LayerShape, groups: int, layer: Layer) -> None:
-    Case(shape, groups, TREE, 7, 5, torch.float32).check(layer, 1e-5)
+    DecodeCase(shape, groups, TREE, 7, 5, torch.float32).check(layer, 1e-5)
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 @pytest.mark.parametrize(("shape", "groups"), SHAPES, ids=str)
 def test_the_operations_give_the_same_in_double_precision(shape: LayerShape, groups: int, layer: Layer) -> None:
-    Case(shape, groups, TREE, 7, 5, torch.float64).check(layer, 1e-12, fused=False)
+    DecodeCase(shape, groups, TREE, 7, 5, torch.float64).check(layer, 1e-12, fused=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_keys_in_16_bits_lose_nothing_on_their_way(dtype: torch.dtype) -> None:
     for layer in LAYERS:
-        Case(LayerShape(3, 64, 48), 3, TREE, 7, 5, dtype).check(layer, 1e-5)
-
-
-@st.composite
-def trees(draw: st.DrawFn) -> tuple[Segments, int]:
-    """Segments in depth-first order over up to 9 rows: each span of rows may be cut and have a segment above it."""
-    rows = draw(st.integers(1, 9))
-
-    def grow(first: int, end: int, depth: int) -> Segments:
-        found: Segments = []
-        for _ in range(draw(st.integers(0, 2))):
-            found.append((draw(st.sampled_from([1, 5, 16, 63, 64, 65, 130, 300, 600])), first, end))
-        if depth and end - first > 1:
-            cut = draw(st.integers(first + 1, end - 1))
-            found += grow(first, cut, depth - 1) + grow(cut, end, depth - 1)
-        return found
-
-    return grow(0, rows, 3), rows
+        DecodeCase(LayerShape(3, 64, 48), 3, TREE, 7, 5, dtype).check(layer, 1e-5)
 
 
 @settings(max_examples=60, deadline=None)
@@ -132,12 +49,12 @@ def trees(draw: st.DrawFn) -> tuple[Segments, int]:
 def test_any_tree_is_attended_as_by_softmax(
     tree: tuple[Segments, int], filled: int, groups: int, dims: tuple[int, int], window: int | None, cap: float | None
 ) -> None:
-    case = Case(LayerShape(2, *dims), groups, *tree, filled, torch.float32)
+    case = DecodeCase(LayerShape(2, *dims), groups, *tree, filled, torch.float32)
     case.check(Layer(0, 0.5, cap, window), 1e-5)
 
 
 def test_a_plan_is_lowered_once_and_goes_on_as_its_tails_grow() -> None:
-    case = Case(LayerShape(2, 16, 16), 2, TREE, 7, 0, torch.float32)
+    case = DecodeCase(LayerShape(2, 16, 16), 2, TREE, 7, 0, torch.float32)
     plan, layer = case.plan(), Layer(0, 0.3, window=90)
     for _ in range(3):
         expected = case.expected(layer)
@@ -151,7 +68,9 @@ def test_a_plan_is_lowered_once_and_goes_on_as_its_tails_grow() -> None:
 
 
 def test_results_are_the_same_bits_for_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(LayerShape(2, 64, 64), 3, [(900, 0, 40), *((40, r, r + 1) for r in range(40))], 40, 5, torch.float32)
+    case = DecodeCase(
+        LayerShape(2, 64, 64), 3, [(900, 0, 40), *((40, r, r + 1) for r in range(40))], 40, 5, torch.float32
+    )
     before = torch.get_num_threads()
     found = []
     try:
@@ -167,18 +86,18 @@ def test_results_are_the_same_bits_for_any_number_of_threads(monkeypatch: pytest
 
 
 def test_a_row_that_sees_no_key_gets_nothing_and_no_weight() -> None:
-    case = Case(LayerShape(1, 16, 16), 1, [(20, 0, 2)], 2, 0, torch.float32)
+    case = DecodeCase(LayerShape(1, 16, 16), 1, [(20, 0, 2)], 2, 0, torch.float32)
     entry = case.entries[0]
     function = fused_cpu.kernel(torch.float32)
     assert function is not None
-    alone = FusedAttention(Lowered([entry], [], [100, 22], 1), torch.float32, function)
+    alone = NumbaAttention(Lowered([entry], [], [100, 22], 1), torch.float32, function)
     out, lse = alone.attend(Layer(0, 1.0, window=10), case.q, *case.tails.on_device(0).both, None)
     assert out[:, :, 0].abs().max() == 0 and lse[0, 0, 0] == float("-inf")
     assert out[:, :, 1].abs().min() > 0 and lse[0, 0, 1] > -100
 
 
 def test_not_a_number_stays_one() -> None:
-    case = Case(LayerShape(1, 16, 16), 1, [(70, 0, 2)], 2, 0, torch.float32)
+    case = DecodeCase(LayerShape(1, 16, 16), 1, [(70, 0, 2)], 2, 0, torch.float32)
     case.key[0, 1, 3] = float("nan")
     out, _ = case.plan().attend(Layer(0, 1.0), case.q, case.key, case.value)
     assert out[:, :, 0].isfinite().all() and out[:, :, 1].isnan().all()
@@ -186,7 +105,7 @@ def test_not_a_number_stays_one() -> None:
 
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "0")
-    Case(LayerShape(2, 16, 16), 2, TREE, 7, 5, torch.float32).check(LAYERS[0], 1e-5, fused=False)
+    DecodeCase(LayerShape(2, 16, 16), 2, TREE, 7, 5, torch.float32).check(LAYERS[0], 1e-5, fused=False)
 
 
 def test_without_numba_a_plan_runs_operation_by_operation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +113,7 @@ def test_without_numba_a_plan_runs_operation_by_operation(monkeypatch: pytest.Mo
     fused_cpu.kernel.cache_clear()
     try:
         with pytest.warns(UserWarning, match="numba cannot be imported"):
-            Case(LayerShape(2, 16, 16), 2, TREE, 7, 5, torch.float32).check(LAYERS[0], 1e-5, fused=False)
+            DecodeCase(LayerShape(2, 16, 16), 2, TREE, 7, 5, torch.float32).check(LAYERS[0], 1e-5, fused=False)
     finally:
         fused_cpu.kernel.cache_clear()
 

@@ -2,132 +2,46 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
+from tests.helpers.attention import COUNTS, LAYERS, SHAPES, TREE, ExtendCase
 from ttc.attention import cpu_cost
 from ttc.attention.cpu_cost import Cost
-from ttc.attention.fused_cpu import SWITCH
+from ttc.attention.fused import SWITCH
 from ttc.attention.hf_hook import tree_attention
 from ttc.attention.kernels import Layer
-from ttc.attention.plan import Entry, ExtendPlan, Piece
 from ttc.attention.stream import KVReader, Unit
-from ttc.memory.kv import KV, LayerShape
-from ttc.memory.manager import KVMemory
+from ttc.memory.kv import LayerShape
 from ttc.passes.shrinking import Remaining
-
-Segments = list[tuple[int, int, int]]
-"""(tokens, first branch, end branch), each branch's from the root on."""
-
-
-class Case:
-    """One pass over random KV. counts: the new tokens of each branch. block: the most tokens of a block of new KV."""
-
-    def __init__(
-        self, shape: LayerShape, groups: int, segments: Segments, counts: list[int], dtype: torch.dtype, block: int = 9
-    ):
-        torch.manual_seed(0)
-        self.memory = KVMemory([shape], dtype, torch.device("cpu"))
-        self.ends = [sum(counts[:i]) for i in range(len(counts) + 1)]
-        self.entries: list[Entry] = []
-        self.paths: list[list[tuple[Tensor, ...]]] = [[] for _ in counts]
-        length = [0] * len(counts)
-        for tokens, first, end in segments:
-            kv = self.memory.allocate(tokens)
-            for tensor in kv.on_device(0).both:
-                tensor.copy_(torch.randn(tensor.shape))
-            rows = slice(self.ends[first], self.ends[end])
-            self.entries.append(Entry(kv, max(length[first:end]), tokens, rows))
-            for branch in range(first, end):
-                self.paths[branch].append(tuple(tensor.double() for tensor in kv.on_device(0).both))
-            length[first:end] = [self.entries[-1].start + tokens] * (end - first)
-        self.positions = [p for at, count in zip(length, counts, strict=True) for p in range(at, at + count)]
-        total = self.ends[-1]
-        # as a model gives them: heads side by side in each row
-        self.q = torch.randn(total, shape.kv_heads, groups, shape.key_dim).to(dtype).permute(1, 2, 0, 3)
-        self.key = torch.randn(total, shape.kv_heads, shape.key_dim).to(dtype).transpose(0, 1)
-        self.value = torch.randn(total, shape.kv_heads, shape.value_dim).to(dtype).transpose(0, 1)
-        self.pieces: list[Piece] = []
-        for a, b in pairwise(self.ends):
-            sizes = [min(block, b - first) for first in range(a, b, block)]
-            self.pieces.append(Piece(slice(a, b), [(self.memory.allocate(n + 2), 1, n) for n in sizes]))
-
-    def plan(self, stream: KVReader | None = None) -> ExtendPlan:
-        return ExtendPlan(self.entries, self.positions, self.pieces, self.memory, stream)
-
-    def expected(self, layer: Layer) -> tuple[Tensor, Tensor]:
-        """Softmax attention in double precision, row by row."""
-        outs, sums = [], []
-        for branch, path in enumerate(self.paths):
-            for row in range(self.ends[branch], self.ends[branch + 1]):
-                new = slice(self.ends[branch], row + 1)
-                runs = [*path, (self.key[:, new].double(), self.value[:, new].double())]
-                keys, values = (torch.cat([run[i] for run in runs], 1) for i in (0, 1))
-                scores = torch.einsum("hgd,htd->hgt", self.q[:, :, row].double(), keys) * layer.scale
-                if layer.softcap is not None:
-                    scores = torch.tanh(scores / layer.softcap) * layer.softcap
-                if layer.window is not None:  # the keys are those at positions 0, 1, 2, ...
-                    scores[..., : max(0, self.positions[row] - layer.window + 1)] = float("-inf")
-                outs.append(torch.einsum("hgt,htd->hgd", scores.softmax(-1), values))
-                sums.append(scores.logsumexp(-1))
-        return torch.stack(outs, 2), torch.stack(sums, 2)
-
-    def check(self, layer: Layer, bound: float, fused: bool = True, stream: KVReader | None = None) -> None:
-        plan = self.plan(stream)
-        found = plan.attend(layer, self.q, self.key, self.value)
-        for tensor, right in zip(found, self.expected(layer), strict=True):
-            assert tensor.shape == right.shape
-            torch.testing.assert_close(tensor.double(), right, atol=bound, rtol=bound)
-        assert (plan.fused is not None) == fused
-        for piece in self.pieces:
-            for kv, _, _ in piece.blocks:
-                self.memory.wait_kv_on_host(kv)
-            for new, i in ((self.key, 0), (self.value, 1)):
-                stored = [_stored(kv, i)[:, first : first + count] for kv, first, count in piece.blocks]
-                assert torch.equal(torch.cat(stored, 1), new[:, piece.rows])
-
-
-def _stored(kv: KV, which: int) -> Tensor:
-    copy = kv.device[0] or kv.host[0]
-    assert copy is not None
-    return copy.both[which]
-
-
-TREE: Segments = [(100, 0, 4), (700, 4, 7), (33, 0, 2), (1, 0, 1), (16, 2, 3), (31, 3, 4)]
-COUNTS = [12, 1, 70, 3, 25, 12, 150]
-LAYERS = [Layer(0, 0.3), Layer(0, 0.3, softcap=5.0), Layer(0, 0.1, window=20), Layer(0, 0.1, 50.0, window=110)]
-SHAPES = [(LayerShape(3, 64, 64), 3), (LayerShape(2, 8, 8), 1), (LayerShape(1, 24, 40), 4), (LayerShape(2, 80, 16), 7)]
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 @pytest.mark.parametrize(("shape", "groups"), SHAPES, ids=str)
 def test_ragged_new_tokens_on_a_tree_are_attended_as_by_softmax(shape: LayerShape, groups: int, layer: Layer) -> None:
-    Case(shape, groups, TREE, COUNTS, torch.float32).check(layer, 1e-5)
+    ExtendCase(shape, groups, TREE, COUNTS, torch.float32).check(layer, 1e-5)
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_the_operations_give_the_same_in_double_precision(layer: Layer) -> None:
-    Case(*SHAPES[3], TREE, COUNTS, torch.float64).check(layer, 1e-12, fused=False)
+    ExtendCase(*SHAPES[3], TREE, COUNTS, torch.float64).check(layer, 1e-12, fused=False)
 
 
 def test_the_operations_give_the_same_where_the_kernel_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "0")
-    Case(*SHAPES[0], TREE, COUNTS, torch.float32).check(LAYERS[2], 1e-5, fused=False)
+    ExtendCase(*SHAPES[0], TREE, COUNTS, torch.float32).check(LAYERS[2], 1e-5, fused=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_numbers_in_16_bits_lose_nothing_on_their_way(dtype: torch.dtype) -> None:
     for layer in LAYERS:
-        Case(LayerShape(3, 64, 48), 3, TREE, COUNTS, dtype).check(layer, 1e-5)
+        ExtendCase(LayerShape(3, 64, 48), 3, TREE, COUNTS, dtype).check(layer, 1e-5)
 
 
 def test_a_prompt_with_nothing_before_it_is_attended_as_by_softmax() -> None:
-    Case(LayerShape(2, 16, 16), 2, [], [300], torch.float32, block=128).check(Layer(0, 0.3), 1e-5)
+    ExtendCase(LayerShape(2, 16, 16), 2, [], [300], torch.float32, block=128).check(Layer(0, 0.3), 1e-5)
 
 
 @settings(max_examples=40, deadline=None)
@@ -152,12 +66,12 @@ def test_any_pass_is_attended_as_by_softmax(
     branches = len(counts)
     segments = [(tokens, 0, branches) for tokens in shared]
     segments += [(private + i, i, i + 1) for i in range(branches)] if private else []
-    Case(LayerShape(2, *dims), groups, segments, counts, torch.float32).check(Layer(0, 0.5, cap, window), 1e-5)
+    ExtendCase(LayerShape(2, *dims), groups, segments, counts, torch.float32).check(Layer(0, 0.5, cap, window), 1e-5)
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_entries_that_stream_in_are_merged_with_what_the_kernel_finds(layer: Layer) -> None:
-    case = Case(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32)
+    case = ExtendCase(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32)
     for entry in case.entries[1:4]:
         case.memory.evict(entry.kv, "test")
     runs = [(entry.kv, entry.length) for entry in case.entries]
@@ -168,7 +82,7 @@ def test_entries_that_stream_in_are_merged_with_what_the_kernel_finds(layer: Lay
 
 
 def test_new_kv_that_lives_on_the_host_alone_is_stored_there() -> None:
-    case = Case(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32)
+    case = ExtendCase(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32)
     written = [kv for piece in case.pieces for kv, _, _ in piece.blocks]
     for kv in written:
         case.memory.evict(kv, "test")
@@ -177,7 +91,7 @@ def test_new_kv_that_lives_on_the_host_alone_is_stored_there() -> None:
 
 
 def test_an_entry_that_is_nowhere_is_refused_unless_the_window_hides_it() -> None:
-    case = Case(LayerShape(2, 16, 16), 2, [(50, 0, 2), (30, 0, 2)], [4, 5], torch.float32)
+    case = ExtendCase(LayerShape(2, 16, 16), 2, [(50, 0, 2), (30, 0, 2)], [4, 5], torch.float32)
     case.memory.evict(case.entries[0].kv, "test")
     case.check(Layer(0, 0.3, window=31), 1e-5)
     with pytest.raises(RuntimeError, match="entry 0 of layer 0"):
@@ -187,7 +101,7 @@ def test_an_entry_that_is_nowhere_is_refused_unless_the_window_hides_it() -> Non
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_entries_set_apart_are_merged_with_what_the_kernel_finds(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cost, "by_operations", lambda self, rows, keys, causal=False: -1.0 if keys == 700 else 1e12)
-    case = Case(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32)
+    case = ExtendCase(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32)
     case.check(layer, 1e-5)
     plan = case.plan()
     plan.attend(layer, case.q, case.key, case.value)
@@ -197,11 +111,11 @@ def test_entries_set_apart_are_merged_with_what_the_kernel_finds(layer: Layer, m
 
 def test_new_tokens_that_the_operations_attend_faster_stay_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cost, "by_operations", lambda self, rows, keys, causal=False: 0.0 if causal else 1e12)
-    Case(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32).check(LAYERS[0], 1e-5, fused=False)
+    ExtendCase(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32).check(LAYERS[0], 1e-5, fused=False)
 
 
 def test_what_remains_of_a_pass_is_attended_as_by_softmax() -> None:
-    case, layer = Case(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32), Layer(0, 0.3, window=120)
+    case, layer = ExtendCase(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32), Layer(0, 0.3, window=120)
     live = [1, 2, 5]
     kept = [row for i in live for row in range(case.ends[i], case.ends[i + 1])]
     plan = Remaining(case.plan(), live)
@@ -212,7 +126,7 @@ def test_what_remains_of_a_pass_is_attended_as_by_softmax() -> None:
 
 
 def test_a_sink_takes_its_share_of_the_attention() -> None:
-    case = Case(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32)
+    case = ExtendCase(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32)
     sinks, plan = torch.randn(4), case.plan()
     module = torch.nn.Module()
     module.layer_idx = 0  # type: ignore[assignment]
@@ -226,7 +140,7 @@ def test_a_sink_takes_its_share_of_the_attention() -> None:
 
 
 def test_many_rows_leave_few_partial_results_to_merge() -> None:
-    case = Case(LayerShape(1, 8, 8), 1, [(2000, 0, 4)], [80] * 4, torch.float32)
+    case = ExtendCase(LayerShape(1, 8, 8), 1, [(2000, 0, 4)], [80] * 4, torch.float32)
     plan = case.plan()
     plan.attend(Layer(0, 0.3), case.q, case.key, case.value)
     assert plan.fused is not None and plan.fused.lowered.slots <= 3 * 320

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ttc.attention.fused_cpu import SWITCH
+from ttc.attention.fused import SWITCH
 from ttc.attention.kernels import Layer
 from ttc.attention.plan import DecodePlan, Entry
 from ttc.memory.kv import LayerShape

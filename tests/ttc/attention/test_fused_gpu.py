@@ -1,0 +1,218 @@
+"""The Triton kernels against softmax attention written out in double precision: on a CUDA device if there is one, else
+by Triton's interpreter."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.attention import LAYERS, DecodeCase, ExtendCase, Segments, trees
+from ttc.attention import fused_gpu, plan
+from ttc.attention.entry import Entry
+from ttc.attention.fused import NewKV
+from ttc.attention.fused_gpu import TritonAttention
+from ttc.attention.hf_hook import tree_attention
+from ttc.attention.kernels import Layer
+from ttc.attention.lowered import Lowered
+from ttc.memory.kv import LayerShape
+
+pytest.importorskip("triton")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SHAPES = [(LayerShape(2, 64, 64), 3), (LayerShape(1, 8, 8), 1), (LayerShape(1, 24, 40), 4), (LayerShape(1, 80, 16), 7)]
+TREE: Segments = [(70, 0, 4), (300, 4, 7), (33, 0, 2), (1, 0, 1), (16, 2, 3), (31, 3, 4)]
+COUNTS = [3, 1, 40, 2, 1, 9, 12]
+"""New tokens of the branches of `TREE`: interpreted kernels are slow, so it is a small one."""
+BOUND = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+"""Weights are rounded to the values' type before they meet, but by the interpreter."""
+
+
+@pytest.fixture(autouse=True)
+def attend_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give plans the kernels of a GPU, on the CPU too."""
+
+    def fused_attention(
+        entries: Sequence[Entry],
+        own: Sequence[tuple[int, int]],
+        positions: Sequence[int],
+        q: torch.Tensor,
+        value: torch.Tensor,
+        tails: tuple[Sequence[int], Sequence[int]] | None = None,
+        new: Sequence[NewKV] = (),
+    ) -> TritonAttention | None:
+        return fused_gpu.fused_attention(entries, own, positions, q, tails, new)
+
+    monkeypatch.setattr(plan, "fused_attention", fused_attention)
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+@pytest.mark.parametrize(("shape", "groups"), SHAPES, ids=str)
+def test_a_decode_step_on_a_tree_is_attended_as_by_softmax(shape: LayerShape, groups: int, layer: Layer) -> None:
+    DecodeCase(shape, groups, TREE, 7, 5, torch.float32, DEVICE).check(layer, BOUND[torch.float32])
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+@pytest.mark.parametrize(("shape", "groups"), SHAPES, ids=str)
+def test_ragged_new_tokens_on_a_tree_are_attended_as_by_softmax(shape: LayerShape, groups: int, layer: Layer) -> None:
+    ExtendCase(shape, groups, TREE, COUNTS, torch.float32, device=DEVICE).check(layer, BOUND[torch.float32])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_keys_in_16_bits_are_attended_as_by_softmax(dtype: torch.dtype) -> None:
+    bound = BOUND[dtype] if DEVICE.type == "cuda" else 2e-5
+    for layer in LAYERS:
+        DecodeCase(LayerShape(2, 64, 48), 3, TREE, 7, 5, dtype, DEVICE).check(layer, bound)
+        ExtendCase(LayerShape(2, 64, 48), 3, TREE, COUNTS, dtype, device=DEVICE).check(layer, bound)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    trees(),
+    st.integers(0, 70),
+    st.sampled_from([1, 2, 5, 20]),
+    st.sampled_from([(3, 5), (16, 16), (17, 33), (32, 16)]),
+    st.sampled_from([None, 1, 4, 64, 200]),
+    st.sampled_from([None, 3.0]),
+)
+def test_any_tree_is_attended_as_by_softmax(
+    tree: tuple[Segments, int], filled: int, groups: int, dims: tuple[int, int], window: int | None, cap: float | None
+) -> None:
+    case = DecodeCase(LayerShape(2, *dims), groups, *tree, filled, torch.float32, DEVICE)
+    case.check(Layer(0, 0.5, cap, window), BOUND[torch.float32])
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.sampled_from([1, 2, 21, 22, 64, 65, 130]), min_size=1, max_size=4),
+    st.lists(st.sampled_from([1, 5, 64, 300]), max_size=2),
+    st.sampled_from([1, 3, 7, 70]),
+    st.sampled_from([(3, 5), (16, 16), (17, 33)]),
+    st.sampled_from([None, 1, 4, 64, 200]),
+)
+def test_any_new_tokens_are_attended_as_by_softmax(
+    counts: list[int], prefix: list[int], groups: int, dims: tuple[int, int], window: int | None
+) -> None:
+    segments = [(tokens, 0, len(counts)) for tokens in prefix]
+    case = ExtendCase(LayerShape(1, *dims), groups, segments, counts, torch.float32, device=DEVICE)
+    case.check(Layer(0, 0.5, None, window), BOUND[torch.float32])
+
+
+def test_tails_may_differ_in_length_and_lie_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = DecodeCase(LayerShape(2, 16, 24), 3, [(40, 0, 4), (300, 1, 3)], 6, 70, torch.float32, DEVICE)
+    filled, places, rows = [0, 5, 33, 70], [3, 0, 5, 1], slice(4)
+    positions = [start + n for start, n in zip((40, 340, 340, 40), filled, strict=True)]
+    q, key, value = case.q[:, :, rows], case.key[:, rows], case.value[:, rows]
+    for layer in LAYERS:
+        results = []
+        for fused in (True, False):
+            with monkeypatch.context() as patch:
+                if not fused:
+                    patch.setattr(plan, "fused_attention", lambda *args: None)
+                step = plan.DecodePlan(case.entries, positions, case.tails, filled, places=places)
+                results.append(step.attend(layer, q, key, value))
+                assert (step.fused is not None) == fused
+        for found, right in zip(*results, strict=True):
+            torch.testing.assert_close(found, right, atol=2e-5, rtol=2e-5)
+
+
+def test_what_rows_share_is_read_by_one_task_for_all_of_them() -> None:
+    case = DecodeCase(LayerShape(1, 16, 16), 3, [(200, 0, 21), (200, 0, 21)], 21, 0, torch.float32)
+    tasks = Lowered(case.entries, [], case.positions, 3).tasks
+    assert tasks[:, :2].tolist() == [[0, 21]] * 2  # 63 queries, two blocks of keys
+
+
+def test_a_plan_is_uploaded_once_and_goes_on_as_its_tails_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    uploads = []
+
+    def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+        uploads.append(device)
+        return real(arrays, device)
+
+    real = fused_gpu.upload
+    monkeypatch.setattr(fused_gpu, "upload", upload)
+    case = DecodeCase(LayerShape(2, 16, 16), 2, TREE, 7, 0, torch.float32, DEVICE)
+    decode, layer = case.plan(), Layer(0, 0.3, window=90)
+    for _ in range(3):
+        expected = case.expected(layer)
+        for found, right in zip(decode.attend(layer, case.q, case.key, case.value), expected, strict=True):
+            torch.testing.assert_close(found.double(), right, atol=2e-5, rtol=2e-5)
+        decode.advance()
+        case.filled, case.positions = decode.filled[0], decode.positions
+        case.q, case.key, case.value = case.q.roll(1, -1), case.key.roll(1, -1), case.value.roll(1, -1)
+    assert uploads == [DEVICE]
+
+
+def test_each_uploaded_array_arrives_whole_and_aligned() -> None:
+    arrays = [np.arange(n, dtype=np.int64).reshape(-1, 1) + 10 * n for n in (3, 0, 1, 4)]
+    for array, part in zip(arrays, fused_gpu.upload(arrays, DEVICE), strict=True):
+        assert part.tolist() == array.ravel().tolist()
+        assert part.data_ptr() % 16 == 0
+
+
+def test_a_row_that_sees_no_key_gets_nothing_and_no_weight() -> None:
+    case = DecodeCase(LayerShape(1, 16, 16), 1, [(20, 0, 2)], 2, 0, torch.float32, DEVICE)
+    kernels = fused_gpu.kernels(DEVICE)
+    for prefix in ([], [(400, 0, 2)]):  # one task writes the rows' results, or several are merged
+        entries = [Entry(case.memory.allocate(tokens), 0, tokens, slice(a, b)) for tokens, a, b in prefix]
+        for entry in entries:
+            for tensor in entry.kv.on_device(0).both:
+                tensor.fill_(1)
+        lowered = Lowered([*case.entries, *entries], [], [500, 22], 1)
+        alone = TritonAttention(lowered, torch.float32, kernels)
+        out, lse = alone.attend(Layer(0, 1.0, window=10), case.q, *case.tails.on_device(0).both, None)
+        assert out[:, :, 0].abs().max() == 0 and lse[0, 0, 0] == float("-inf")
+        assert out[:, :, 1].abs().min() > 0 and lse[0, 0, 1] > -100
+
+
+def test_not_a_number_stays_one() -> None:
+    case = DecodeCase(LayerShape(1, 16, 16), 1, [(70, 0, 2)], 2, 0, torch.float32, DEVICE)
+    case.key[0, 1, 3] = float("nan")
+    out, _ = case.plan().attend(Layer(0, 1.0), case.q, case.key, case.value)
+    assert out[:, :, 0].isfinite().all() and out[:, :, 1].isnan().all()
+
+
+def test_what_is_not_on_the_device_is_left_to_the_stream() -> None:
+    case = DecodeCase(LayerShape(2, 16, 16), 2, TREE, 7, 5, torch.float32, DEVICE)
+    case.memory.evict(case.entries[1].kv, "test")
+    step = case.plan()
+    with pytest.raises(RuntimeError, match="entry 1 of layer 0 is neither on the device nor in the stream"):
+        step.attend(Layer(0, 0.3), case.q, case.key, case.value)
+    assert step.fused is not None and step.fused.lowered.absent_from(0) == {1}
+
+
+def test_double_precision_and_streaming_heads_keep_the_operations() -> None:
+    DecodeCase(*SHAPES[1], TREE, 7, 5, torch.float64, DEVICE).check(LAYERS[0], 1e-12, fused=False)
+    case = DecodeCase(*SHAPES[1], TREE, 7, 5, torch.float32, DEVICE)
+    step = case.plan()
+    step.attend(LAYERS[0], case.q, case.key, case.value)
+    assert step.fused is not None and not step.fused.takes(Layer(0, 0.3, recent=8, sink=2), case.q)
+
+
+def test_attention_sinks_take_their_part_of_the_weight() -> None:
+    case = ExtendCase(LayerShape(2, 16, 16), 2, [(40, 0, 2)], [3, 5], torch.float32, device=DEVICE)
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0], device=DEVICE)
+    module = torch.nn.Module()
+    module.layer_idx = torch.tensor(0)
+    found, _ = tree_attention(
+        module, case.q.flatten(0, 1)[None], case.key[None], case.value[None], None, 0.3, s_aux=sinks,
+        tree_plan=case.plan(),
+    )  # fmt: skip
+    out, lse = case.expected(Layer(0, 0.3))
+    weights = lse.exp() / (lse.exp() + sinks.double().exp().view(2, 2, 1))
+    right = (out * weights[..., None]).flatten(0, 1).transpose(0, 1)
+    torch.testing.assert_close(found[0].double(), right, atol=2e-5, rtol=2e-5)
+
+
+def test_without_triton_a_plan_runs_operation_by_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ttc.attention.gpu_kernel", None)
+    fused_gpu.kernels.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="Triton cannot be used on"):
+            DecodeCase(*SHAPES[1], TREE, 7, 5, torch.float32, DEVICE).check(LAYERS[0], 1e-5, fused=False)
+    finally:
+        fused_gpu.kernels.cache_clear()

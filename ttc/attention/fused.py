@@ -1,0 +1,75 @@
+"""A layer's attention in one call: what a plan asks of a kernel, and which kernel it gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from ttc.attention import fused_cpu, fused_gpu
+from ttc.attention.entry import Entry
+from ttc.attention.kernels import Layer, Partial
+from ttc.attention.lowered import Lowered
+from ttc.memory.kv import KV
+
+SWITCH = "TTC_FUSED"
+"""The environment variable that turns the kernels off when it is 0; plans then run operation by operation."""
+
+NewKV = tuple[int, int, KV, int]
+"""Where new tokens' KV stays: the first row, how many rows, the KV, and its first token to fill."""
+
+
+class FusedAttention(Protocol):
+    """A kernel, ready for one plan. Not to be called from two threads at once."""
+
+    lowered: Lowered
+
+    def takes(self, layer: Layer, q: Tensor) -> bool:
+        """Whether the kernel computes such a layer."""
+        ...
+
+    def attend(
+        self,
+        layer: Layer,
+        q: Tensor,
+        own_keys: Tensor,
+        own_values: Tensor,
+        new: tuple[Tensor, Tensor] | None,
+    ) -> Partial:
+        """q: (kv_heads, groups, rows, dim). own_keys, own_values: (owners, kv_heads, tokens, dim). new: keys and values
+        (kv_heads, rows, dim) to be put behind what is there, or None where they are there. Returns out (kv_heads,
+        groups, rows, value_dim) and its log-sum-exp, float32.
+        """
+        ...
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> bool:
+        """Write new keys and values (kv_heads, rows, dim) to the device copies of where they stay, if the kernel can;
+        says whether it did."""
+        ...
+
+    def advance(self) -> None:
+        """A decode step is done: every tail has one token more."""
+        ...
+
+
+def fused_attention(
+    entries: Sequence[Entry],
+    own: Sequence[tuple[int, int]],
+    positions: Sequence[int],
+    q: Tensor,
+    value: Tensor,
+    tails: tuple[Sequence[int], Sequence[int]] | None = None,
+    new: Sequence[NewKV] = (),
+) -> FusedAttention | None:
+    """The kernel for these entries and runs of new tokens, or None where there is none for `q`'s type and device, or
+    PyTorch's operations attend the new tokens faster.
+
+    own, tails: see `Lowered`. q: (kv_heads, groups, rows, dim). value: (kv_heads, rows, value_dim).
+    """
+    if os.environ.get(SWITCH) == "0":
+        return None
+    if q.device.type == "cpu":
+        return fused_cpu.fused_attention(entries, own, positions, q, value, tails)
+    return fused_gpu.fused_attention(entries, own, positions, q, tails, new) if q.device.type == "cuda" else None

@@ -1,0 +1,196 @@
+"""A layer's attention as one call on a GPU: what the Triton kernels need to know. Not run on a GPU yet."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ttc.attention.entry import Entry
+from ttc.attention.kernels import Layer, Partial
+from ttc.attention.lowered import Lowered, places
+from ttc.memory.kv import KV
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+FAR = 2**30
+"""The window, in tokens, of a layer that has none."""
+
+FEW, MANY = 16, 64
+"""Queries of the small and of the large tasks (of more where a KV head has more queries)."""
+
+BLOCK_BYTES = 2**14
+"""Keys that a program reads at a time, and as many values: two such pairs fit any GPU's shared memory."""
+
+STAGES = 2
+"""Such pairs at a time: while one is computed, the next is on its way."""
+
+
+@cache
+def kernels(device: torch.device) -> Any | None:
+    """The module of the kernels, None where they cannot run. They are compiled at first use, which takes seconds, and
+    kept on disk for later processes."""
+    try:
+        gpu_kernel = import_module("ttc.attention.gpu_kernel")
+        if device.type == "cuda":  # a first, empty call: Triton needs a C compiler to make any
+            nothing, out = torch.zeros(2, dtype=torch.int64, device=device), torch.zeros(16, device=device)
+            with torch.cuda.device(device):
+                gpu_kernel.merge_rows[1, 1](out, out, nothing, nothing, out, out, 16, VALUE_WIDTH=16)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        warnings.warn(
+            f"Triton cannot be used on {device} ({reason}), so attention takes many small operations for each layer; "
+            "pip install triton, and a C compiler",
+            stacklevel=2,
+        )
+        return None
+    return gpu_kernel
+
+
+def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Arrays of int64 as flat tensors on a device, all in one copy; each begins at a multiple of 16 bytes."""
+    ends = np.cumsum([array.size + array.size % 2 for array in arrays])
+    together = torch.empty(int(ends[-1]), dtype=torch.int64, pin_memory=device.type == "cuda")
+    for array, part in zip(arrays, np.split(together.numpy(), ends[:-1]), strict=True):
+        part[: array.size] = array.reshape(-1)
+    parts = together.to(device, non_blocking=True).tensor_split(ends[:-1].tolist())
+    return [part[: array.size] for array, part in zip(arrays, parts, strict=True)]
+
+
+class TritonAttention:
+    """The kernels, ready for one plan (see `ttc.attention.fused.FusedAttention`).
+
+    kernels: their module. new: where the KV of new tokens stays.
+    """
+
+    def __init__(
+        self, lowered: Lowered, dtype: torch.dtype, kernels: Any, new: Sequence[tuple[int, int, KV, int]] = ()
+    ):
+        self.lowered, self.dtype, self.kernels = lowered, dtype, kernels
+        self.stores = np.array([(row, count, token) for row, count, _, token in new], np.int64).reshape(-1, 3)
+        self.store_places, self.written = places([kv for _, _, kv, _ in new])
+        step = 16 // torch.empty(0, dtype=dtype).element_size()
+        aligned = not (lowered.addresses % np.array([16, 16, step, step, step, step])).any()
+        self.align = step if aligned else 1
+        self.arrays: list[Tensor] = []
+        self.parts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def takes(self, layer: Layer, q: Tensor) -> bool:
+        return q.dtype == self.dtype and layer.recent is None
+
+    def attend(
+        self,
+        layer: Layer,
+        q: Tensor,
+        own_keys: Tensor,
+        own_values: Tensor,
+        new: tuple[Tensor, Tensor] | None,
+    ) -> Partial:
+        lowered, (kv_heads, groups, rows, dim), value_dim = self.lowered, q.shape, own_values.shape[-1]
+        heads, device = kv_heads * groups, q.device
+        if not self.arrays:
+            self._upload(device)
+        tasks, pieces, starts, addresses, positions, *own, part_first, parts, _, _ = self.arrays
+        q = q if q.stride(-1) == 1 else q.contiguous()
+        new_key, new_value = new or (own_keys[0], own_values[0])
+        new_key, new_value = (x if x.stride(-1) == 1 else x.contiguous() for x in (new_key, new_value))
+        out = torch.empty(rows, kv_heads, groups, value_dim, device=device)
+        lse = torch.empty(rows, kv_heads, groups, device=device)
+        part_out, part_sum = self._parts(heads, value_dim, device)
+        queries = lowered.most_rows * groups
+        with torch.cuda.device_of(q):
+            self.kernels.attend_tasks[len(lowered.tasks), kv_heads](
+                q, *q.stride()[:3], out, lse, part_out, part_sum,
+                own_keys, *own_keys.stride()[:3], own_values, *own_values.stride()[:3],
+                new_key, *new_key.stride()[:2], new_value, *new_value.stride()[:2],
+                tasks, pieces, starts, _of(addresses, layer.index, 6 * len(lowered.entries)), positions, *own,
+                layer.window or FAR, layer.scale, layer.softcap or 0.0, dim, value_dim,
+                GROUPS=groups, MOST=FEW if queries <= FEW else max(MANY, _power(groups)), NEW=new is not None,
+                CAPPED=layer.softcap is not None, WIDEN=device.type == "cpu", ALIGN=self.align,
+                num_stages=STAGES, **self._widths(dim, value_dim),
+            )  # fmt: skip
+            if lowered.slots:
+                self.kernels.merge_rows[rows, heads](
+                    part_out, part_sum, part_first, parts, out, lse, value_dim, VALUE_WIDTH=_width(value_dim)
+                )
+        return out.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> bool:
+        if not len(self.stores):
+            return False
+        if not self.arrays:
+            self._upload(key.device)
+        *_, stores, addresses = self.arrays
+        key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, value))
+        dim, value_dim = key.shape[-1], value.shape[-1]
+        with torch.cuda.device_of(key):
+            self.kernels.store_new[len(self.stores), key.shape[0]](
+                key, *key.stride()[:2], value, *value.stride()[:2], stores, _of(addresses, layer, 6 * len(self.stores)),
+                dim, value_dim, ROWS=16, WIDTH=_width(dim), VALUE_WIDTH=_width(value_dim),
+            )  # fmt: skip
+        return True
+
+    def advance(self) -> None:
+        self.lowered.positions += 1
+        if self.arrays:
+            self.arrays[4] += 1
+
+    def _upload(self, device: torch.device) -> None:
+        arrays = self.lowered
+        self.arrays = upload(
+            (
+                arrays.tasks, arrays.pieces, arrays.starts, arrays.addresses, arrays.positions,
+                arrays.own_places, arrays.own_starts, arrays.part_first, arrays.parts, self.stores, self.store_places,
+            ),
+            device,
+        )  # fmt: skip
+
+    def _parts(self, heads: int, value_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Room for what tasks leave for `merge_rows`."""
+        if (heads, value_dim) not in self.parts:
+            slots = self.lowered.slots
+            self.parts[heads, value_dim] = (
+                torch.empty(slots, heads, value_dim, device=device),
+                torch.empty(slots, heads, 2, device=device),
+            )
+        return self.parts[heads, value_dim]
+
+    def _widths(self, dim: int, value_dim: int) -> dict[str, int]:
+        """Widths rounded up as the kernel wants them, and the keys of a block."""
+        width, value_width = _width(dim), _width(value_dim)
+        block = BLOCK_BYTES // (max(width, value_width) * torch.empty(0, dtype=self.dtype).element_size())
+        return {"BLOCK": min(64, max(16, block)), "WIDTH": width, "VALUE_WIDTH": value_width}
+
+
+def fused_attention(
+    entries: Sequence[Entry],
+    own: Sequence[tuple[int, int]],
+    positions: Sequence[int],
+    q: Tensor,
+    tails: tuple[Sequence[int], Sequence[int]] | None = None,
+    new: Sequence[tuple[int, int, KV, int]] = (),
+) -> TritonAttention | None:
+    """See `ttc.attention.fused.fused_attention`."""
+    if q.dtype not in DTYPES or (found := kernels(q.device)) is None:
+        return None
+    return TritonAttention(Lowered(entries, own, positions, q.shape[1], tails=tails), q.dtype, found, new)
+
+
+def _power(number: int) -> int:
+    """The least power of two that is not smaller."""
+    return 1 << (number - 1).bit_length()
+
+
+def _width(dim: int) -> int:
+    return max(16, _power(dim))
+
+
+def _of(addresses: Tensor, layer: int, size: int) -> Tensor:
+    """A layer's addresses; of a layer that no entry has, there are none."""
+    return addresses[layer * size : (layer + 1) * size]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -27,14 +28,14 @@ SHAPES = [(LayerShape(3, 64, 64), 3), (LayerShape(2, 8, 8), 1), (LayerShape(1, 2
 
 
 @st.composite
-def trees(draw: st.DrawFn) -> tuple[Segments, int]:
+def trees(draw: st.DrawFn, lengths: Sequence[int] = (1, 5, 16, 63, 64, 65, 130, 300, 600)) -> tuple[Segments, int]:
     """Segments in depth-first order over up to 9 rows: each span of rows may be cut and have a segment above it."""
     rows = draw(st.integers(1, 9))
 
     def grow(first: int, end: int, depth: int) -> Segments:
         found: Segments = []
         for _ in range(draw(st.integers(0, 2))):
-            found.append((draw(st.sampled_from([1, 5, 16, 63, 64, 65, 130, 300, 600])), first, end))
+            found.append((draw(st.sampled_from(lengths)), first, end))
         if depth and end - first > 1:
             cut = draw(st.integers(first + 1, end - 1))
             found += grow(first, cut, depth - 1) + grow(cut, end, depth - 1)

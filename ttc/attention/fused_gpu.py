@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ttc.attention.entry import Entry
 from ttc.attention.kernels import Layer, Partial
-from ttc.attention.lowered import Lowered, places
+from ttc.attention.lowered import Lowered, addresses_of
 from ttc.memory.kv import KV
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -74,7 +74,7 @@ class TritonAttention:
     ):
         self.lowered, self.dtype, self.kernels = lowered, dtype, kernels
         self.stores = np.array([(row, count, token) for row, count, _, token in new], np.int64).reshape(-1, 3)
-        self.store_places, self.written = places([kv for _, _, kv, _ in new])
+        self.store_places, self.written = addresses_of([kv for _, _, kv, _ in new])
         step = 16 // torch.empty(0, dtype=dtype).element_size()
         aligned = not (lowered.addresses % np.array([16, 16, step, step, step, step])).any()
         self.align = step if aligned else 1

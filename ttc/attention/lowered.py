@@ -65,7 +65,7 @@ class Lowered:
         self.starts = np.array([entry.start for entry in entries], np.int64)
         self._cut(own, task_rows(groups))
         # what the addresses point to must outlive them
-        self.addresses, self.read = places([entry.kv for entry in entries])
+        self.addresses, self.read = addresses_of([entry.kv for entry in entries])
         self.absent = [set(np.flatnonzero(layer[:, 0] == 0).tolist()) for layer in self.addresses]
 
     def _cut(self, own: Sequence[tuple[int, int]], most_rows: int) -> None:
@@ -123,7 +123,7 @@ class Lowered:
         return self.absent[layer].copy() if self.entries else set()
 
 
-def places(kvs: Sequence[KV]) -> tuple[np.ndarray, list[list[LayerKV | None]]]:
+def addresses_of(kvs: Sequence[KV]) -> tuple[np.ndarray, list[list[LayerKV | None]]]:
     """Where runs of KV are on the device, (layers, runs, 6), as in `addresses` above; and the copies that are there."""
     copies = [kv.device[:] for kv in kvs]
     layers = max(map(len, copies), default=0)

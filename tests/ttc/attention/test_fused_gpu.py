@@ -70,9 +70,9 @@ def test_keys_in_16_bits_are_attended_as_by_softmax(dtype: torch.dtype) -> None:
         ExtendCase(LayerShape(2, 64, 48), 3, TREE, COUNTS, dtype, device=DEVICE).check(layer, bound)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    trees(),
+    trees([1, 16, 65, 300]),
     st.integers(0, 70),
     st.sampled_from([1, 2, 5, 20]),
     st.sampled_from([(3, 5), (16, 16), (17, 33), (32, 16)]),
@@ -82,13 +82,13 @@ def test_keys_in_16_bits_are_attended_as_by_softmax(dtype: torch.dtype) -> None:
 def test_any_tree_is_attended_as_by_softmax(
     tree: tuple[Segments, int], filled: int, groups: int, dims: tuple[int, int], window: int | None, cap: float | None
 ) -> None:
-    case = DecodeCase(LayerShape(2, *dims), groups, *tree, filled, torch.float32, DEVICE)
+    case = DecodeCase(LayerShape(1, *dims), groups, *tree, filled, torch.float32, DEVICE)
     case.check(Layer(0, 0.5, cap, window), BOUND[torch.float32])
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.lists(st.sampled_from([1, 2, 21, 22, 64, 65, 130]), min_size=1, max_size=4),
+    st.lists(st.sampled_from([1, 2, 21, 22, 65, 130]), min_size=1, max_size=3),
     st.lists(st.sampled_from([1, 5, 64, 300]), max_size=2),
     st.sampled_from([1, 3, 7, 70]),
     st.sampled_from([(3, 5), (16, 16), (17, 33)]),

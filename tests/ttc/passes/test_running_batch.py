@@ -16,7 +16,7 @@ from tests.helpers.models import prompt
 from tests.helpers.offloading import KIB, eight
 from tests.helpers.ownership import assert_nothing_left, assert_whole
 from ttc import BeamGroups, BlockCache, Branch, DecodeGate, Engine, Headwise, InvalidInput, Layerwise, Paged
-from ttc.attention.fused_cpu import SWITCH
+from ttc.attention.fused import SWITCH
 from ttc.residency.resident import Resident
 from ttc.sampling import Sampling
 

@@ -38,9 +38,9 @@ def resolved(config: DictConfig) -> DictConfig:
         [OmegaConf.to_container(part, resolve=True) for part in (config.dataset, config.search)],
     )
     if isinstance(name := gate.get("inner"), str):
-        if name not in VERIFIERS:
-            raise InvalidInput(f"verifier.inner={name} is unknown; use one of {', '.join(VERIFIERS)}")
-        gate.inner = OmegaConf.structured(schema_of(VERIFIERS[name]))
+        gate.inner = _by_name(name, "verifier.inner")
+    if "parts" in gate:
+        gate.parts = [_by_name(part, "verifier.parts") if isinstance(part, str) else part for part in gate.parts]
     if (file := gate.get("calibration")) is not None:
         found = GateCalibration.load(file, model=config.model.name, dataset=config.dataset.name)
         found.check_use(file, *plain)
@@ -56,11 +56,18 @@ def resolved(config: DictConfig) -> DictConfig:
     return config
 
 
+def _by_name(name: str, where: str) -> Any:
+    """The settings of a verifier that another one names."""
+    if name not in VERIFIERS:
+        raise InvalidInput(f"{where}={name} is unknown; use one of {', '.join(VERIFIERS)}")
+    return OmegaConf.structured(schema_of(VERIFIERS[name]))
+
+
 def make_verifier(config: DictConfig) -> Verifier | None:
     if not config.verifier.get("_target_"):
         return None
     loaded = {"calibration": None} if "calibration" in config.verifier else {}  # its thresholds stand in `resolved`
-    verifier: Verifier = instantiate(config.verifier, **loaded)
+    verifier: Verifier = instantiate(config.verifier, _convert_="all", **loaded)
     return verifier
 
 

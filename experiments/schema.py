@@ -133,6 +133,16 @@ class ConfidenceGatedConfig:
 
 
 @dataclass
+class EnsembleConfig:
+    """parts: the verifiers, by name, or each with its `_target_` and settings."""
+
+    _target_: str = "verifiers.EnsembleVerifier"
+    parts: list[Any] = field(default_factory=list)
+    how: str = "mean"
+    steps: str = "last"
+
+
+@dataclass
 class CalibratedExitConfig:
     """calibration: a file of `experiments.calibrate` with calibrate.level=2, which holds the exit's settings."""
 
@@ -189,6 +199,14 @@ VERIFIERS = {
     "arithmetic": verifiers.ArithmeticVerifier,
     "confidence": verifiers.ConfidenceVerifier,
     "self": verifiers.SelfVerifier,
+    "qwen_prm": verifiers.QwenPRM,
+    "skywork_prm": verifiers.SkyworkPRM,
+    "math_shepherd": verifiers.MathShepherd,
+    "rlhflow_prm": verifiers.RLHFlowPRM,
+    "think_prm": verifiers.ThinkPRM,
+    "outcome_reward": verifiers.OutcomeReward,
+    "llm_judge": verifiers.LLMJudge,
+    "value_head": verifiers.ValueHead,
 }
 CACHES = {"rsbcm": ttc.BlockCache, "lru": ttc.BlockCache}
 SHARING = {"exact": ttc.Sharing, "none": ttc.Sharing, "similar": ttc.Sharing}
@@ -315,6 +333,7 @@ def register() -> None:
         store.store(group="verifier/exit", name=rule, node=schema_of(ttc.EarlyExit)(rule=rule))
     store.store(group="verifier/exit", name="calibrated", node=CalibratedExitConfig)
     store.store(group="verifier", name="confidence_gated_schema", node=ConfidenceGatedConfig)
+    store.store(group="verifier", name="ensemble_schema", node=EnsembleConfig)
     store.store(name="calibrate_schema", node=extended("calibrate", CalibrateConfig))
     for group in ("verifier", "cache", "gate"):
         store.store(group=group, name="none_schema", node={"_target_": None})

@@ -26,6 +26,7 @@ from ttc.model.limits import ModelLimits
 from ttc.model.packed_linear import pack_linears
 from ttc.model.runner import HuggingFaceRunner, ModelRunner
 from ttc.passes.decode import Gate, RunningBatch
+from ttc.passes.outputs import Outputs
 from ttc.passes.prefill import prefill
 from ttc.passes.runtime import Runtime
 from ttc.passes.scoring import checked_continuations, score
@@ -107,8 +108,6 @@ class Engine:
         pack_linears(model)
         return cls(model, tokenizer, **options)
 
-    # ---------------------------------------------------------------- parts
-
     @property
     def lens(self) -> Lens:
         """The model's logits after any of its layers. Raises UnsupportedModel, at first use, where there are none."""
@@ -189,28 +188,29 @@ class Engine:
             raise
 
     @one_at_a_time
-    def side_branches(self, branches: Sequence[Branch], prompts: Sequence[Sequence[int]]) -> list[Branch]:
+    def side_branches(
+        self, branches: Sequence[Branch], prompts: Sequence[Sequence[int]], outputs: Outputs | None = None
+    ) -> list[Branch]:
         """New branches with these prompts on the usage meters of `branches`, for a verifier that asks elsewhere than on
-        a branch's own KV. Counted as verifier tokens; to be released by the caller."""
-        check_live(branches)
+        their own KV; the caller releases them. Counted as verifier tokens. outputs: see `Outputs`."""
         if len(prompts) != len(branches):
             raise InvalidInput(f"{len(branches)} branches came with {len(prompts)} prompts; give one each")
         wanted = [self.limits.checked(prompt, "prompt") for prompt in prompts]
         for prompt in wanted:
-            self.limits.check_context(len(prompt) + 1)
+            self.limits.check_context(len(prompt) + (outputs is None))
         new = [
             Branch(prompt, self.tree.hold(self.tree.trunk), branch.key, branch.usage, self.decode, branch.root_id)
             for branch, prompt in zip(branches, wanted, strict=True)
         ]
-        return self._prefilled(new, "verifier")
+        return self._prefilled(new, "verifier", outputs)
 
-    def _prefilled(self, branches: list[Branch], purpose: Purpose) -> list[Branch]:
+    def _prefilled(self, branches: list[Branch], purpose: Purpose, outputs: Outputs | None = None) -> list[Branch]:
         """New branches with the KV of all of their tokens but the last."""
         self.live.update(branches)
         try:
             with self._with_kv_present(branches, wake=False):
                 if self.sharing.rule != "none" or purpose == "verifier":
-                    prefill(self.runtime, branches, [b.tokens for b in branches], purpose)
+                    prefill(self.runtime, branches, [b.tokens for b in branches], purpose, outputs)
         except BaseException:
             self.release(branches)
             raise
@@ -292,9 +292,8 @@ class Engine:
 
         A branch's step ends after `max_tokens` tokens (one number or one per branch), when its text since the step's
         start, leading blanks left out, holds a string of `stop`, or when the branch finishes: at an end-of-sequence
-        token, at a string of `end`, or at the model's context length. Special tokens are part of the text that both are
-        looked for in. KV is written in place and frozen into a segment at the step's end; `branch.step_reasons[-1]`
-        then says why the step ended.
+        token, at a string of `end`, or at the model's context length. Both are looked for in the text with its special
+        tokens. KV is written in place and frozen into a segment at the end; `branch.step_reasons[-1]` then says why.
         statistics: also keep each token's entropy, the mean log-probability of the 20 likeliest tokens and the
         self-certainty (`branch.entropies`, `branch.top_k_logprobs`, `branch.self_certainties`).
         """
@@ -325,11 +324,11 @@ class Engine:
     ) -> list[list[list[float]]]:
         """Log-probabilities of given continuations: `[i][j][t]` for token t of continuation j of branch i.
 
-        The branches stay as they are. What the continuations of a branch share is computed once; single-token
-        continuations of one branch all come from one row. Counted as verifier tokens.
-        given: `given[i]` stands between branch i and its continuations in this call; it is computed, not scored.
-        exit: branches may leave the pass before the last layer (approximate); single-token continuations only. What it
-        did is put into `report`.
+        The branches stay as they are. What the continuations of a branch share is computed once, and single tokens all
+        come from one row. Counted as verifier tokens.
+        given: `given[i]` stands between branch i and its continuations in this call; computed, not scored.
+        exit: branches may leave the pass before the last layer (approximate), single-token continuations only; `report`
+        says what it did.
         """
         check_live(branches)
         between, wanted = checked_continuations(self.limits, branches, continuations, given, exit is not None)

@@ -24,12 +24,13 @@ def as_budget(nbytes: int) -> str:
 class Tier:
     """Bytes in use in one tier, and the most that may be; None for no limit but the machine's.
 
+    models: how many models keep KV here, under the one budget.
     What was given back while a transfer still used it is there until that is done. It counts in `peak_bytes`; whoever
     needs the room waits for it (`KVMemory.claim`), so it does not count in `used_bytes`.
     """
 
     def __init__(self, name: str, budget_bytes: int | None):
-        self.name, self.budget_bytes = name, budget_bytes
+        self.name, self.budget_bytes, self.models = name, budget_bytes, 1
         self.used_bytes = 0
         self.peak_bytes = 0
         self.leaving: deque[tuple[int, list[Transfer]]] = deque()
@@ -60,9 +61,10 @@ class Tier:
         """Raise `OutOfMemory` unless `nbytes` fit beside what is in use (or beside `beside_bytes` of it)."""
         used = self.used_bytes if beside_bytes is None else beside_bytes
         if self.budget_bytes is not None and used + nbytes > self.budget_bytes:
+            shared = f", which {self.models} models share," if self.models > 1 else ""
             raise OutOfMemory(
-                f"the {self.name} KV budget of {self.budget_bytes:,} bytes is too small: {used:,} are in use and "
-                f"{nbytes:,} more are needed; a budget of {as_budget(used + nbytes)} would do, or use fewer beams, "
+                f"the {self.name} KV budget of {self.budget_bytes:,} bytes{shared} is too small: {used:,} are in use "
+                f"and {nbytes:,} more are needed; a budget of {as_budget(used + nbytes)} would do, or use fewer beams, "
                 "shorter steps or a smaller batch"
             )
 

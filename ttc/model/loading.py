@@ -16,6 +16,7 @@ from filelock import FileLock
 from safetensors import SafetensorError
 
 from ttc.errors import InvalidInput, UnsupportedModel
+from ttc.model.headed import HeadedModel, read_head
 from ttc.model.hub import reached
 
 SMOLLM2 = "smollm2-135m"
@@ -41,6 +42,32 @@ def load(
         tokenizer = _tokenizer(source, options)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=precision, **options)
     return model.eval().requires_grad_(False).to(place), tokenizer
+
+
+def load_headed(
+    name: str, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None, head: Any = None
+) -> tuple[HeadedModel, Any]:
+    """Return (model, tokenizer) of a reward model or a classifier, whatever class its weights were saved from.
+
+    head: takes the place of the one among the weights. Code that comes with a model on the hub is not run. Raises
+    UnsupportedModel for weights without a head, and for weights that do not fill the decoder.
+    """
+    from transformers import AutoModel
+
+    place = _device(device)
+    precision = _dtype(dtype, place)
+    with _opened(name) as (source, options):
+        tokenizer = _tokenizer(source, options)
+        head = read_head(source, precision) if head is None else head.to(precision)
+        body, info = AutoModel.from_pretrained(
+            source, dtype=precision, trust_remote_code=False, output_loading_info=True, **options
+        )
+    if info["missing_keys"]:
+        raise UnsupportedModel(
+            f"the weights of {name} lack {len(info['missing_keys'])} tensors of a {type(body).__name__}, among them "
+            f"{min(info['missing_keys'])}; give a whole model"
+        )
+    return HeadedModel(body, head).eval().requires_grad_(False).to(place), tokenizer
 
 
 def load_tokenizer(name: str) -> Any:

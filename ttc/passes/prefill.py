@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ttc.passes.chunks import chunks
+from ttc.passes.outputs import Outputs
 from ttc.passes.runtime import Runtime
 from ttc.protocols import Purpose
 from ttc.tree.branch import Branch
@@ -14,39 +15,51 @@ from ttc.tree.segment import Segment, worth_sharing
 
 
 @torch.inference_mode()
-def prefill(runtime: Runtime, branches: Sequence[Branch], targets: Sequence[Sequence[int]], purpose: Purpose) -> None:
+def prefill(
+    runtime: Runtime,
+    branches: Sequence[Branch],
+    targets: Sequence[Sequence[int]],
+    purpose: Purpose,
+    outputs: Outputs | None = None,
+) -> None:
     """Bring the KV of each branch up to all of its target tokens but the last.
 
     A prefix that stands in the tree already is shared; of new prefixes that several targets share, the first
-    computes and the others wait a round.
+    computes and the others wait a round. outputs: takes what the model gives at chosen places of the targets.
     """
-    tree = runtime.tree
-    waiting, shared = list(zip(branches, targets, strict=True)), runtime.sharing.rule != "none"
+    tree, outputs = runtime.tree, outputs or Outputs.at([()] * len(branches))
+    waiting, shared = list(enumerate(zip(branches, targets, strict=True))), runtime.sharing.rule != "none"
     while waiting:
         chosen: list[tuple[Branch, list[int]]] = []
+        indices: list[int] = []
         deferred = []
-        for branch, target in waiting:
+        for index, (branch, target) in waiting:
             leaf = before = branch.leaf
             if shared:
                 leaf = tree.move(branch, tree.descend(before, target[before.end : -1]))
             branch.usage.shared_tokens += leaf.end - before.end
             missing = list(target[leaf.end : -1])
             if shared and any(b.leaf is leaf and worth_sharing(m, missing) for b, m in chosen):
-                deferred.append((branch, target))
+                deferred.append((index, (branch, target)))
             elif missing:
                 chosen.append((branch, missing))
+                indices.append(index)
         with runtime.metered([branch for branch, _ in chosen]):
-            _compute(runtime, chosen, purpose)
+            _compute(runtime, chosen, purpose, outputs.of(indices))
         waiting = deferred
 
 
-def _compute(runtime: Runtime, work: Sequence[tuple[Branch, list[int]]], purpose: Purpose) -> None:
+def _compute(runtime: Runtime, work: Sequence[tuple[Branch, list[int]]], purpose: Purpose, outputs: Outputs) -> None:
     held: list[Segment] = []
     leaves, runs = [branch.leaf for branch, _ in work], [missing for _, missing in work]
     try:
         for chunk in chunks(runtime, leaves, runs, [branch.usage for branch, _ in work], held):
+            wanted = outputs.rows(chunk, [leaf.end for leaf in leaves])
             with chunk.plan:
-                runtime.runner.forward(chunk.tokens, chunk.plan, [len(chunk.tokens) - 1])
+                kept = [row for _, _, row in wanted] or [len(chunk.tokens) - 1]
+                given = runtime.runner.forward(chunk.tokens, chunk.plan, kept)
+            for (run, place, _), output in zip(wanted, given, strict=False):
+                outputs.found[run][place] = output
         for (branch, missing), segment in zip(work, held, strict=True):
             runtime.tree.move(branch, segment)
             if purpose == "verifier":

@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence, Set
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import ceil
 from typing import ClassVar, Self
+from weakref import ReferenceType, ref
 
 import torch
 
@@ -56,6 +57,8 @@ class Residency(ABC):
     budget_gib: float | None = None
 
     memory: KVMemory = field(init=False, repr=False)
+    _others: list[ReferenceType[Residency]] = field(init=False, repr=False, compare=False, default_factory=list)
+    """The policies of other models that keep KV in the same tiers."""
 
     def __post_init__(self) -> None:
         self._check_positive("budget_gib")
@@ -70,7 +73,38 @@ class Residency(ABC):
         """A copy of this policy that governs KV of these shapes."""
         bound = copy(self)
         bound.memory = self._make_memory(shapes, dtype, device)
+        bound._others = []
         return bound
+
+    def for_another_model(self) -> Self:
+        """A policy of this kind that holds no KV, for a model beside this one's."""
+        return replace(self)
+
+    def join(self, other: Residency) -> None:
+        """Keep KV in the tiers of `other` from now on, where nothing is kept yet: two models, one account of bytes.
+
+        Only one of the two models may be at work at a time. It may use the whole budget: what the other one keeps on
+        the device leaves for the host as far as the room is needed, under policies that have a host tier.
+        """
+        mine, theirs = self.memory, other.memory
+        mine.device, mine.host, mine.link = theirs.device, theirs.host, theirs.link
+        mine.device.models += 1
+        mine.host.models += 1
+        self._others.append(ref(other))
+        other._others.append(ref(self))
+
+    def evictable(self) -> list[KV]:
+        """Segments that may leave the device while the model is not at work, the first to leave first."""
+        return []
+
+    def _idle(self) -> list[tuple[KVMemory, KV]]:
+        """What the device holds for models in the same tiers, and may give up."""
+        found = []
+        for policy in [other() for other in self._others]:
+            for kv in [] if policy is None else policy.evictable():
+                if policy is not None and policy.memory.tier_bytes(kv)[0]:
+                    found.append((policy.memory, kv))
+        return found
 
     @abstractmethod
     def _make_memory(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> KVMemory: ...
@@ -182,7 +216,7 @@ class Offloading(Residency):
         excess = new_bytes + beside_bytes - memory.device.free_bytes
         if excess > 0 or not all(map(memory.is_resident, segments)):
             excess += self.block_tokens * (2 * max(memory.layer_bytes_per_token) + memory.bytes_per_token)
-        everything = new_bytes + sum(memory.tier_bytes(kv)[0] for kv in segments)
+        everything = new_bytes + sum(memory.tier_bytes(kv)[0] for kv in segments) + self.idle_bytes()
         memory.host.require(
             int(min(everything, max(0, excess))), beside_bytes=memory.host.used_bytes - memory.spare_bytes()
         )
@@ -207,15 +241,32 @@ class Offloading(Residency):
 
     def make_room(self, nbytes: int, keep: Set[KV] = frozenset()) -> bool:
         """Evict segments until `nbytes` fit on the device, nothing of `keep`; none if they would not fit even then.
-        Says whether they fit now."""
+        What another model keeps leaves first: it is not read before that model is at work again. Says whether they fit
+        now."""
         if self.memory.device.free_bytes >= nbytes:
             return True
-        leaving, free_bytes = self.leaving(nbytes, keep, self.eviction_order())
-        if free_bytes < nbytes:
+        idle_bytes = self.idle_bytes()
+        if self.leaving(nbytes - idle_bytes, keep, self.eviction_order())[1] < nbytes - idle_bytes:
             return False
+        self.crowd_out(nbytes)
+        leaving, _ = self.leaving(nbytes, keep, self.eviction_order())
         for kv in leaving:
             self.memory.evict(kv, "evict")
         return True
+
+    def idle_bytes(self) -> int:
+        """What other models keep on the device and may give up."""
+        return sum(memory.tier_bytes(kv)[0] for memory, kv in self._idle())
+
+    def crowd_out(self, nbytes: float) -> None:
+        """Evict what other models keep on the device until `nbytes` fit, or nothing of it is left."""
+        for memory, kv in self._idle():
+            if self.memory.device.free_bytes >= nbytes:
+                return
+            memory.evict(kv, "evict")
+
+    def evictable(self) -> list[KV]:
+        return [kv for kv in self.memory.live if not kv.pinned]
 
     def write_ahead(self, nbytes: int, keep: Set[KV], order: Sequence[KV]) -> None:
         """Start the write-back of what will leave when `nbytes` are needed, as far as the host has room, so that then
@@ -237,7 +288,7 @@ class Offloading(Residency):
 
     def eviction_order(self) -> list[KV]:
         """Segments, the first to leave first: here the oldest."""
-        return [kv for kv in self.memory.live if not kv.pinned]
+        return self.evictable()
 
     def stream(
         self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None, *, repeat: bool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Self
 
@@ -44,6 +44,10 @@ class Headwise(Offloading):
         if self.streaming_heads is not None:
             bound._streaming = load_streaming_heads(self.streaming_heads, [shape.kv_heads for shape in shapes])
         return bound
+
+    def for_another_model(self) -> Self:
+        """The file names heads of this model alone."""
+        return replace(self, streaming_heads=None)
 
     def allocate(self, tokens: int, needed: Iterable[KV] = ()) -> KV:
         return self.memory.allocate(tokens, device_layers=0)

@@ -121,6 +121,8 @@ class Layerwise(Offloading):
         self._layers, self._buffers = self.layers_in_device(tokens)
         for kv in memory.live:
             memory.evict(kv, "evict", range(self._layers, len(memory.shapes)))
+        own_bytes = sum(memory.tier_bytes(kv)[0] for kv in memory.live)
+        self.crowd_out(tokens * sum(memory.layer_bytes_per_token[: self._layers]) + self._buffers - own_bytes)
         for kv in memory.live:
             memory.fetch(kv, "resident", range(self._layers))
             memory.wait_kv(kv)

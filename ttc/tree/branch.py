@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate, count, pairwise
 from math import nan
 from typing import Literal
+from weakref import WeakSet
 
 from ttc.errors import InvalidInput
 from ttc.sampling import random_key
@@ -43,6 +44,7 @@ class Branch:
     given_end: `len(tokens)` after the last token that was given and not generated.
     path: the child's index at each fork.
     parent: the branch that this one was forked from, None for a root.
+    children: those of the branches forked from this one that still exist.
     root_id: a number that all branches under one root share, and no others: the problem they belong to.
     key: the branch's random stream.
     finish_reason: None while the branch can go on; else "eos", "end" (an end string), "context" (the model's limit) or
@@ -74,6 +76,7 @@ class Branch:
         self.step_reasons: list[StepEnd] = []
         self.path: tuple[int, ...] = ()
         self.parent: Branch | None = None
+        self.children: WeakSet[Branch] = WeakSet()
         self.root_id = next(_root_ids) if root_id is None else root_id
         self.key = key
         self._leaf = leaf
@@ -97,6 +100,7 @@ class Branch:
         twin.path, twin.parent = (*self.path, self._forks), self
         twin.finish_reason, twin.used_at, twin.substituted = self.finish_reason, self.used_at, self.substituted
         self._forks += 1
+        self.children.add(twin)
         return twin
 
     def columns(self) -> tuple[list[float], ...]:

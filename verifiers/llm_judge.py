@@ -1,0 +1,90 @@
+"""A language model that grades solutions by a rubric (Zheng et al., 2023; expected grade: Liu et al., 2023, G-Eval)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ttc.engine import Engine
+from ttc.errors import InvalidInput, UnsupportedModel
+from ttc.protocols import Backend
+from ttc.tree.branch import Branch
+from verifiers.reward_model import MARK, RewardModel
+from verifiers.tree_mirror import Layout, TreeMirror
+
+RUBRIC = (
+    "Grade a solution of a problem. The solution may not be complete yet; then grade it as far as it goes. Look "
+    "whether each step follows from the problem and from the steps before it, and whether each calculation is right."
+)
+
+
+@dataclass(eq=False)
+class LLMJudge(RewardModel):
+    """The grade that a language model is expected to give, between 0 (grade 1) and 1 (grade `grades`).
+
+    The expectation is over the probabilities of the grades' digits, so that one pass is enough and no grade has to be
+    read out of a text. Rubric, problem and solution come first and are shared along the tree; the question for the
+    grade is asked on a fork.
+    model: None for the search's own model, on its own engine. rubric: what the grade is for. grades: how many there
+    are, 2 to 9.
+    """
+
+    model: Any = None
+    rubric: str = RUBRIC
+    grades: int = 5
+    headed: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 2 <= self.grades <= 9:
+            raise InvalidInput(f"grades={self.grades} must lie in 2 to 9: each is one digit")
+        if not self.rubric.strip():
+            raise InvalidInput("rubric is empty; say what the grade is for")
+
+    def mirror(self, backend: Backend) -> TreeMirror:
+        if self.model is None and (self._mirror is None or self._mirror[0]() is not backend):
+            if not isinstance(backend, Engine):
+                raise InvalidInput(
+                    f"{type(backend).__name__} is no engine of this machine, whose model could grade; give a model"
+                )
+            self._parts = backend.model, backend.tokenizer
+            self._known.clear()
+        return super().mirror(backend)
+
+    def _engine(self, backend: Backend) -> Engine:
+        return backend if self.model is None and isinstance(backend, Engine) else super()._engine(backend)
+
+    def layout(self, branch: Branch, question: str) -> Layout:
+        return self.one_rating(question, branch.text.strip())
+
+    def closed(self, question: str, steps: Sequence[str]) -> list[int]:
+        text = self._text(question, steps) + f"\n\nReply with one number from 1 (worst) to {self.grades} (best)."
+        if getattr(self.tokenizer, "chat_template", None) is None:
+            return self.whole(f"{text}\nGrade:")
+        return self.whole(self.chat([{"role": "user", "content": text}], answer=True))
+
+    def opened(self, question: str, steps: Sequence[str]) -> list[int]:
+        text = self._text(question, steps)
+        if getattr(self.tokenizer, "chat_template", None) is None:
+            return self.whole(text)
+        return self.whole(self.chat([{"role": "user", "content": text + MARK}]))
+
+    def _text(self, question: str, steps: Sequence[str]) -> str:
+        return f"{self.rubric}\n\nProblem:\n{question}\n\nSolution:\n{''.join(steps)}"
+
+    def score(self, output: Tensor) -> float:
+        digits = [self._digit(grade) for grade in range(1, self.grades + 1)]
+        weights = output[[token for tokens in digits for token in tokens]].double().softmax(-1).tolist()
+        worth = [(grade, weight) for grade, tokens in enumerate(digits) for _ in tokens for weight in [weights.pop(0)]]
+        return sum(grade * weight for grade, weight in worth) / (self.grades - 1)
+
+    def _digit(self, grade: int) -> list[int]:
+        """The tokens that spell a grade alone."""
+        last = {self.encode(f"{space}{grade}")[-1] for space in ("", " ")}
+        tokens = sorted(token for token in last if self.tokenizer.decode([token]).strip() == str(grade))
+        if not tokens:
+            raise UnsupportedModel(f"the tokenizer has no token for the grade {grade}; use another model as the judge")
+        return tokens

@@ -1,0 +1,50 @@
+"""Outcome reward models: classifiers of whole answers (`AutoModelForSequenceClassification` with one label)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ttc.errors import UnsupportedModel
+from ttc.tree.branch import Branch
+from verifiers.reward_model import MARK, RewardModel
+from verifiers.tree_mirror import Layout
+
+
+@dataclass(eq=False)
+class OutcomeReward(RewardModel):
+    """One reward for a whole answer: the head's output at the last token of the chat with the answer in it.
+
+    The reward is any number (a logit), so scores of one model alone compare. The end of the chat is rated on a fork of
+    the answer, and dropped. system: the model's system text, None for none. A model with `separator` has no meaning
+    here: the text is not cut into steps.
+    """
+
+    model: Any = "Skywork/Skywork-Reward-V2-Qwen3-0.6B"
+    system: str | None = None
+
+    def check_tokenizer(self) -> None:
+        self.chat([{"role": "user", "content": "?"}])
+
+    def layout(self, branch: Branch, question: str) -> Layout:
+        return self.one_rating(question, branch.text.strip())
+
+    def closed(self, question: str, steps: Sequence[str]) -> list[int]:
+        return self.whole(self.chat(self._messages(question, "".join(steps))))
+
+    def opened(self, question: str, steps: Sequence[str]) -> list[int]:
+        return self.whole(self.chat(self._messages(question, "".join(steps) + MARK)))
+
+    def _messages(self, question: str, answer: str) -> list[dict[str, str]]:
+        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*messages, {"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+    def score(self, output: Tensor) -> float:
+        if output.numel() != 1:
+            raise UnsupportedModel(
+                f"the head gives {output.numel()} numbers, not one reward; give a model with num_labels=1"
+            )
+        return float(output[0])

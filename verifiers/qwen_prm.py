@@ -1,0 +1,42 @@
+"""Qwen2.5-Math-PRM (Zhang et al., 2025, "The Lessons of Developing Process Reward Models")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from verifiers.reward_model import MARK, RewardModel
+
+SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}."
+STEP_END = "<extra_0>"
+
+
+@dataclass(eq=False)
+class QwenPRM(RewardModel):
+    """P(correct) of each step: the softmax of the head's two outputs at the `<extra_0>` that ends the step.
+
+    The model is a plain Qwen2 with a head of two layers, and is loaded as such: the code on the hub, which newer
+    releases of transformers cannot run, is not needed.
+    """
+
+    model: Any = "Qwen/Qwen2.5-Math-PRM-7B"
+
+    def check_tokenizer(self) -> None:
+        self.single(STEP_END)
+        self.chat([{"role": "user", "content": "?"}])
+
+    def closed(self, question: str, steps: Sequence[str]) -> list[int]:
+        return [*self.opened(question, steps), self.single(STEP_END)]
+
+    def opened(self, question: str, steps: Sequence[str]) -> list[int]:
+        asked = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+        tokens = list(self.encode(self.chat([*asked, {"role": "assistant", "content": MARK}])))
+        for place, step in enumerate(steps):
+            tokens += [self.single(STEP_END)] * (place > 0) + self.encode(step.replace(STEP_END, " "))
+        return tokens
+
+    def score(self, output: Tensor) -> float:
+        return float(output.float().softmax(-1)[1])

@@ -1,0 +1,160 @@
+"""A head trained on a language model to tell right steps from wrong ones, in the format of TRL's PRMTrainer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ttc.engine import Engine
+from ttc.errors import InvalidInput, UnsupportedModel
+from ttc.model.headed import HeadedModel
+from ttc.model.loading import load, load_headed
+from ttc.model.packed_linear import PackedLinear, pack_linears
+from verifiers.reward_model import RewardModel
+from verifiers.tree_mirror import TreeMirror
+
+SETTINGS, WEIGHTS = "value_head.json", "value_head.safetensors"
+
+
+@dataclass(eq=False)
+class ValueHead(RewardModel):
+    """P(right) of each step: the softmax of a token classifier's two labels at the last token of the separator.
+
+    Question, steps and separators are encoded apart from each other, as TRL's PRMTrainer does, and a
+    beginning-of-sequence token comes first where the tokenizer has one. So a checkpoint that TRL made
+    (`AutoModelForTokenClassification`) loads as it is.
+    model: such a checkpoint (folder or hub id), a folder that `save` wrote, or a loaded (model, tokenizer). What `save`
+    wrote knows its own separator and prompt, which take the place of those given here.
+    prompt: the text before the first step, `{question}` in it.
+    """
+
+    model: Any = "???"
+    separator: str = "\n"
+    prompt: str = "{question}"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "{question}" not in self.prompt:
+            raise InvalidInput(f"the prompt {self.prompt!r} must hold {{question}}, where the question goes")
+
+    def closed(self, question: str, steps: Sequence[str]) -> list[int]:
+        return [*self.opened(question, steps), *self.encode(self.separator)]
+
+    def opened(self, question: str, steps: Sequence[str]) -> list[int]:
+        bos = getattr(self.tokenizer, "bos_token_id", None)
+        tokens = [] if bos is None else [bos]
+        tokens += self.encode(self.prompt.replace("{question}", question))
+        for place, step in enumerate(steps):
+            tokens += (self.encode(self.separator) if place else []) + self.encode(step)
+        return tokens
+
+    def score(self, output: Tensor) -> float:
+        if output.numel() != 2:
+            raise UnsupportedModel(f"the head gives {output.numel()} numbers, not two labels; give a token classifier")
+        return float(output.float().softmax(-1)[1])
+
+    # ---------------------------------------------------------------- training
+
+    @classmethod
+    def on(cls, model: Any, tokenizer: Any, **settings: Any) -> ValueHead:
+        """An untrained head on a loaded language model: it calls every step as likely right as wrong.
+
+        model: with a body, as `AutoModelForCausalLM` loads it. The head is `verifier.head`, a linear layer of two
+        labels in float32, to be trained on `features`.
+        """
+        width = model.config.get_text_config().hidden_size
+        head = nn.Linear(width, 2, device=model.device)
+        for parameter in head.parameters():
+            nn.init.zeros_(parameter)
+        return cls((HeadedModel(model.base_model, Float32Head(head)), tokenizer), **settings)
+
+    @property
+    def head(self) -> nn.Module:
+        head: nn.Module = self.parts[0].head
+        return head.linear if isinstance(head, Float32Head) else head
+
+    def features(self, examples: Sequence[tuple[str, Sequence[str]]]) -> list[Tensor]:
+        """What the head sees of each (question, steps): (steps, width) in float32, the last hidden state at the last
+        token of each step's separator. What examples share from the beginning is computed once.
+        """
+        model, tokenizer = self.parts
+        engine = Engine(HeadedModel(model.body, nn.Identity()), tokenizer)
+        mirror = TreeMirror(engine, lambda state: state.float())
+        branches = [] if not examples else engine.fork(engine.root([0]), len(examples))
+        layouts = [self.laid_out(question, list(steps), None) for question, steps in examples]
+        try:
+            return [torch.stack(states).clone() for states in mirror.rate(branches, layouts)]
+        finally:
+            mirror.clear()
+
+    # ---------------------------------------------------------------- files
+
+    def save(self, folder: str | Path, *, base: str | None = None) -> None:
+        """Write a folder that `ValueHead(model=folder)` loads.
+
+        base: the model that the head stands on, by alias, folder or hub id; then the head alone is written, a few KB.
+        Without it the whole token classifier is written with its tokenizer, as TRL does.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = {"base": base, "separator": self.separator, "prompt": self.prompt}
+        if base is None:
+            self._save_whole(folder)
+        else:
+            save_file({f"score.{k}": v.contiguous() for k, v in self.head.state_dict().items()}, folder / WEIGHTS)
+        (folder / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+
+    def _save_whole(self, folder: Path) -> None:
+        from transformers import AutoModelForTokenClassification
+
+        model, tokenizer = self.parts
+        if any(isinstance(module, PackedLinear) for module in model.modules()):
+            raise InvalidInput(
+                "the weights are packed for this machine; save from a model that was loaded by the caller"
+            )
+        config = type(model.config).from_dict(model.config.to_dict() | {"num_labels": 2})
+        classifier = AutoModelForTokenClassification.from_config(config, dtype=model.dtype)
+        classifier.base_model.load_state_dict(model.body.state_dict())
+        classifier.score.load_state_dict(self.head.state_dict())
+        classifier.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    def _load(self) -> tuple[Any, Any]:
+        if not isinstance(self.model, str | Path) or not (file := Path(self.model) / SETTINGS).is_file():
+            return super()._load()
+        try:
+            settings = json.loads(file.read_text(encoding="utf-8"))
+            base, self.separator, self.prompt = settings["base"], settings["separator"], settings["prompt"]
+        except (ValueError, KeyError) as error:
+            raise InvalidInput(f"{file} is no file of ValueHead.save: {error!r}") from error
+        options = {"device": self.device, "dtype": self.dtype}
+        if base is None:
+            model, tokenizer = load_headed(str(self.model), **options)
+        else:
+            tensors = load_file(Path(self.model) / WEIGHTS)
+            causal, tokenizer = load(base, **options)
+            labels, width = tensors["score.weight"].shape
+            head = nn.Linear(width, labels)
+            head.load_state_dict({name.removeprefix("score."): tensor for name, tensor in tensors.items()})
+            model = HeadedModel(causal.base_model, Float32Head(head).to(causal.device)).requires_grad_(False)
+        pack_linears(model.body)
+        return model, tokenizer
+
+
+class Float32Head(nn.Module):
+    """A linear layer in float32 on states of any type."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        self.linear = linear.float()
+
+    def forward(self, states: Tensor) -> Tensor:
+        found: Tensor = self.linear(states.float())
+        return found

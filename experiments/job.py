@@ -19,9 +19,9 @@ from experiments.example import example, telling
 from experiments.fingerprint import fingerprint, model_fingerprint
 from experiments.own_classes import code_fingerprint
 from experiments.records import RunFolder, own_figures
-from experiments.screen import Progress, failures, say, table
+from experiments.screen import Progress, failures, say, show_logged, table
 from experiments.summary import failed, summarise
-from search import BestOfN, solve
+from search import solve, try_verifier
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, VerifierError
 from ttc.protocols import Problem, Result
@@ -37,6 +37,7 @@ def run(config: DictConfig) -> dict[str, Any]:
     """Solve what is left of a run and return its summary."""
     if missing := sorted(OmegaConf.missing_keys(config)):
         raise InvalidInput(f"{' and '.join(missing)} must be given, as in {missing[0]}=VALUE")
+    show_logged()
     config = resolved(config)
     search = instantiate(config.search, _convert_="all")
     verifier = make_verifier(config)
@@ -74,7 +75,7 @@ def run(config: DictConfig) -> dict[str, Any]:
         if not inputs["model"]:  # it came from the hub just now
             folder.check_inputs(inputs | {"model": model_fingerprint(config.model.name)})
         if engine is not None and search.needs_verifier:
-            try_verifier(config, verifier, template, engine, batches[0])
+            _try_verifier(verifier, template, engine, batches[0])
         for name, reason in task.failures:
             if name not in folder.records:
                 unusable = Result(Problem("", name), None, [], None, Usage(), [], config.run.seed, reason)
@@ -109,19 +110,17 @@ def _told_how_to_go_on(folder: RunFolder) -> Iterator[None]:
         raise KeyboardInterrupt(f"{safe}\nrun the same command to go on") from None
 
 
-def try_verifier(
-    config: DictConfig, verifier: Any, template: PromptTemplate, engine: Engine, problems: list[Problem]
-) -> None:
+def _try_verifier(verifier: Any, template: PromptTemplate, engine: Engine, problems: list[Problem]) -> None:
     """Rate one short branch, so that a verifier that cannot work is known before the run. Raises VerifierError."""
     inner = getattr(verifier, "inner", verifier)  # a gate might leave it out
-    options = {"template": template, "end": tuple(config.dataset.end), "answer_kind": config.dataset.answer_kind}
     for problem in problems:  # the first that can be used
-        trial = solve(BestOfN(n=1, max_tokens=8), engine=engine, verifier=inner, problem=[problem], **options)[0]
-        if trial.error is None:
+        try:
+            try_verifier(inner, engine, problem, template=template)
             return
-        if trial.error.startswith(VerifierError.__name__):
-            reason = trial.error.partition(": ")[2]
-            raise VerifierError(f"{reason}, on a branch made to try it; no problem was solved")
+        except InvalidInput:
+            continue
+        except VerifierError as error:
+            raise VerifierError(f"{error}, on a branch made to try it; no problem was solved") from error
 
 
 def _unfinished(problems: list[Problem], size: int, folder: RunFolder) -> list[list[Problem]]:

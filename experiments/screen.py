@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import sys
 import time
@@ -21,6 +22,22 @@ SHOWN_REASONS = 5
 def say(text: str) -> None:
     """A line beside the results, at once."""
     print(text, file=sys.stderr, flush=True)
+
+
+class OnScreen(logging.Handler):
+    """Shows what is logged as a line above the bar, where there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
+def show_logged() -> None:
+    """Let the engine's own words come to the screen, whatever has been made of Python's logging before."""
+    logger = logging.getLogger("ttc")
+    logger.disabled = False
+    logger.setLevel(logging.WARNING)
+    if not any(isinstance(handler, OnScreen) for handler in logger.handlers):
+        logger.addHandler(OnScreen())
 
 
 # ---------------------------------------------------------------- while it works

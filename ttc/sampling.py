@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ttc.compiling import announce_compiling
 from ttc.errors import InvalidInput, UnsupportedModel
 
 HEAD = 10.0
@@ -223,6 +224,7 @@ def _kernel() -> Callable[..., None] | None:
     except (ImportError, RuntimeError) as error:
         warnings.warn(f"sampling on the CPU is slow without numba ({error}): pip install numba", stacklevel=3)
         return None
+    announce_compiling()
     kernel: Callable[..., None] = draw_rows
     return kernel
 

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.build import make_engine, make_template, make_verifier, resolved
 from experiments.data import Task, load_task
-from experiments.screen import with_progress
+from experiments.screen import show_logged, with_progress
 from search import Search, solve
 from ttc.approximate.confidence import confidence, gap_ratio
 from ttc.calibration.confidence_gate import GateCalibration, Observation, calibrate
@@ -35,6 +35,7 @@ def run(config: DictConfig) -> GateCalibration | ExitCalibration:
     The problems must be others than those of the runs that will use it: choose them by dataset.offset, dataset.limit,
     dataset.split or dataset.seed.
     """
+    show_logged()
     config = resolved(config)
     _check(config)
     search, inner, task = instantiate(config.search, _convert_="all"), _inner(config), load_task(config.dataset)

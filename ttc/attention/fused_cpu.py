@@ -21,6 +21,7 @@ from ttc.attention.cpu_cost import Cost
 from ttc.attention.entry import Entry
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.lowered import Lowered, task_rows
+from ttc.compiling import announce_compiling
 
 ELEMENTS = {torch.float32: "float32", torch.bfloat16: "uint16", torch.float16: "int16"}
 """What the kernel calls the types that it takes (float16 by a name of its own)."""
@@ -31,8 +32,8 @@ GRAIN = 100_000
 
 @cache
 def kernel(dtype: torch.dtype) -> int | None:
-    """The address of the kernel for KV of this type; None where there is none. Compiled at first use, which takes some
-    seconds, and kept on disk for later processes."""
+    """The address of the kernel for KV of this type; None where there is none. Compiled at first use, which is announced,
+    and kept on disk for later processes."""
     if dtype not in ELEMENTS:
         return None
     try:
@@ -42,6 +43,7 @@ def kernel(dtype: torch.dtype) -> int | None:
             f"numba cannot be imported ({error}), so attention is several times slower; pip install numba", stacklevel=2
         )
         return None
+    announce_compiling()
     signature = numba.types.void(numba.types.CPointer(getattr(numba.types, ELEMENTS[dtype])))
     with _cache_folder(numba.config):
         from ttc.attention.cpu_kernel import FLAGS, run

@@ -70,7 +70,7 @@ class Driver:
         final_text: str = "",
     ) -> Driver:
         check_parts(search, engine, verifier)
-        check_reading(template, extract)
+        check_reading(template, extract, answer_kind, seed)
         budget = Budget(max_tokens, max_calls, reserve, final_text)
         extract_answer("", answer_kind)  # refuses an unknown kind before any work
         extract = extract or partial(extract_answer, kind=answer_kind)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypedDict
 
 from search.base import Search
+from ttc.checks import check_kind, check_whole
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend, Extract, Problem, Step, Verifier
 from ttc.results import Progress, Result
@@ -39,11 +40,11 @@ class SolveOptions(SearchOptions, total=False):
 
 def check_parts(search: Any, engine: Any, verifier: Any) -> None:
     """Refuse a search, an engine or a verifier that is none, by name. Warns of a verifier that has nothing to do."""
-    _instance("search", search, isinstance(search, Search), "a search, as BestOfN(n=8)")
+    check_kind("search", search, isinstance(search, Search), "a search, as BestOfN(n=8)")
     backend = all(hasattr(engine, name) for name in ("roots", "fork", "generate", "release"))
-    _instance("engine", engine, backend, "a backend, as ttc.Engine(model, tokenizer)")
+    check_kind("engine", engine, backend, "a backend, as ttc.Engine(model, tokenizer)")
     if verifier is not None:
-        _instance("verifier", verifier, callable(getattr(verifier, "rate", None)), "a verifier, as SelfVerifier()")
+        check_kind("verifier", verifier, callable(getattr(verifier, "rate", None)), "a verifier, as SelfVerifier()")
     name = type(search).__name__
     if search.needs_verifier and verifier is None:
         raise InvalidInput(f"{name} selects by score; give it verifier=...")
@@ -66,25 +67,21 @@ def statistics_option(engine: Backend, step: Step) -> dict[str, bool]:
     return {"statistics": True}
 
 
-def check_reading(template: Any, extract: Any) -> None:
-    """Refuse a template that is none, and a way of reading answers that cannot be called."""
+def check_reading(template: Any, extract: Any, answer_kind: Any, seed: Any) -> None:
+    """Refuse a template that is none, a way of reading answers that is none, and a seed that is no number."""
+    check_whole("seed", seed)
+    check_kind("answer_kind", answer_kind, isinstance(answer_kind, str), "its name, as 'number'")
     if template is not None:
-        _instance("template", template, isinstance(template, PromptTemplate), "a PromptTemplate(instruction=...)")
+        check_kind("template", template, isinstance(template, PromptTemplate), "a PromptTemplate(instruction=...)")
     if extract is not None and not callable(extract):
         raise InvalidInput(f"extract={extract!r} cannot be called; give a function of the text, or answer_kind=...")
-
-
-def _instance(name: str, value: Any, fits: bool, wanted: str) -> None:
-    if inspect.isclass(value):
-        raise InvalidInput(f"{name}={value.__name__} is a class; give an object, as {value.__name__}()")
-    if not fits:
-        raise InvalidInput(f"{name}={value!r:.80} is of type {type(value).__name__}; give {wanted}")
 
 
 def as_strings(name: str, given: Any) -> tuple[str, ...]:
     """A list of strings; one string would be read as its letters."""
     if isinstance(given, str):
         raise InvalidInput(f"{name}={given!r} is one string; give a list of strings")
+    check_kind(name, given, isinstance(given, Iterable), "a list of strings")
     strings = tuple(given)
     for value in strings:
         if not isinstance(value, str) or not value:

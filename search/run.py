@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from search.base import Case, Request, Search, SearchSteps, ranked
+from ttc.checks import check_fields
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.protocols import Append, Expand, Step
 from ttc.results import BranchRecord, Did, Node, Problem, Progress, Result, Status, Stopped
@@ -30,6 +31,7 @@ class Budget:
     final_text: str = ""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("max_tokens", "max_calls"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise InvalidInput(f"{name}={value} must be at least 1")

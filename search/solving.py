@@ -8,7 +8,7 @@ from typing import Unpack, overload
 from search.base import Search
 from search.driver import Driver, Events
 from search.options import SearchOptions, SolveOptions, as_problem, as_problems
-from ttc.errors import InvalidInput
+from ttc.checks import check_kind, check_whole
 from ttc.protocols import Backend, Extract, Problem, Verifier
 from ttc.results import Progress, Result
 from ttc.text.prompt import PromptTemplate
@@ -56,8 +56,9 @@ def solve(
     what stopped it before any branch existed.
     Threads may share an engine (see `Engine`), and so may `asyncio.to_thread`.
     """
-    if concurrency < 1:
-        raise InvalidInput(f"concurrency={concurrency} must be at least 1")
+    check_whole("concurrency", concurrency, 1)
+    for name, called in (("on_result", on_result), ("on_step", on_step)):
+        check_kind(name, called, called is None or callable(called), "a function of one argument")
     single = isinstance(problem, str | Problem)
     problems = [as_problem(problem)] if single else as_problems(problem)
     driver = Driver.make(

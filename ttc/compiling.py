@@ -17,7 +17,7 @@ def announce_compiling() -> None:
     """
     from numba.core import event
 
-    class Announcer(event.Listener):  # type: ignore[misc]
+    class Announcer(event.Listener):
         told = False
 
         def on_start(self, started: Any) -> None:

@@ -18,6 +18,7 @@ import torch
 from ttc.approximate.early_exit import EarlyExit, ExitReport, score_with_exit
 from ttc.approximate.similar_prompts import share_similar
 from ttc.attention.hf_hook import lent
+from ttc.checks import check_whole
 from ttc.errors import InvalidInput
 from ttc.locking import one_at_a_time
 from ttc.memory.manager import KVMemory
@@ -28,7 +29,7 @@ from ttc.model.runner import HuggingFaceRunner, ModelRunner
 from ttc.passes.decode import Gate, RunningBatch
 from ttc.passes.outputs import Outputs
 from ttc.passes.prefill import prefill
-from ttc.passes.runtime import Runtime
+from ttc.passes.runtime import Runtime, check_parts
 from ttc.passes.scoring import checked_continuations, score
 from ttc.protocols import Purpose
 from ttc.residency.base import Residency
@@ -75,8 +76,7 @@ class Engine:
         sharing: Sharing | None = None,
         gate: Gate | None = None,
     ):
-        if prefill_tokens < 1:
-            raise InvalidInput(f"prefill_tokens={prefill_tokens} must be at least 1")
+        check_parts(prefill_tokens, memory, cache, sharing, gate)
         self.runner: ModelRunner = HuggingFaceRunner(model)
         self.model, self.tokenizer, self.device, self.dtype = model, tokenizer, self.runner.device, self.runner.dtype
         self.limits, self.sharing = ModelLimits.of(model, tokenizer), sharing or Sharing()
@@ -104,7 +104,7 @@ class Engine:
         """Load a model by alias ("smollm2-135m"), folder, .gguf file or hub id. `options` go to the constructor."""
         from ttc.model.loading import load
 
-        model, tokenizer = load(str(name), device=device, dtype=dtype)
+        model, tokenizer = load(name, device=device, dtype=dtype)
         pack_linears(model)
         return cls(model, tokenizer, **options)
 
@@ -137,7 +137,7 @@ class Engine:
     @one_at_a_time
     def roots(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None) -> list[Branch]:
         """Many prompts at once, prefilled in merged batches; each is the start of its own random stream."""
-        seeds = range(len(prompts)) if seeds is None else seeds
+        seeds = range(len(prompts)) if seeds is None else [check_whole("seed", seed) for seed in seeds]
         if len(seeds) != len(prompts):
             raise InvalidInput(f"{len(prompts)} prompts came with {len(seeds)} seeds; give one each")
         prompts = [self.limits.checked(prompt, "prompt") for prompt in prompts]
@@ -220,8 +220,7 @@ class Engine:
     def fork(self, branch: Branch, n: int) -> list[Branch]:
         """`n` children that continue `branch`, each with its own random stream. No KV is copied."""
         check_live([branch])
-        if n < 1:
-            raise InvalidInput(f"cannot fork a branch {n} times; n must be at least 1")
+        check_whole("n", n, 1)
         children = [branch.child() for _ in range(n)]
         for child in children:
             if self.sharing.rule == "none":

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ttc.checks import check_fields
 from ttc.compiling import announce_compiling
 from ttc.errors import InvalidInput, UnsupportedModel
 
@@ -48,6 +49,7 @@ class Sampling:
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not self.temperature >= 0:
             raise InvalidInput(f"temperature={self.temperature} must be 0 (greedy) or above")
         if self.top_k < 0:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.ownership import assert_whole
-from ttc import Engine, InvalidInput, OutOfMemory
-from ttc.residency.resident import Resident
+from ttc import BlockCache, DecodeGate, Engine, InvalidInput, OutOfMemory, Resident, Sampling, Sharing
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from ttc.residency.resident import Resident
         (lambda e, b: e.root([1] * 65), "65 tokens are more than the model's context of 64"),
         (lambda e, b: e.root([1, 500]), "token 500"),
         (lambda e, b: e.root([-1]), "token -1"),
-        (lambda e, b: e.fork(b, 0), "0 times"),
+        (lambda e, b: e.fork(b, 0), "n=0 must be at least 1"),
         (lambda e, b: e.generate([b], 0), "max_tokens=0"),
         (lambda e, b: e.generate([b], [1, 2]), "1 branches came with 2"),
         (lambda e, b: e.generate([b, b], 1), "given twice"),
@@ -32,7 +32,20 @@ from ttc.residency.resident import Resident
         (lambda e, b: e.roots([[1], [2]], seeds=[0]), "2 prompts came with 1 seeds"),
         (lambda e, b: e.roots([[1], []]), "prompt is empty"),
         (lambda e, b: e.root([128]), "token 128, outside the model's vocabulary of 128"),
-        (lambda e, b: e.fork(b, -1), "-1 times"),
+        (lambda e, b: e.fork(b, -1), "n=-1 must be at least 1"),
+        (lambda e, b: e.fork(b, "2"), "n='2' is of type str; give a whole number"),
+        (lambda e, b: e.root([1], seed="x"), "seed='x' is of type str; give a whole number"),
+        (lambda e, b: e.root([1], seed=0.5), "seed=0.5 is of type float"),
+        (lambda e, b: e.generate([b], "3"), "max_tokens='3' is of type str"),
+        (lambda e, b: e.generate([b], 2.5), "max_tokens=2.5 is of type float"),
+        (lambda e, b: e.generate([b], [None]), "max_tokens=None is of type NoneType"),
+        (lambda e, b: e.generate([b], 1, stop="nls"), "stop='nls' is one string, which would be read as letters"),
+        (lambda e, b: e.generate([b], 1, stop=3), "stop=3 is of type int; give a list of strings"),
+        (lambda e, b: e.generate([b], 1, end=[3]), "a string of end=3 is of type int"),
+        (lambda e, b: e.generate([b], 1, sampling=0.7), "sampling=0.7 is of type float; give a ttc.Sampling"),
+        (lambda e, b: e.generate([b], 1, sampling=Sampling), "sampling=Sampling is a class; give an object"),
+        (lambda e, b: e.root("text"), "the prompt is text, 'text'; give token numbers"),
+        (lambda e, b: e.root(["1", "2"]), "the prompt is no list of token numbers"),
         (lambda e, b: e.extend([b], []), "1 branches came with 0 token lists"),
         (lambda e, b: e.extend([b, b], [[1], [1]]), "given twice"),
         (lambda e, b: e.extend([b], [[128]]), "extension holds token 128"),
@@ -55,11 +68,40 @@ def test_bad_input_is_named_and_changes_nothing(call: Any, message: str) -> None
     assert_whole(engine, [branch])
 
 
-def test_bad_options_are_named() -> None:
-    with pytest.raises(InvalidInput, match="prefill_tokens=0"):
-        make_engine(prefill_tokens=0)
-    with pytest.raises(InvalidInput, match="budget_gib=0"):
-        Resident(budget_gib=0)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: make_engine(prefill_tokens=0), "prefill_tokens=0"),
+        (lambda: make_engine(prefill_tokens="512"), "prefill_tokens='512' is of type str; give a whole number"),
+        (lambda: make_engine(memory="paged"), r"memory='paged' is of type str; give an object of ttc, as ttc\.Paged"),
+        (lambda: make_engine(memory=Resident), r"memory=Resident is a class; give an object, as Resident\(\)"),
+        (lambda: make_engine(cache=2000), "cache=2000 is of type int; give an object of ttc, as ttc.BlockCache"),
+        (lambda: make_engine(sharing="exact"), "sharing='exact' is of type str"),
+        (lambda: make_engine(gate=True), "gate=True is of type bool; give a gate"),
+        (lambda: Resident(budget_gib=0), "budget_gib=0"),
+        (lambda: Resident(budget_gib="1"), "memory.budget_gib='1' is of type str; give a number or None"),
+        (lambda: BlockCache("2000"), "cache.capacity_blocks='2000' is of type str; give a whole number"),
+        (lambda: Sharing(tau="high"), "sharing.tau='high' is of type str; give a number"),
+        (lambda: DecodeGate(theta="0.7"), "gate.theta='0.7' is of type str; give a number"),
+        (lambda: Sampling(temperature="hot"), "temperature='hot' is of type str; give a number"),
+        (lambda: Sampling(top_k=1.5), "top_k=1.5 is of type float; give a whole number"),
+        (lambda: Engine.from_pretrained(None), "name=None is of type NoneType; give an alias, a hub id"),
+        (lambda: Engine.from_pretrained("smollm2-135m", dtype=32), "dtype=32 is of type int; give its name"),
+        (lambda: Engine.from_pretrained("smollm2-135m", device=1.0), "device=1.0 is of type float; give its name"),
+    ],
+)
+def test_bad_options_are_named(make: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        make()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    one = np.int64(1)
+    engine = make_engine(prefill_tokens=one * 4, memory=Resident(budget_gib=np.float32(1)))
+    branch = engine.root([1, 2], seed=one)
+    (child,) = engine.fork(branch, one)
+    engine.generate([child], one, sampling=Sampling(np.float32(0.5), one))
+    assert len(child.generated) == 1
 
 
 @pytest.mark.parametrize(

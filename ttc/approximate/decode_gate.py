@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ttc.approximate.confidence import clear_leader, confidence, gap_ratio
+from ttc.checks import check_fields
 from ttc.errors import InvalidInput
 from ttc.tree.branch import Branch
 
@@ -27,6 +28,7 @@ class DecodeGate:
     min_tokens: int = 1
 
     def __post_init__(self) -> None:
+        check_fields(self, "gate.")
         for name in ("theta", "r_gap"):
             if not getattr(self, name) >= 0:
                 raise InvalidInput(f"gate.{name}={getattr(self, name)} must be 0 or more; above 1 it never stops any")

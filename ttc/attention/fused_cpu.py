@@ -32,8 +32,8 @@ GRAIN = 100_000
 
 @cache
 def kernel(dtype: torch.dtype) -> int | None:
-    """The address of the kernel for KV of this type; None where there is none. Compiled at first use, which is announced,
-    and kept on disk for later processes."""
+    """The address of the kernel for KV of this type; None where there is none. Compiled at first use,
+    which is announced, and kept on disk for later processes."""
     if dtype not in ELEMENTS:
         return None
     try:

@@ -15,6 +15,7 @@ import torch
 from filelock import FileLock
 from safetensors import SafetensorError
 
+from ttc.checks import check_kind
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.headed import HeadedModel, read_head
 from ttc.model.hub import reached
@@ -27,7 +28,10 @@ UNFINISHED = ".unfinished-"
 
 
 def load(
-    name: str, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
+    name: str | os.PathLike[str],
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
 ) -> tuple[Any, Any]:
     """Return (model, tokenizer), ready for inference.
 
@@ -36,9 +40,14 @@ def load(
     """
     from transformers import AutoModelForCausalLM
 
+    check_kind("name", name, isinstance(name, str | os.PathLike), "an alias, a hub id, a folder or a .gguf file")
+    check_kind(
+        "device", device, device is None or isinstance(device, str | int | torch.device), "its name, as 'cuda:0'"
+    )
+    check_kind("dtype", dtype, dtype is None or isinstance(dtype, str | torch.dtype), "its name, as 'float32'")
     place = _device(device)
     precision = _dtype(dtype, place)
-    with _opened(name) as (source, options):
+    with _opened(os.fspath(name)) as (source, options):
         tokenizer = _tokenizer(source, options)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=precision, **options)
     return model.eval().requires_grad_(False).to(place), tokenizer

@@ -116,9 +116,9 @@ class RunningBatch:
             at_work = self.branches
             if busy := [branch for branch in branches if branch in at_work]:
                 raise InvalidInput(f"{busy[0]!r} is decoding already; wait until its step has ended")
-            most = [max_tokens] * len(branches) if isinstance(max_tokens, int) else list(max_tokens)
+            most = list(max_tokens) if isinstance(max_tokens, Iterable) else [max_tokens] * len(branches)
             limits = self.runtime.limits
-            check_step(limits, branches, most, stop, end)
+            check_step(limits, branches, most, stop, end, sampling)
             with self.present(branches):
                 problems = [[branches[i] for i in rows] for rows in by_problem(branches)]
                 stops = Stops(stop, end, limits, self.runtime.decode)

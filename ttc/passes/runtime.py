@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+from ttc.checks import check_kind, check_whole
 from ttc.memory.manager import KVMemory
 from ttc.model.lens import Lens
 from ttc.model.limits import ModelLimits
@@ -14,8 +16,21 @@ from ttc.model.runner import ModelRunner
 from ttc.passes.shrinking import checked_lens
 from ttc.residency.base import Residency
 from ttc.tree.branch import Branch
+from ttc.tree.eviction import BlockCache
 from ttc.tree.sharing import Sharing
 from ttc.tree.tree import Tree
+
+
+def check_parts(prefill_tokens: Any, memory: Any, cache: Any, sharing: Any, gate: Any) -> None:
+    """Refuse what an engine cannot be made of, by name; None stands for the default."""
+    check_whole("prefill_tokens", prefill_tokens, 1)
+    for name, part, kind, example in (
+        ("memory", memory, Residency, "Paged(budget_gib=4)"),
+        ("cache", cache, BlockCache, "BlockCache(capacity_blocks=2000)"),
+        ("sharing", sharing, Sharing, 'Sharing("exact")'),
+    ):
+        check_kind(name, part, part is None or isinstance(part, kind), f"an object of ttc, as ttc.{example}")
+    check_kind("gate", gate, gate is None or callable(getattr(gate, "losers", None)), "a gate, as ttc.DecodeGate()")
 
 
 @dataclass(frozen=True)

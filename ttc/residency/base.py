@@ -15,6 +15,7 @@ import torch
 
 from ttc.attention.plan import Entry, shared_entries
 from ttc.attention.stream import KVReader, Unit, View
+from ttc.checks import check_fields
 from ttc.errors import InvalidInput
 from ttc.memory.kv import KV, LayerShape
 from ttc.memory.manager import KVMemory
@@ -61,6 +62,7 @@ class Residency(ABC):
     """The policies of other models that keep KV in the same tiers."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "memory.")
         self._check_positive("budget_gib")
 
     def _check_positive(self, *names: str) -> None:

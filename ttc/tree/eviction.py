@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
 
+from ttc.checks import check_fields
 from ttc.errors import InvalidInput
 from ttc.tree.branch import Branch
 from ttc.tree.segment import Segment
@@ -31,6 +32,7 @@ class BlockCache:
     peak_blocks: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
+        check_fields(self, "cache.")
         for name in ("capacity_blocks", "block_tokens"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"cache.{name}={getattr(self, name)} must be at least 1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ttc.checks import check_fields
 from ttc.errors import InvalidInput
 
 SharingRule = Literal["exact", "none", "similar"]
@@ -40,6 +41,7 @@ class Sharing:
     same_numbers: bool = True
 
     def __post_init__(self) -> None:
+        check_fields(self, "sharing.")
         for name, kinds in (("rule", SharingRule), ("pooling", Pooling)):
             if getattr(self, name) not in get_args(kinds):
                 raise InvalidInput(

@@ -1,0 +1,52 @@
+"""Refusing arguments of a wrong type by their names."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from functools import cache
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from ttc.errors import InvalidInput
+
+PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "True or False", NoneType: "None"}
+"""Types whose values are checked, and what they are called in a message."""
+
+NUMBERS: dict[type, type] = {int: Integral, float: Real}
+"""What counts as a number of these types, NumPy's too."""
+
+
+def check_kind(name: str, value: Any, fits: bool, wanted: str) -> None:
+    """Raise InvalidInput for a class, and for a value that does not fit; `wanted` says what would."""
+    if inspect.isclass(value):
+        raise InvalidInput(f"{name}={value.__name__} is a class; give an object, as {value.__name__}()")
+    if not fits:
+        raise InvalidInput(f"{name}={value!r:.80} is of type {type(value).__name__}; give {wanted}")
+
+
+def check_whole(name: str, value: Any, least: int | None = None) -> int:
+    """The number. Raises InvalidInput for what is no whole number, and for one below `least`."""
+    check_kind(name, value, isinstance(value, Integral), PLAIN[int])
+    if least is not None and value < least:
+        raise InvalidInput(f"{name}={value} must be at least {least}")
+    return int(value)
+
+
+def check_fields(settings: Any, prefix: str = "") -> None:
+    """Raise InvalidInput for a field of a dataclass that does not hold the plain type it is declared with. Fields of
+    other types are left alone. prefix: what stands before a field's name in the message."""
+    kind: Any = type(settings)
+    for name, wanted in _plain_fields(kind):
+        value = getattr(settings, name)
+        fits = any(isinstance(value, NUMBERS.get(plain, plain)) for plain in wanted)
+        check_kind(prefix + name, value, fits, " or ".join(PLAIN[plain] for plain in wanted))
+
+
+@cache
+def _plain_fields(kind: type) -> list[tuple[str, tuple[type, ...]]]:
+    """(name, types) of the fields of a dataclass that are declared with plain types alone."""
+    hints = get_type_hints(kind)
+    declared = {f.name: get_args(hints[f.name]) or (hints[f.name],) for f in fields(kind) if f.init}
+    return [(name, types) for name, types in declared.items() if set(types) <= PLAIN.keys()]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ttc.checks import check_kind, check_whole
 from ttc.errors import InvalidInput
 from ttc.model.limits import ModelLimits
-from ttc.sampling import Sampling
+from ttc.sampling import SAMPLED, Sampling
 from ttc.tree.branch import Branch, StepEnd
 
 MARGIN_TOKENS = 8
@@ -77,7 +77,7 @@ def check_step(
     most: Sequence[int],
     stop: Sequence[str],
     end: Sequence[str],
-    sampling: Sampling,
+    sampling: Sampling = SAMPLED,
 ) -> None:
     """Refuse a step that cannot be made. most: the most tokens of each branch."""
     if len(most) != len(branches):

@@ -14,11 +14,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra.utils import instantiate
 
 import experiments.run
 from experiments.build import loaded
 from experiments.own_classes import code_fingerprint, with_own_classes
+from search import solve
 from tests.helpers.configurations import configuration
+from tests.helpers.engines import make_engine
 from ttc import Engine, InvalidInput
 
 ROOT = Path(__file__).parents[1]
@@ -116,6 +119,47 @@ def test_the_settings_of_ones_own_search_are_its_fields(folder: Path) -> None:
 def test_a_part_that_cannot_be_used_is_refused_by_name(given: list[str], message: str, folder: Path) -> None:
     with pytest.raises(InvalidInput, match=message):
         with_own_classes(configuration("run", "run.name=r", *given), given)
+
+
+RANDOM_SEARCH = '''
+from dataclasses import dataclass
+
+from search import Append, Case, Expand, Release, Search, SearchSteps, Step
+from ttc import Branch
+
+
+@dataclass(frozen=True)
+class SecondThoughts(Search):
+    """Doubts some of its samples, drawn at random, and asks for them again."""
+
+    doubts: int = 1
+
+    @property
+    def needs_verifier(self) -> bool:
+        return False
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        children = yield Expand([root], 3, Step(4, end=case.end), self.sampling)
+        doubted = [children[i] for i in case.rng.choice(len(children), self.doubts, replace=False)]
+        asked = yield Append(doubted, "Are you sure?", turn=True)
+        yield Release(doubted)
+        again = yield Expand(asked, 1, Step(4, end=case.end), self.sampling)
+        return again + [child for child in children if child not in doubted]
+'''
+
+
+def test_a_search_of_ones_own_may_draw_at_random_and_append(folder: Path) -> None:
+    (folder / "my_doubts.py").write_text(RANDOM_SEARCH)
+    given = ["search._target_=my_doubts.SecondThoughts", "+search.doubts=2"]
+    search = instantiate(with_own_classes(configuration("run", "run.name=r", *given), given).search)
+    engine = make_engine(context=220)
+    together = solve(search, problem=["1 + 1", "2", "3 - 1"], engine=engine)
+    for result in together:
+        alone = solve(search, problem=result.problem, engine=engine)
+        assert result.error is None and alone.tree == result.tree and alone.answer == result.answer
+        assert sorted(len(branch.path) for branch in result.branches) == [1, 3, 3]
+    assert engine.kv_bytes() == 0
+    assert len({tuple(b.path[0] for b in result.branches[:2]) for result in together}) > 1  # each problem's own draws
 
 
 def test_code_that_changed_under_the_same_path_is_noticed(folder: Path) -> None:

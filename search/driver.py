@@ -1,4 +1,8 @@
-"""The driver: advances the searches of many problems together and merges their requests."""
+"""The driver: advances the searches of many problems together, each as soon as its own request is answered.
+
+All branches decode in one batch. A search whose branches have ended their step goes on (is rated, lets branches go,
+expands others) while those of other problems decode, and new problems begin as soon as there is room.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import inspect
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -14,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from search.base import Case, Search, SearchSteps
+from search.batching import Room
 from search.options import as_strings, check_parts, check_reading, statistics_option
 from search.rating import Rater, aggregate
 from search.run import Budget, Run
 from ttc.errors import InvalidInput, VerifierError
-from ttc.protocols import Aggregation, Append, Backend, Expand, Extract, Problem, Rate, Release, Vary, Verifier
+from ttc.protocols import Aggregation, Append, Backend, Batch, Expand, Extract, Problem, Rate, Release, Vary, Verifier
 from ttc.results import Did, Progress, Result
 from ttc.sampling import random_key
 from ttc.text.answers import extract_answer
@@ -41,7 +46,10 @@ Tell = Callable[[Run, Did, Sequence[Branch]], None]
 
 @dataclass
 class Driver:
-    """Answers the requests of searches. One per call of `solve` or `stream`."""
+    """Answers the requests of searches. One per call of `solve` or `stream`.
+
+    decoding: the branches whose step is under way, and the problem of each.
+    """
 
     search: Search
     engine: Backend
@@ -51,6 +59,7 @@ class Driver:
     extract: Extract
     end: tuple[str, ...]
     budget: Budget
+    decoding: dict[Branch, Run] = field(default_factory=dict)
 
     @classmethod
     def make(
@@ -78,38 +87,50 @@ class Driver:
             search, engine, Rater(verifier), seed, template or PromptTemplate(), extract, as_strings("end", end), budget
         )
 
-    def events(self, problems: list[Problem], concurrency: int, strict: bool, watched: bool) -> Events:
+    def events(
+        self, problems: list[Problem], concurrency: int | None, strict: bool, watched: bool, max_rows: int | None = None
+    ) -> Events:
         """Solve the problems, and give what was done after each of their requests.
 
-        watched: whether anyone wants more than the results.
+        concurrency, max_rows: see `Room`. watched: whether anyone wants more than the results.
         """
+        room = Room.of(self.engine, concurrency, max_rows)
         waiting, active = list(enumerate(problems)), list[Run]()
         try:
             while waiting or active:
-                batch = waiting[: concurrency - len(active)]
-                del waiting[: len(batch)]
-                started, failed = self._start(batch, strict)
-                active += started
-                for index, result in failed:
-                    yield index, Progress(result.problem, 0, "finished", [], result.usage, result)
-                for run in [r for r in active if r.done]:
-                    run.close(self.search)
-                    if run.done:
-                        result = run.result(self.search)
-                        self._let_go([run])
-                        active.remove(run)
-                        yield run.index, run.progress("finished", result=result)
-                done = self._serve(active)
-                if watched:
-                    yield from done
+                yield from self._finish(active)
+                busy = set(self.decoding.values())
+                if resting := [run for run in active if run not in busy]:
+                    done = self._serve(resting, room)
+                elif count := room.problems(len(active), len(waiting)):
+                    started, done = self._start(waiting[:count], strict)
+                    del waiting[:count]
+                    active += started
+                else:
+                    done = self._decode(room.batch)
+                yield from (event for event in done if watched or event[1].result is not None)
         finally:
-            self._let_go(active)
+            self.decoding.clear()
+            try:
+                room.batch.close()
+            finally:
+                self._let_go(active)
 
     # ------------------------------------------------------------ start and finish
 
-    def _start(self, batch: list[tuple[int, Problem]], strict: bool) -> tuple[list[Run], list[tuple[int, Result]]]:
-        """The problems whose prompts can be used, on their way, and the results of the others."""
-        runs, failed = list[Run](), list[tuple[int, Result]]()
+    def _finish(self, active: list[Run]) -> Events:
+        """The results of searches that have ended; a search may first spend its reserve."""
+        for run in [r for r in active if r.done]:
+            run.close(self.search)
+            if run.done:
+                result = run.result(self.search)
+                self._let_go([run])
+                active.remove(run)
+                yield run.index, run.progress("finished", result=result)
+
+    def _start(self, batch: list[tuple[int, Problem]], strict: bool) -> tuple[list[Run], list[tuple[int, Progress]]]:
+        """The problems whose prompts can be used, on their way, and what there is to say of the others."""
+        runs, failed = list[Run](), list[tuple[int, Progress]]()
         prompts: list[tuple[int, Problem, list[int]]] = []
         for index, problem in batch:
             try:
@@ -134,7 +155,7 @@ class Driver:
         return runs, failed
 
     def _roots(
-        self, prompts: list[tuple[int, Problem, list[int]]], failed: list[tuple[int, Result]], strict: bool
+        self, prompts: list[tuple[int, Problem, list[int]]], failed: list[tuple[int, Progress]], strict: bool
     ) -> list[Branch]:
         """A root for each prompt; a prompt that cannot be used leaves the list and becomes a failure."""
         try:
@@ -158,8 +179,9 @@ class Driver:
     def _seed(self, problem: Problem) -> int:
         return random_key(self.seed, problem.id or problem.question)
 
-    def _failed(self, problem: Problem, error: InvalidInput) -> Result:
-        return Result.failed(problem, f"{type(error).__name__}: {error}", self.seed)
+    def _failed(self, problem: Problem, error: InvalidInput) -> Progress:
+        result = Result.failed(problem, f"{type(error).__name__}: {error}", self.seed)
+        return Progress(problem, 0, "finished", [], result.usage, result)
 
     def _let_go(self, runs: Sequence[Run]) -> None:
         """Free what these problems still hold; the engine first, whatever the verifier does."""
@@ -169,34 +191,30 @@ class Driver:
 
     # ------------------------------------------------------------ requests
 
-    def _serve(self, active: list[Run]) -> list[tuple[int, Progress]]:
-        """Answer every pending request, equal kinds merged, and say what was done."""
+    def _serve(self, resting: list[Run], room: Room) -> list[tuple[int, Progress]]:
+        """Answer the requests of those who don't decode, equal kinds merged, and say what was done."""
         done: list[tuple[int, Progress]] = []
 
         def tell(run: Run, did: Did, branches: Sequence[Branch]) -> None:
             done.append((run.index, run.progress(did, branches)))
 
-        for run in active:
+        for run in resting:
             while isinstance(run.request, Release):
                 lost = run.let_go(run.request.branches)
                 self.engine.release(lost)
                 self.rater.released(lost)
                 run.advance(None)
-        pending = [(run, run.request) for run in active]
+        pending = [(run, run.request) for run in resting]
         for run, request in pending:
             if isinstance(request, Vary):
                 self._vary(run, request, tell)
         self._append([(run, request) for run, request in pending if isinstance(request, Append)], tell)
-        expands: dict[tuple[Any, ...], list[tuple[Run, Expand]]] = defaultdict(list)
         rates: dict[Aggregation, list[tuple[Run, Rate]]] = defaultdict(list)
         for run, request in pending:
             if isinstance(request, Expand):
-                step = replace(request.step, max_tokens=1)  # steps of different lengths go together
-                expands[step, request.sampling].append((run, request))
+                self._expand(run, request, room)
             elif isinstance(request, Rate):
                 rates[request.aggregation].append((run, request))
-        for group in expands.values():
-            self._expand(group, tell)
         for aggregation, rated in rates.items():
             self._rate(rated, aggregation, tell)
         return done
@@ -282,42 +300,44 @@ class Driver:
             )
         return 1, given
 
-    def _expand(self, requests: Sequence[tuple[Run, Expand]], tell: Tell) -> None:
-        """One generation for all problems: for each of them, the next children that its budget pays for."""
-        step, sampling = requests[0][1].step, requests[0][1].sampling
-        families: list[tuple[Run, list[Branch]]] = []
-        limits: list[int] = []
-        for run, _ in requests:
-            if not run.waiting:
-                run.advance([])
+    def _expand(self, run: Run, request: Expand, room: Room) -> None:
+        """Let the next children that the budget pays for decode their step."""
+        if not run.waiting:
+            run.advance([])
+            return
+        step = request.step
+        room.asked(len(run.waiting), len(run.root.tokens), step.max_tokens)
+        count, limit = run.next_part(self._price(run))
+        if count:
+            children = []
+            for parent in run.waiting[:count]:
+                (child,) = self.engine.fork(parent, 1)
+                children.append(run.record(child, parent))
+            run.growing = children
+            self.decoding.update(dict.fromkeys(children, run))
+            stop, more = (step.delimiter,) if step.delimiter else (), statistics_option(self.engine, step)
+            room.batch.add(children, limit, stop=stop, end=step.end, sampling=request.sampling, **more)
+        elif run.made:  # the search goes on with fewer
+            run.stopped = "budget"
+            run.advance(run.made)
+        else:
+            run.run_out()
+
+    def _decode(self, batch: Batch) -> list[tuple[int, Progress]]:
+        """The next token of all that decode. A search goes on once all of its children have ended their step."""
+        done: list[tuple[int, Progress]] = []
+        for run in dict.fromkeys(self.decoding.pop(child) for child in batch.step()):
+            if any(child in self.decoding for child in run.growing):
                 continue
-            count, limit = run.next_part(self._price(run))
-            if count:
-                children = []
-                for parent in run.waiting[:count]:
-                    (child,) = self.engine.fork(parent, 1)
-                    children.append(run.record(child, parent))
-                families.append((run, children))
-                limits += [limit] * count
-            elif run.made:  # the search goes on with fewer
-                run.stopped = "budget"
-                run.advance(run.made)
-            else:
-                run.run_out()
-        everyone = [child for _, children in families for child in children]
-        if everyone:
-            most: int | list[int] = limits[0] if len(set(limits)) == 1 else limits
-            stop = (step.delimiter,) if step.delimiter else ()
-            more = statistics_option(self.engine, step)
-            self.engine.generate(everyone, most, stop=stop, end=step.end, sampling=sampling, **more)
-        for run, children in families:
+            children, run.growing = run.growing, []
             for child in children:
                 run.wrote(child, child.steps[-1])
             del run.waiting[: len(children)]
             run.made += children
-            tell(run, "expanded", children)
+            done.append((run.index, run.progress("expanded", children)))
             if not run.waiting:
                 run.advance(run.made)
+        return done
 
     def _price(self, run: Run) -> int:
         """What rating the next child costs, as far as its parent shows."""

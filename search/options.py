@@ -33,7 +33,8 @@ class SearchOptions(TypedDict, total=False):
 class SolveOptions(SearchOptions, total=False):
     """The options of `search.solve`."""
 
-    concurrency: int
+    concurrency: int | None
+    max_rows: int | None
     on_result: Callable[[Result], object] | None
     on_step: Callable[[Progress], object] | None
 

@@ -56,6 +56,7 @@ class Run:
     told: whether the search was told that its budget is spent.
     closing, others: the branch that the reserve is spent on, and the other candidates.
     waiting, made: of an `Expand` under way, the parents whose children are still to be made, and the children so far.
+    growing: the children whose step is under way.
     """
 
     problem: Problem
@@ -70,6 +71,7 @@ class Run:
     nodes: dict[Branch, Node] = field(default_factory=dict)
     waiting: list[Branch] = field(default_factory=list)
     made: list[Branch] = field(default_factory=list)
+    growing: list[Branch] = field(default_factory=list)
     calls: int = 0
     answered: int = 0
     error: str | None = None

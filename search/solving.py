@@ -35,11 +35,12 @@ def solve(
     max_calls: int | None = None,
     reserve: int = 0,
     final_text: str = "",
-    concurrency: int = 16,
+    concurrency: int | None = None,
+    max_rows: int | None = None,
     on_result: Callable[[Result], object] | None = None,
     on_step: Callable[[Progress], object] | None = None,
 ) -> Result | list[Result]:
-    """Run `search` on one problem, or on a list of problems in merged batches.
+    """Run `search` on one problem, or on a list of problems that decode in one batch.
 
     seed: with the problem's id (or question) it fixes every sampled token.
     answer_kind: how answers are read (see `extract_answer`), unless `extract` is given, a function of the text.
@@ -50,13 +51,17 @@ def solve(
         and `Result.stopped` is "budget".
     reserve: so many of the last tokens, and the last call, are kept to finish the best branch so far, where a budget
         ended the search before that branch was finished. final_text: put after it first, to ask for the answer.
-    concurrency: the most problems under way at once. Results don't depend on it.
+    concurrency: the most problems under way at once; by default as many as there are free rows and memory for (16 on a
+        backend that does not say what it has). max_rows: the most branches that decode at once, by default 256 where
+        `concurrency` is not given, else no limit. Results depend on neither.
     on_result: called as each problem finishes. on_step: called after each request of a search (see `Progress`).
     With a list, a problem that cannot be used or whose verifier fails gives a Result with `error`; alone it raises
     what stopped it before any branch existed.
     Threads may share an engine (see `Engine`), and so may `asyncio.to_thread`.
     """
-    check_whole("concurrency", concurrency, 1)
+    for name, most in (("concurrency", concurrency), ("max_rows", max_rows)):
+        if most is not None:
+            check_whole(name, most, 1)
     for name, called in (("on_result", on_result), ("on_step", on_step)):
         check_kind(name, called, called is None or callable(called), "a function of one argument")
     single = isinstance(problem, str | Problem)
@@ -76,7 +81,7 @@ def solve(
         final_text=final_text,
     )
     results: dict[int, Result] = {}
-    events = driver.events(problems, concurrency, strict=single, watched=on_step is not None)
+    events = driver.events(problems, concurrency, single, on_step is not None, max_rows)
     try:
         for index, progress in events:
             if on_step is not None:

@@ -302,9 +302,9 @@ class Engine:
             batch.step()
         self._trim()
 
-    def running_batch(self) -> RunningBatch:
-        """A batch that branches join and leave while others decode; what it decodes is what `generate` would."""
-        batch = RunningBatch(self.runtime, self.gate, self.lock, self._with_kv_present)
+    def running_batch(self, max_rows: int | None = None) -> RunningBatch:
+        """A batch that branches join and leave while others decode, at most `max_rows` at once (see `RunsBatches`)."""
+        batch = RunningBatch(self.runtime, self.gate, self.lock, self._with_kv_present, max_rows)
         self.batches.add(batch)
         return batch
 

@@ -20,6 +20,7 @@ __all__ = [
     "Aggregation",
     "Append",
     "Backend",
+    "Batch",
     "Expand",
     "Extract",
     "Forgets",
@@ -29,6 +30,7 @@ __all__ = [
     "Rate",
     "Release",
     "Result",
+    "RunsBatches",
     "ScoresWithin",
     "SideBranches",
     "Step",
@@ -184,6 +186,50 @@ class Backend(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, tokens: Sequence[int]) -> str: ...
+
+
+class Batch(Protocol):
+    """Branches that decode together; others join and leave at any token. What each decodes is what `Backend.generate`
+    would make of it."""
+
+    def add(
+        self,
+        branches: Sequence[Branch],
+        max_tokens: int,
+        *,
+        stop: Sequence[str] = (),
+        end: Sequence[str] = (),
+        sampling: Sampling = SAMPLED,
+        statistics: bool = False,
+    ) -> None:
+        """Let branches decode one step, all of them from the same token on, as soon as there is room."""
+        ...
+
+    def step(self) -> list[Branch]:
+        """Decode a token, or more, for those who have room. Returns the branches whose step is over."""
+        ...
+
+    def close(self) -> None:
+        """Break off whatever is under way; the branches keep what they have decoded."""
+        ...
+
+    def kv_tokens(self) -> float:
+        """How many tokens the memory holds keys and values for, inf where that is not known."""
+        ...
+
+    def __len__(self) -> int:
+        """The branches whose step is not over."""
+        ...
+
+
+@runtime_checkable
+class RunsBatches(Protocol):
+    """A backend whose branches need not wait for each other.
+
+    max_rows: the most that decode at once, None for no limit.
+    """
+
+    def running_batch(self, max_rows: int | None = None) -> Batch: ...
 
 
 @runtime_checkable

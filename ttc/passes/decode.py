@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import chain
-from math import nan
+from itertools import accumulate, chain
+from math import inf, nan
 from threading import RLock
 from typing import Protocol
 
@@ -77,6 +78,7 @@ class RunningBatch:
     What a branch decodes does not depend on who decodes beside it.
 
     gate: stops branches that have fallen behind. lock: held during each call. present: has the KV of branches there.
+    max_rows: the most branches that decode at once, None for no limit; those of one call of `add` are never parted.
     """
 
     def __init__(
@@ -85,8 +87,12 @@ class RunningBatch:
         gate: Gate | None,
         lock: RLock,
         present: Callable[[Sequence[Branch]], AbstractContextManager[None]],
+        max_rows: int | None = None,
     ):
+        if max_rows is not None and max_rows < 1:
+            raise InvalidInput(f"max_rows={max_rows} must be at least 1, or None for no limit")
         self.runtime, self.gate, self.lock, self.present = runtime, gate, lock, present
+        self.max_rows = inf if max_rows is None else max_rows
         self.rows: list[Row] = []  # at work, in depth-first order
         self.waiting: list[list[Row]] = []  # to come, each list at once
         self.groups: list[list[Row]] = []  # to decode their step when those at work have
@@ -186,7 +192,12 @@ class RunningBatch:
         """All branches whose step is not over."""
         return {row.branch for row in self._all()}
 
+    def kv_tokens(self) -> float:
+        """How many tokens the memory holds KV for."""
+        return self.runtime.residency.capacity_bytes() / self.runtime.memory.bytes_per_token
+
     def __len__(self) -> int:
+        """The branches whose step is not over."""
         return sum(1 for _ in self._all())
 
     def _all(self) -> Iterable[Row]:
@@ -221,7 +232,8 @@ class RunningBatch:
 
     def _choose_groups(self) -> None:
         """Have the policy say which of the waiting branches decode together: of as many calls as it has room for."""
-        count = len(self.waiting)
+        ends = list(accumulate(map(len, self.waiting)))
+        count = max(1, bisect_right(ends, self.max_rows))
         while True:
             rows = list(chain(*self.waiting[:count]))
             rows = [rows[i] for i in depth_first([row.branch.leaf.path() for row in rows])]
@@ -260,6 +272,8 @@ class RunningBatch:
         joined: list[Row] = []
         while self.waiting:
             rows = [*self.rows, *joined, *self.waiting[0]]
+            if len(rows) > self.max_rows:
+                break
             count, capacity = max(len(rows), self.tails.rows or 0), max(self.tails.tokens, *(row.room for row in rows))
             grows = (count, capacity) != (self.tails.rows, self.tails.tokens)
             try:  # what all tails will be frozen into, and larger tails

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence, Set
 from copy import copy
@@ -45,6 +46,11 @@ def free_device_bytes(device: torch.device) -> int | None:
         return None
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int((torch.cuda.mem_get_info(device)[0] + cached) * (1 - CUDA_HEADROOM))
+
+
+def machine_bytes() -> int:
+    """The memory of this machine that KV may take: half of all there is, for the rest of the machine needs some too."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 @dataclass
@@ -137,6 +143,14 @@ class Residency(ABC):
         """Whether tails may stay where they are while other passes run and other branches join."""
         return True
 
+    def capacity_bytes(self) -> float:
+        """KV that there is room for in all: the device's budget, else what it has in use or free."""
+        memory = self.memory
+        if memory.device.budget_bytes is not None:
+            return memory.device.budget_bytes
+        free_bytes = free_device_bytes(memory.link.device)
+        return machine_bytes() if free_bytes is None else memory.device.used_bytes + free_bytes
+
     @abstractmethod
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
         """Which branches decode their step together, in order; each grows by at most `capacity` tokens.
@@ -201,6 +215,10 @@ class Offloading(Residency):
     @property
     def roomy(self) -> bool:
         return self.memory.device.budget_bytes is None
+
+    def capacity_bytes(self) -> float:
+        """What the host has room for, which holds all that the device does not."""
+        return machine_bytes() if self.memory.host.budget_bytes is None else self.memory.host.budget_bytes
 
     def require(self, tokens: int) -> None:
         self.read_capacity()

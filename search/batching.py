@@ -1,0 +1,106 @@
+"""The batch that searches decode in, and how many problems are under way at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from ttc.protocols import Backend, Batch, RunsBatches
+from ttc.sampling import SAMPLED, Sampling
+from ttc.tree.branch import Branch
+
+MOST_ROWS = 256
+"""Branches that decode at once unless the caller says otherwise: enough to keep any one machine busy."""
+
+PROBLEMS = 16
+"""Problems under way at once, unless the caller says otherwise, on a backend that does not say what it has room for."""
+
+
+@dataclass
+class Draining:
+    """The batch of a backend that has `generate` alone: whatever was added decodes its whole step."""
+
+    backend: Backend
+    added: dict[tuple[Any, ...], list[tuple[Sequence[Branch], int]]] = field(default_factory=dict)
+
+    def add(
+        self,
+        branches: Sequence[Branch],
+        max_tokens: int,
+        *,
+        stop: Sequence[str] = (),
+        end: Sequence[str] = (),
+        sampling: Sampling = SAMPLED,
+        statistics: bool = False,
+    ) -> None:
+        """Let branches decode one step; steps of different lengths go together."""
+        self.added.setdefault((tuple(stop), tuple(end), sampling, statistics), []).append((branches, max_tokens))
+
+    def step(self) -> list[Branch]:
+        """One call of `generate` for all that have the same options."""
+        ended: list[Branch] = []
+        while self.added:
+            options = next(iter(self.added))
+            calls, (stop, end, sampling, statistics) = self.added.pop(options), options
+            branches = [branch for group, _ in calls for branch in group]
+            limits = [limit for group, limit in calls for _ in group]
+            most: int | list[int] = limits[0] if len(set(limits)) == 1 else limits
+            more = {"statistics": True} if statistics else {}
+            self.backend.generate(branches, most, stop=stop, end=end, sampling=sampling, **more)
+            ended += branches
+        return ended
+
+    def close(self) -> None:
+        self.added.clear()
+
+    def kv_tokens(self) -> float:
+        """The backend does not say."""
+        return inf
+
+    def __len__(self) -> int:
+        return sum(len(group) for calls in self.added.values() for group, _ in calls)
+
+
+@dataclass
+class Room:
+    """Says how many more problems may begin.
+
+    concurrency: the most problems under way, None for as many as there is room for. max_rows: the most branches that
+    decode at once, None for `MOST_ROWS` where `concurrency` is None too, else for no limit.
+
+    A problem is taken to need as many rows, and as many tokens of KV, as the most that any problem before has asked
+    for at once: its prompt, and for each branch of a step a tail and what that is frozen into. Half of the memory is
+    left to what stays of earlier steps. So the first problem begins alone.
+    """
+
+    batch: Batch
+    concurrency: int | None
+    max_rows: int | None
+    rows: int = 0
+    tokens: int = 0
+
+    @classmethod
+    def of(cls, backend: Backend, concurrency: int | None, max_rows: int | None) -> Room:
+        """The room that a backend has, and a batch in it."""
+        if not isinstance(backend, RunsBatches):
+            return cls(Draining(backend), PROBLEMS if concurrency is None else concurrency, None)
+        if concurrency is None and max_rows is None:
+            max_rows = MOST_ROWS
+        return cls(backend.running_batch(max_rows), concurrency, max_rows)
+
+    def asked(self, rows: int, prompt_tokens: int, step_tokens: int) -> None:
+        """A problem has asked for so many branches, each of which may grow by `step_tokens`."""
+        self.rows = max(self.rows, rows)
+        self.tokens = max(self.tokens, prompt_tokens + 2 * rows * step_tokens)
+
+    def problems(self, active: int, waiting: int) -> int:
+        """How many of the `waiting` problems may begin beside those that are under way."""
+        most = waiting if self.concurrency is None else min(waiting, self.concurrency - active)
+        if self.max_rows is not None and self.rows:
+            most = min(most, (self.max_rows - len(self.batch)) // self.rows)
+        if self.concurrency is None:
+            fitting = self.batch.kv_tokens() / 2 // self.tokens if self.tokens else 1
+            most = int(min(most, fitting - active))
+        return max(most, int(not active and waiting > 0))

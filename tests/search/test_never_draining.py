@@ -1,0 +1,284 @@
+"""Searches that decode in one batch, each at its own pace: the same results as when all wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search import BeamSearch, BestFirst, BestOfN, DiversePrompts, Search, SelfConsistency, solve
+from search.base import Case, SearchSteps
+from search.batching import MOST_ROWS, PROBLEMS, Draining, Room
+from tests.helpers.backends import FakeBackend
+from tests.helpers.engines import make_engine
+from tests.helpers.ownership import Cancelled, assert_nothing_left
+from ttc import BeamGroups, BlockCache, Branch, DecodeGate, Engine, Headwise, Layerwise, Paged, Result, Sampling
+from ttc.protocols import Expand, Problem, Rate, Release, Step
+from ttc.residency.resident import Resident
+
+MIB = 1 / 2**10
+ENGINES: list[dict[str, Any]] = [
+    {},
+    {"gate": DecodeGate(theta=0.0, r_gap=0.05, min_tokens=2)},
+    {"cache": BlockCache(30, block_tokens=4)},
+    {"memory": Resident(0.4 * MIB)},
+    {"memory": Layerwise(0.1 * MIB)},
+    {"memory": Paged(0.1 * MIB, block_tokens=16)},
+    {"memory": Headwise(0.1 * MIB)},
+    {"memory": BeamGroups(0.1 * MIB, block_tokens=16)},
+]
+CALLS = ["roots", "root", "variants", "fork", "extend", "score", "release", "encode", "decode", "tokenizer"]
+
+
+class Waiting:
+    """An engine with `generate` alone, so that the branches of all problems wait for each other."""
+
+    def __init__(self, engine: Engine):
+        self.generate = engine.generate
+        for name in CALLS:
+            setattr(self, name, getattr(engine, name))
+
+
+@dataclass(frozen=True)
+class Mixed(Search):
+    """Steps of other lengths, samplings, delimiters and statistics in each request, by the problem's own numbers."""
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        going = [root]
+        for _ in range(int(case.rng.integers(1, 4))):
+            step = Step(
+                int(case.rng.integers(1, 7)),
+                delimiter=case.rng.choice([None, "a", "B"]),
+                end=case.end,
+                statistics=bool(case.rng.integers(2)),
+            )
+            sampling = Sampling(float(case.rng.choice([0.0, 0.7, 1.3])), top_k=int(case.rng.choice([0, 5])))
+            counts = [int(case.rng.integers(0, 4)) for _ in going]
+            children = yield Expand(going, counts, step, sampling)
+            yield Release(going)
+            if not children:
+                return []
+            yield Rate(children)
+            going = [branch for branch in children if not branch.finished][:3]
+            if not going:
+                return list(children)
+            yield Release([branch for branch in children if branch not in going])
+        return going
+
+
+SEARCHES: list[Search] = [
+    BestOfN(n=4, max_tokens=7),
+    SelfConsistency(n=3, max_tokens=5),
+    DiversePrompts(n=3, max_tokens=4, hints=(" So", " Then")),
+    BeamSearch(beam_size=2, beam_width=2, step_tokens=3, max_steps=3),
+    BestFirst(beam_size=2, beam_width=2, step_tokens=2, max_steps=3),
+    Mixed(),
+]
+QUESTIONS = ["1 + 1", "2 + 3", "1 + 7", "9", "4 - 4", "2 + 30"]
+
+
+class Looks:
+    """Its score is a hash of the branch's tokens; it runs a pass of the model over each branch first."""
+
+    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+        backend.score(branches, [[[65], [66]]] * len(branches))
+        return [[sum(i * t for i, t in enumerate(b.tokens)) % 101 / 101.0] for b in branches]
+
+
+def seen(result: Result) -> Any:
+    """All of a result that may not depend on what else was solved."""
+    usage = result.usage
+    counts = usage.generated_tokens, usage.verifier_tokens, usage.gated_branches
+    rows = [(b.tokens, b.step_ends, b.step_reasons, b.path, b.finish_reason, b.score) for b in result.branches]
+    return result.answer, rows, result.tree, result.error, result.stopped, counts
+
+
+@cache
+def waited(search: Search, gated: bool, questions: tuple[str, ...], end: tuple[str, ...], budget: Any) -> list[Any]:
+    """The results of the old way: one batch for all, which drains before anybody goes on."""
+    engine = make_engine(context=160, **(ENGINES[1] if gated else {}))
+    return [seen(r) for r in solved(search, Waiting(engine), questions, end, budget)]
+
+
+def solved(
+    search: Search, engine: Any, questions: Sequence[str], end: Sequence[str], budget: Any, **options: Any
+) -> list[Result]:
+    verifier = Looks() if search.needs_verifier else None
+    problems = [Problem(question, str(i)) for i, question in enumerate(questions)]
+    return solve(search, problem=problems, engine=engine, verifier=verifier, end=end, **dict(budget), **options)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    search=st.sampled_from(SEARCHES),
+    kind=st.integers(0, len(ENGINES) - 1),
+    questions=st.lists(st.sampled_from(QUESTIONS), min_size=1, max_size=5).map(tuple),
+    end=st.sampled_from([(), ("e",), ("A", "z")]),
+    budget=st.sampled_from([(), (("max_tokens", 30),), (("max_tokens", 40), ("reserve", 5)), (("max_calls", 2),)]),
+    concurrency=st.sampled_from([None, 1, 2, 3]),
+    max_rows=st.sampled_from([None, 1, 5, 9]),
+)
+def test_nobody_notices_that_others_do_not_wait(
+    search: Search,
+    kind: int,
+    questions: tuple[str, ...],
+    end: tuple[str, ...],
+    budget: Any,
+    concurrency: int | None,
+    max_rows: int | None,
+) -> None:
+    engine = make_engine(context=160, **ENGINES[kind])
+    found = solved(search, engine, questions, end, budget, concurrency=concurrency, max_rows=max_rows)
+    assert [seen(r) for r in found] == waited(search, kind == 1, questions, end, budget)
+    assert_nothing_left(engine, [])
+
+
+class Passes:
+    """Counts the rows of each decoding step of an engine that works on `Words`."""
+
+    def __init__(self, engine: Engine):
+        self.rows: list[int] = []
+        forward = engine.runner.forward
+
+        def watched(tokens: Any, plan: Any, *keep: Any) -> Any:
+            if hasattr(plan, "tails"):
+                self.rows.append(len(tokens))
+            return forward(tokens, plan, *keep)
+
+        engine.runner.forward = watched  # type: ignore[method-assign]
+
+
+def test_new_problems_begin_as_soon_as_rows_are_free() -> None:
+    engine = make_engine(context=160)
+    engine.limits.eos_ids = frozenset(range(65, 70))  # about one token in 25 ends a branch
+    passes = Passes(engine)
+    started: list[int] = []
+    results = solve(
+        SelfConsistency(n=4, max_tokens=60),
+        problem=[str(i) for i in range(24)],
+        engine=engine,
+        max_rows=16,
+        on_result=lambda _: started.append(len(passes.rows)),
+    )
+    lengths = [[len(b.generated) for b in r.branches] for r in results]
+    assert len({n for group in lengths for n in group}) > 10  # they end at very different times
+    assert max(passes.rows) <= 16
+    assert sum(passes.rows) == sum(sum(group) for group in lengths)
+    steady = passes.rows[2:-60]  # before the first problem has said what it asks for, and after the last has begun
+    assert sum(steady) / (16 * len(steady)) > 0.85
+    engine = make_engine(context=160)
+    engine.limits.eos_ids = frozenset(range(65, 70))
+    passes = Passes(engine)
+    solve(
+        SelfConsistency(n=4, max_tokens=60),
+        problem=[str(i) for i in range(24)],
+        engine=Waiting(engine),  # type: ignore[arg-type]
+        concurrency=4,
+    )
+    assert sum(passes.rows) / (16 * len(passes.rows)) < 0.6
+
+
+def test_a_search_goes_on_while_the_branches_of_others_decode() -> None:
+    """A problem of one-token steps takes many of them while another one's single step lasts."""
+    engine, order = make_engine(context=160), list[tuple[str, str]]()
+
+    class ByQuestion(Search):
+        def run(self, root: Branch, case: Case) -> SearchSteps:
+            tokens, steps = (20, 1) if case.question == "long" else (1, 10)
+            branches = [root]
+            for _ in range(steps):
+                branches = yield Expand(branches, 1, Step(tokens), Sampling())
+                yield Rate(branches)
+            return list(branches)
+
+    solve(
+        ByQuestion(),
+        problem=["long", "short"],
+        engine=engine,
+        verifier=Looks(),
+        on_step=lambda event: order.append((event.problem.question, event.did)),
+    )
+    first = order.index(("long", "expanded"))
+    assert order[:first].count(("short", "expanded")) == order[:first].count(("short", "rated")) == 10
+    assert ("short", "finished") in order[:first]
+    assert_nothing_left(engine, [])
+
+
+def test_those_who_wait_at_the_same_token_are_rated_together() -> None:
+    engine, sizes = make_engine(context=160), list[int]()
+
+    class Counting(Looks):
+        def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+            sizes.append(len(branches))
+            return super().rate(branches, questions, backend)
+
+    solve(BestOfN(n=2, max_tokens=3), problem=["1", "2", "3"], engine=engine, verifier=Counting(), concurrency=3)
+    assert sizes == [6]
+
+
+def test_an_interrupt_in_any_token_frees_everything() -> None:
+    for kind in range(len(ENGINES)):
+        for at in (2, 5, 9):
+            engine = make_engine(context=160, **ENGINES[kind])
+            forward, calls = engine.runner.forward, iter(range(1000))
+
+            def stopped(*args: Any, forward: Any = forward, calls: Any = calls, at: int = at) -> Any:
+                if next(calls) == at:
+                    raise Cancelled
+                return forward(*args)
+
+            engine.runner.forward = stopped  # type: ignore[method-assign]
+            with pytest.raises(Cancelled):
+                solved(SEARCHES[3], engine, QUESTIONS, (), ())
+            engine.runner.forward = forward  # type: ignore[method-assign]
+            assert_nothing_left(engine, [])
+
+
+# ---------------------------------------------------------------- room
+
+
+class Batch(Draining):
+    """A batch with room for so many tokens."""
+
+    def __init__(self, kv_tokens: float):
+        super().__init__(FakeBackend())
+        self.room = kv_tokens
+
+    def kv_tokens(self) -> float:
+        return self.room
+
+
+def test_the_first_problem_says_what_others_need() -> None:
+    room = Room(Batch(10_000), None, 64)
+    assert (room.problems(0, 0), room.problems(0, 100), room.problems(1, 100)) == (0, 1, 0)
+    room.asked(8, 100, 30)
+    assert (room.problems(1, 100), room.problems(1, 3)) == (7, 3)  # 5,000 tokens hold 8 problems of 580 each
+    room.asked(16, 100, 30)
+    assert room.problems(1, 100) == 3  # and 4 of 1,060; as many as there are rows for
+    room.batch.add([None] * 20, 5)  # type: ignore[list-item]
+    assert room.problems(1, 100) == 2
+    room.asked(1000, 100, 1000)
+    assert (room.problems(1, 100), room.problems(0, 100)) == (0, 1)  # one at a time, whatever it takes
+
+
+def test_what_is_given_is_the_most() -> None:
+    room = Room(Batch(10.0), 3, None)
+    room.asked(100, 100, 100)
+    assert [room.problems(active, 9) for active in range(5)] == [3, 2, 1, 0, 0]
+    engine = make_engine()
+    assert (Room.of(engine, None, None).max_rows, Room.of(engine, 4, None).max_rows) == (MOST_ROWS, None)
+    backend: Any = FakeBackend()
+    assert (Room.of(backend, None, None).concurrency, Room.of(backend, 4, None).concurrency) == (PROBLEMS, 4)
+
+
+def test_memory_says_how_many_tokens_it_holds() -> None:
+    def tokens(memory: Any) -> float:
+        return make_engine(memory=memory).running_batch().kv_tokens()
+
+    assert tokens(Resident(1280 / 2**30)) == 10 and tokens(Paged(1280 / 2**30, host_budget_gib=2560 / 2**30)) == 20
+    assert tokens(Resident()) == tokens(Paged(1280 / 2**30)) > 10**6

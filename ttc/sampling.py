@@ -183,7 +183,7 @@ def _sample(logits: Tensor, sampling: Sampling, states: Tensor, sorted_tokens: i
     in_head, weights = scaled > top - HEAD, scaled.sub_(top)
     race = gumbels(states[:, None], torch.arange(weights.shape[-1], device=weights.device)).add_(weights)
     best, tokens = race.masked_fill(~in_head, float("-inf")).max(-1)
-    tail_noise = gumbels(states, torch.tensor(TAIL, device=weights.device))
+    tail_noise = gumbels(states, torch.full_like(states, TAIL))
     tail = weights.exp_().masked_fill_(in_head, 0).sum(-1, dtype=torch.float64).log() + tail_noise
     among_tail = race.masked_fill_(in_head, float("-inf")).argmax(-1)
     return torch.where(tail > best, among_tail, tokens).masked_fill(unsure, UNSURE)

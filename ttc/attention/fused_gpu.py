@@ -16,6 +16,7 @@ from ttc.attention.entry import Entry
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.lowered import Lowered, addresses_of
 from ttc.memory.kv import KV
+from ttc.memory.upload import upload
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -38,6 +39,8 @@ def kernels(device: torch.device) -> Any | None:
     kept on disk for later processes."""
     try:
         gpu_kernel = import_module("ttc.attention.gpu_kernel")
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+            raise RuntimeError("the kernels need compute capability 8.0 or above")
         if device.type == "cuda":  # a first, empty call: Triton needs a C compiler to make any
             nothing, out = torch.zeros(2, dtype=torch.int64, device=device), torch.zeros(16, device=device)
             with torch.cuda.device(device):
@@ -46,21 +49,11 @@ def kernels(device: torch.device) -> Any | None:
         reason = " ".join(str(error).split())
         warnings.warn(
             f"Triton cannot be used on {device} ({reason}), so attention takes many small operations for each layer; "
-            "pip install triton, and a C compiler",
+            "where the GPU is new enough, pip install triton, and have a C compiler",
             stacklevel=2,
         )
         return None
     return gpu_kernel
-
-
-def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Arrays of int64 as flat tensors on a device, all in one copy; each begins at a multiple of 16 bytes."""
-    ends = np.cumsum([array.size + array.size % 2 for array in arrays])
-    together = torch.empty(int(ends[-1]), dtype=torch.int64, pin_memory=device.type == "cuda")
-    for array, part in zip(arrays, np.split(together.numpy(), ends[:-1]), strict=True):
-        part[: array.size] = array.reshape(-1)
-    parts = together.to(device, non_blocking=True).tensor_split(ends[:-1].tolist())
-    return [part[: array.size] for array, part in zip(arrays, parts, strict=True)]
 
 
 class TritonAttention:

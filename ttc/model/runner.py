@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from ttc.attention.hf_hook import IMPLEMENTATION
 from ttc.attention.plan import Plan
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import LayerShape
+from ttc.memory.upload import upload
 from ttc.model.check import check_model
 from ttc.trace import Trace
 
@@ -56,13 +58,13 @@ class HuggingFaceRunner:
                 "elsewhere, or this is inside `engine.lent()`. Use the model elsewhere inside `with engine.lent() as "
                 f"model:`; to go on here, call model.set_attn_implementation({IMPLEMENTATION!r})"
             )
-        ids = torch.tensor([list(tokens)], device=self.device)
-        positions = torch.tensor([plan.positions], device=self.device)
-        kept = 0 if keep is None else torch.tensor(list(keep), device=self.device)
+        numbers = [tokens, plan.positions, [] if keep is None else keep]
+        ids, positions, rows = upload([np.array(part, np.int64) for part in numbers], self.device)
+        kept = 0 if keep is None else rows
         start = perf_counter()
         try:
             output = self.model(
-                input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=kept, tree_plan=plan
+                input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=kept, tree_plan=plan
             )
         finally:
             if self.trace is not None:

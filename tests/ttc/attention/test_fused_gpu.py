@@ -4,6 +4,7 @@ by Triton's interpreter."""
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.attention import LAYERS, DecodeCase, ExtendCase, Segments, trees
+from tests.helpers.engines import GREEDY
+from tests.helpers.exactness import assert_like_plain
+from tests.helpers.models import build, prompt
+from tests.helpers.tokenizers import Letters
+from ttc import Engine, Sampling
 from ttc.attention import fused_gpu, plan
 from ttc.attention.entry import Entry
 from ttc.attention.fused import NewKV
@@ -127,14 +133,13 @@ def test_what_rows_share_is_read_by_one_task_for_all_of_them() -> None:
 
 
 def test_a_plan_is_uploaded_once_and_goes_on_as_its_tails_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    uploads = []
+    uploads, upload = [], fused_gpu.upload
 
-    def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    def counted(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
         uploads.append(device)
-        return real(arrays, device)
+        return upload(arrays, device)
 
-    real = fused_gpu.upload
-    monkeypatch.setattr(fused_gpu, "upload", upload)
+    monkeypatch.setattr(fused_gpu, "upload", counted)
     case = DecodeCase(LayerShape(2, 16, 16), 2, TREE, 7, 0, torch.float32, DEVICE)
     decode, layer = case.plan(), Layer(0, 0.3, window=90)
     for _ in range(3):
@@ -145,13 +150,6 @@ def test_a_plan_is_uploaded_once_and_goes_on_as_its_tails_grow(monkeypatch: pyte
         case.filled, case.positions = decode.filled[0], decode.positions
         case.q, case.key, case.value = case.q.roll(1, -1), case.key.roll(1, -1), case.value.roll(1, -1)
     assert uploads == [DEVICE]
-
-
-def test_each_uploaded_array_arrives_whole_and_aligned() -> None:
-    arrays = [np.arange(n, dtype=np.int64).reshape(-1, 1) + 10 * n for n in (3, 0, 1, 4)]
-    for array, part in zip(arrays, fused_gpu.upload(arrays, DEVICE), strict=True):
-        assert part.tolist() == array.ravel().tolist()
-        assert part.data_ptr() % 16 == 0
 
 
 def test_a_row_that_sees_no_key_gets_nothing_and_no_weight() -> None:
@@ -216,3 +214,39 @@ def test_without_triton_a_plan_runs_operation_by_operation(monkeypatch: pytest.M
             DecodeCase(*SHAPES[1], TREE, 7, 5, torch.float32, DEVICE).check(LAYERS[0], 1e-5, fused=False)
     finally:
         fused_gpu.kernels.cache_clear()
+
+
+def test_an_engine_over_the_kernels_decodes_like_the_plain_model() -> None:
+    engine = Engine(build("gpt_oss").to(DEVICE), Letters())
+    calls, attend = [], TritonAttention.attend
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TritonAttention, "attend", lambda self, *args: calls.append(0) or attend(self, *args))
+        root = engine.root(prompt(1, 20))
+        first = engine.fork(root, 2)
+        engine.extend(first[:1], [prompt(2, 3)])
+        engine.generate(first, [3, 2], sampling=GREEDY)
+        second = [*engine.fork(first[0], 2), first[1]]
+        engine.generate(second, 2, sampling=GREEDY)
+    assert calls
+    for branch in second:
+        assert_like_plain(build("gpt_oss"), branch)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a CUDA device")
+def test_the_processor_waits_for_a_gpu_once_per_token() -> None:
+    engine = Engine(build("llama").to(DEVICE), Letters())
+
+    def waits(tokens: int) -> int:
+        branches = engine.fork(engine.root(prompt(1, 12)), 4)
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                engine.generate(branches, tokens, sampling=Sampling(0.8, top_p=0.95))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return sum("synchroniz" in str(warning.message) for warning in found)
+
+    waits(8)  # kernels are compiled
+    assert waits(16) - waits(8) == 8

@@ -23,8 +23,8 @@ class BudgetForcing(Search):
     is never made to wait. After the last wait a model that has written `end_of_thinking` goes on to its answer; one
     that has finished has given it.
 
-    end_of_thinking must be one token of the model's, or a part of one, to be taken back. "" for a model that does not
-    mark its thinking: then only its end counts.
+    end_of_thinking must be one token of the model's, so that it can be taken back. "" for a model that does not mark
+    its thinking: then only its end counts.
     """
 
     limits: ClassVar = {"waits": Limit(0, whole=True), "thinking_tokens": COUNT, "answer_tokens": COUNT}

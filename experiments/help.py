@@ -31,7 +31,9 @@ Settings of a run
   run.seed=N               fixes every sampled token (0)
   run.batch=N              problems that are solved together (16)
   run.max_tokens=N         budget for each problem: generated and verifier tokens
+  run.max_generated_tokens=N  the same, without the verifier's
   run.max_calls=N          budget for each problem: expansions
+  run.max_wall_s=X         budget for each problem: seconds
   run.retry_failed=true    solve problems again that failed before
   run.show_questions=true  print each question with its answer
   run.show_example=true    print one solved problem at the end

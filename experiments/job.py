@@ -168,7 +168,9 @@ def _solve(
                 answer_kind=config.dataset.answer_kind,
                 end=tuple(config.dataset.end),
                 max_tokens=config.run.max_tokens,
+                max_generated_tokens=config.run.max_generated_tokens,
                 max_calls=config.run.max_calls,
+                max_wall_s=config.run.max_wall_s,
                 concurrency=len(batch),
                 on_result=finished,
             )

@@ -100,7 +100,8 @@ class DatasetConfig:
 class RunConfig:
     """name: the folder under output_dir; the same name goes on where it stopped. batch: problems solved together.
 
-    max_tokens, max_calls: budgets per problem (generated plus verifier tokens; expansions).
+    max_tokens, max_generated_tokens, max_calls, max_wall_s: budgets per problem (generated plus verifier tokens,
+    generated tokens, expansions, seconds).
     show_questions: print each question as it is solved (GPQA's authors ask not to publish theirs).
     show_example: print one solved problem at the end. retry_failed: solve problems again that failed before.
     dry: print the configuration and three prompts, and stop before the weights are loaded.
@@ -111,7 +112,9 @@ class RunConfig:
     seed: int = 0
     batch: int = 16
     max_tokens: int | None = None
+    max_generated_tokens: int | None = None
     max_calls: int | None = None
+    max_wall_s: float | None = None
     show_questions: bool = False
     show_example: bool = False
     retry_failed: bool = False

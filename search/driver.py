@@ -74,13 +74,15 @@ class Driver:
         extract: Extract | None = None,
         end: Sequence[str] = (),
         max_tokens: int | None = None,
+        max_generated_tokens: int | None = None,
         max_calls: int | None = None,
+        max_wall_s: float | None = None,
         reserve: int = 0,
         final_text: str = "",
     ) -> Driver:
         check_parts(search, engine, verifier)
         check_reading(template, extract, answer_kind, seed)
-        budget = Budget(max_tokens, max_calls, reserve, final_text)
+        budget = Budget(max_tokens, max_generated_tokens, max_calls, max_wall_s, reserve, final_text)
         extract_answer("", answer_kind)  # refuses an unknown kind before any work
         extract = extract or partial(extract_answer, kind=answer_kind)
         return cls(
@@ -349,11 +351,11 @@ class Driver:
         paid: list[tuple[Run, Rate]] = []
         for run, request in requests:
             run.check_live(request.branches, "rated")
-            left, question = run.tokens_left, run.problem.question
-            if left is not None and self.rater.price(request.branches, question, self.engine) > left:
-                run.run_out()
-            else:
+            question, free = run.problem.question, run.tokens_left is None
+            if run.pays(0 if free else self.rater.price(request.branches, question, self.engine)):
                 paid.append((run, request))
+            else:
+                run.run_out()
         for (run, request), scores in zip(paid, self._scores(paid), strict=True):
             try:
                 if isinstance(scores, VerifierError):

@@ -25,7 +25,9 @@ class SearchOptions(TypedDict, total=False):
     extract: Extract | None
     end: Sequence[str]
     max_tokens: int | None
+    max_generated_tokens: int | None
     max_calls: int | None
+    max_wall_s: float | None
     reserve: int
     final_text: str
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from search.base import Case, Limit, Request, Search, SearchSteps, drop_gated
-from ttc.errors import InvalidInput
+from ttc.errors import VerifierError
 from ttc.protocols import Aggregation, Expand, Rate, Release, Step
 from ttc.ranking import comparable
 from ttc.tree.branch import Branch
@@ -102,7 +102,7 @@ class ParticleFilter(Search):
         """log(r / (1 - r)) of the branch's score r, over the temperature. r is kept 1e-7 away from 0 and 1."""
         score = comparable(branch.score)
         if not 0 <= score <= 1:
-            raise InvalidInput(
+            raise VerifierError(
                 f"{type(self).__name__} takes scores as probabilities, and {score:g} is not from 0 to 1; use another "
                 "verifier or aggregation"
             )

@@ -20,29 +20,33 @@ from ttc.tree.branch import Branch
 class Budget:
     """What one problem may cost.
 
-    max_tokens: generated plus verifier tokens, None for no limit. max_calls: expansions, likewise.
-    reserve: the last of these tokens, and the last call, which are kept for the final answer.
+    max_tokens: generated plus verifier tokens, None for no limit. max_generated_tokens, max_calls: generated tokens
+    alone, and expansions, likewise. max_wall_s: seconds from the start of the search, after which nothing is begun.
+    reserve: the last of these tokens, and the last call, which are kept for the final answer; no time is.
     final_text: what is put after an unfinished branch to ask for its answer.
     """
 
     max_tokens: int | None = None
+    max_generated_tokens: int | None = None
     max_calls: int | None = None
+    max_wall_s: float | None = None
     reserve: int = 0
     final_text: str = ""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("max_tokens", "max_calls"):
+        for name in ("max_tokens", "max_generated_tokens", "max_calls"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise InvalidInput(f"{name}={value} must be at least 1")
+        if self.max_wall_s is not None and not self.max_wall_s > 0:
+            raise InvalidInput(f"max_wall_s={self.max_wall_s} must be more than 0")
         if self.reserve < 0:
             raise InvalidInput(f"reserve={self.reserve} must be 0 or more")
-        if self.reserve and self.max_tokens is None and self.max_calls is None:
+        if self.reserve and not any((self.max_tokens, self.max_generated_tokens, self.max_calls)):
             raise InvalidInput(f"reserve={self.reserve} is a part of a budget; give max_tokens or max_calls too")
-        if self.max_tokens is not None and self.reserve >= self.max_tokens:
-            raise InvalidInput(
-                f"reserve={self.reserve} leaves nothing of max_tokens={self.max_tokens} to search with; give less"
-            )
+        for name in ("max_tokens", "max_generated_tokens"):
+            if (value := getattr(self, name)) is not None and self.reserve >= value:
+                raise InvalidInput(f"reserve={self.reserve} leaves nothing of {name}={value} to search with; give less")
         if self.final_text and not self.reserve:
             raise InvalidInput("final_text asks for an answer with the reserve; give reserve=N tokens too")
 
@@ -133,24 +137,45 @@ class Run:
         As many whole steps as fit, else one with what is left. price: what rating a child costs.
         """
         assert isinstance(self.request, Expand)
-        step, left = self.request.step.max_tokens, self.tokens_left
-        if left is None:
-            return len(self.waiting), step
-        left -= price * len(self.made)
-        whole = min(len(self.waiting), left // (step + price))
-        return (whole, step) if whole > 0 else (int(left > price), min(step, left - price))
-
-    @property
-    def spent(self) -> int:
-        """Generated plus verifier tokens."""
-        return self.root.usage.generated_tokens + self.root.usage.verifier_tokens
+        step = self.request.step.max_tokens
+        if self.late:
+            return 0, step
+        whole, room = len(self.waiting), step
+        if (left := self.tokens_left) is not None:
+            left -= price * len(self.made)
+            whole, room = min(whole, left // (step + price)), min(room, left - price)
+        if (left := self.generated_left) is not None:
+            whole, room = min(whole, left // step), min(room, left)
+        return (whole, step) if whole > 0 else (int(room > 0), room)
 
     @property
     def tokens_left(self) -> int | None:
-        """What the search may still spend; the reserve is not the search's."""
-        if self.budget.max_tokens is None:
-            return None
-        return self.budget.max_tokens - self.spent - (self.budget.reserve if self.closing is None else 0)
+        """What the search may still spend, on its own tokens and the verifier's; the reserve is not the search's."""
+        usage = self.root.usage
+        return self._left(self.budget.max_tokens, usage.generated_tokens + usage.verifier_tokens)
+
+    @property
+    def generated_left(self) -> int | None:
+        """What the search may still write; the reserve is not the search's."""
+        return self._left(self.budget.max_generated_tokens, self.root.usage.generated_tokens)
+
+    def _left(self, most: int | None, spent: int) -> int | None:
+        return None if most is None else most - spent - (self.budget.reserve if self.closing is None else 0)
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since the search began."""
+        return time.perf_counter() - self.started
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is up, so that nothing more is begun."""
+        return self.budget.max_wall_s is not None and self.wall_s >= self.budget.max_wall_s
+
+    def pays(self, price: int) -> bool:
+        """Whether the budget has room for a rating that takes so many tokens."""
+        left = self.tokens_left
+        return not self.late and (left is None or price <= left)
 
     # ------------------------------------------------------------ ends
 
@@ -162,7 +187,8 @@ class Run:
             self.request = None
             return
         self.told = True
-        limits = f"max_tokens={self.budget.max_tokens}, max_calls={self.budget.max_calls}"
+        names = ("max_tokens", "max_generated_tokens", "max_calls", "max_wall_s")
+        limits = ", ".join(f"{n}={value}" for n in names if (value := getattr(self.budget, n)) is not None)
         self._take(lambda: self.steps.throw(BudgetExceeded(f"the budget of this problem is spent: {limits}")))
 
     def refuse(self, error: InvalidInput) -> None:
@@ -191,8 +217,8 @@ class Run:
             return
         self.closing, self.others = best, [branch for branch in candidates if branch is not best]
         self.candidates = [] if best is self.root else [best]  # until there is more
-        left = self.tokens_left
-        room = self.budget.reserve if left is None else left
+        lefts = [left for left in (self.tokens_left, self.generated_left) if left is not None]
+        room = min(lefts, default=self.budget.reserve)
         if room > 0:
             step = Step(room, end=self.case.end)
             self.steps = _last_words(best, self.budget.final_text, step, search.sampling)
@@ -216,7 +242,7 @@ class Run:
             None if best is None else records[best],
             list(records.values()),
             answer,
-            replace(self.root.usage, wall_s=time.perf_counter() - self.started),
+            replace(self.root.usage, wall_s=self.wall_s),
             [replace(node) for node in self.nodes.values()],
             self.seed,
             self.error,

@@ -32,7 +32,9 @@ def solve(
     extract: Extract | None = None,
     end: Sequence[str] = (),
     max_tokens: int | None = None,
+    max_generated_tokens: int | None = None,
     max_calls: int | None = None,
+    max_wall_s: float | None = None,
     reserve: int = 0,
     final_text: str = "",
     concurrency: int | None = None,
@@ -47,10 +49,14 @@ def solve(
     end: strings that finish a branch.
     max_tokens: the most tokens of one problem, generated plus verifier tokens. It is never passed, unless by the last
         rating of a verifier that does not say beforehand what it costs (see `Priced`).
-    max_calls: the most expansions of one problem. Where either budget runs out, the search ends with the best so far
-        and `Result.stopped` is "budget".
+    max_generated_tokens: the most generated tokens of one problem. It is never passed.
+    max_calls: the most expansions of one problem.
+    max_wall_s: seconds after which a problem begins no expansion and no rating; one that is under way ends. The only
+        budget with which results depend on the machine, and on what else is solved.
+    Where a budget runs out, the search ends with the best so far and `Result.stopped` is "budget".
     reserve: so many of the last tokens, and the last call, are kept to finish the best branch so far, where a budget
-        ended the search before that branch was finished. final_text: put after it first, to ask for the answer.
+        ended the search before that branch was finished; no time is. final_text: put after it first, to ask for the
+        answer.
     concurrency: the most problems under way at once; by default as many as there are free rows and memory for (16 on a
         backend that does not say what it has). max_rows: the most branches that decode at once, by default 256 where
         `concurrency` is not given, else no limit. Results depend on neither.
@@ -76,7 +82,9 @@ def solve(
         extract=extract,
         end=end,
         max_tokens=max_tokens,
+        max_generated_tokens=max_generated_tokens,
         max_calls=max_calls,
+        max_wall_s=max_wall_s,
         reserve=reserve,
         final_text=final_text,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,63 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search import (
-    ABMCTS,
-    MCTS,
-    AdaptiveConsistency,
-    BeamSearch,
-    BestFirst,
-    BestOfN,
-    BudgetForcing,
-    Case,
-    DiversePrompts,
-    Expand,
-    Greedy,
-    Release,
-    Revision,
-    Search,
-    SearchSteps,
-    SelfConsistency,
-    SelfRefine,
-    Step,
-    TreeOfThoughts,
-    solve,
-)
+from search import BeamSearch, BestOfN, Case, Expand, Greedy, Release, Search, SearchSteps, Step, solve
+from search.run import Run
 from tests.helpers.backends import FakeBackend
+from tests.helpers.searches import Costly, RandomTree, all_searches
 from ttc import Branch, BudgetExceeded, InvalidInput
 
-SEARCHES: list[Search] = [
-    Greedy(max_tokens=20),
-    BestOfN(n=5, max_tokens=9),
-    SelfConsistency(n=5, max_tokens=9),
-    SelfConsistency(n=4, max_tokens=9, weighted=True),
-    AdaptiveConsistency(n=6, max_tokens=9, block=2),
-    DiversePrompts(n=4, max_tokens=9),
-    BeamSearch(beam_size=2, beam_width=3, step_tokens=3, max_steps=5),
-    BestFirst(beam_size=2, beam_width=3, step_tokens=3, max_steps=5, finish=3),
-    TreeOfThoughts(beam_width=2, step_tokens=3, max_depth=4, max_states=6, threshold=0.1),
-    MCTS(beam_width=2, step_tokens=3, iterations=4, rollout_tokens=7),
-    MCTS(beam_width=3, step_tokens=3, iterations=5, rollout=False, rule="puct", answer="most_visited"),
-    ABMCTS(iterations=4, max_tokens=8, feedback="Again."),
-    Revision(n=2, attempts=3, max_tokens=8, feedback="Again.", memory=1),
-    SelfRefine(attempts=3, max_tokens=8, feedback_tokens=4),
-    BudgetForcing(thinking_tokens=15, answer_tokens=4, end_of_thinking=","),
-]
-
-
-class Costly:
-    """Scores a branch by its share of commas, for `cost` tokens, which it says beforehand."""
-
-    def __init__(self, cost: int):
-        self.cost = cost
-
-    def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> int:
-        return self.cost * len(branches)
-
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
-        for branch in branches:
-            branch.usage.verifier_tokens += self.cost
-        return [[branch.text.count(",") / max(1, len(branch.text))] for branch in branches]
+SEARCHES = all_searches()
 
 
 def solved(search: Search, backend: FakeBackend, problems: list[str], cost: int = 0, **options: Any) -> list[Any]:
@@ -80,47 +29,74 @@ def seen(result: Any) -> Any:
     return result.answer, rows, result.tree, result.error, result.stopped, result.usage.generated_tokens
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    st.sampled_from(SEARCHES),
-    st.integers(1, 60),
-    st.integers(0, 20),
-    st.integers(0, 4),
-    st.sampled_from([None, 1, 2, 3]),
-)
-def test_no_search_passes_its_budget(search: Search, most: int, reserve: int, cost: int, calls: int | None) -> None:
-    reserve, backend = min(reserve, most - 1), FakeBackend()
-    options: dict[str, Any] = {"max_tokens": most, "max_calls": calls, "reserve": reserve}
-    results = solved(search, backend, ["a", "b", "c"], cost, **options)
+letters = st.sampled_from(["0123456789,,", "01,", "12345,"])
+"""What trees are made of: texts that end soon, sooner, or never."""
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(st.sampled_from(SEARCHES), st.integers(1, 60), st.integers(0, 20), st.integers(0, 4), st.booleans(), letters)
+def test_no_search_passes_its_tokens(
+    search: Search, most: int, reserve: int, cost: int, rated: bool, letters: str
+) -> None:
+    reserve, backend = min(reserve, most - 1), RandomTree(letters)
+    budget = {"max_tokens" if rated else "max_generated_tokens": most}
+    results = solved(search, backend, ["a", "b", "c"], cost, reserve=reserve, **budget)
     for result in results:
         usage = result.usage
-        assert usage.generated_tokens + usage.verifier_tokens <= most
+        assert usage.generated_tokens + usage.verifier_tokens * rated <= most
         assert result.error is None
         assert usage.generated_tokens > 0 or cost >= most - reserve
     assert not backend.live
-    if calls is not None:
-        depth = max(len(node.path) for result in results for node in result.tree)
-        appends = isinstance(search, ABMCTS | BudgetForcing | Revision | SelfRefine)
-        assert depth <= calls * (1 + 2 * appends) + isinstance(search, DiversePrompts)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.sampled_from(SEARCHES), st.integers(1, 6), st.booleans(), letters)
+def test_no_search_passes_its_calls(search: Search, most: int, reserved: bool, letters: str) -> None:
+    backend = RandomTree(letters)  # of one problem without a limit of tokens, every expansion is one call
+    (result,) = solved(search, backend, ["a"], max_calls=most, reserve=5 * reserved)
+    (free,) = solved(search, unlimited := RandomTree(letters), ["a"])
+    assert len(backend.calls) <= most and not backend.live
+    assert (result.stopped == "budget") == (len(unlimited.calls) > most - reserved)
+    assert result.stopped or seen(result) == seen(free)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.sampled_from(SEARCHES), st.integers(1, 6), letters)
+def test_no_search_begins_anything_when_its_time_is_up(search: Search, most: int, letters: str) -> None:
+    backend = RandomTree(letters)
+    ratings: list[int] = []
+
+    class Slow(Costly):
+        def rate(self, *args: Any) -> list[list[float]]:
+            ratings.append(1)
+            return super().rate(*args)
+
+    verifier = {"verifier": Slow(0)} if search.needs_verifier else {}
+    with pytest.MonkeyPatch.context() as patch:  # every call and every rating takes a second
+        patch.setattr(Run, "wall_s", property(lambda run: float(len(backend.calls) + len(ratings))))
+        result = solve(search, problem="a", engine=backend, max_wall_s=most, **verifier)
+    assert len(backend.calls) + len(ratings) <= most and not backend.live
+    assert result.stopped == "budget" or seen(result) == seen(solved(search, RandomTree(letters), ["a"])[0])
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.sampled_from(SEARCHES), st.integers(1, 60), st.integers(0, 5), st.integers(1, 4), st.permutations("abcd"))
 def test_budgeted_results_depend_on_no_company_and_no_order(
     search: Search, most: int, reserve: int, concurrency: int, order: list[str]
 ) -> None:
     reserve = min(reserve, most - 1)
     options: dict[str, Any] = {"max_tokens": most, "reserve": reserve, "final_text": "=" if reserve else ""}
-    together = solved(search, FakeBackend(), order, concurrency=concurrency, **options)
+    together = solved(search, RandomTree(), order, concurrency=concurrency, **options)
     for question, result in zip(order, together, strict=True):
-        (alone,) = solved(search, FakeBackend(), [question], **options)
+        (alone,) = solved(search, RandomTree(), [question], **options)
         assert seen(result) == seen(alone)
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda search: type(search).__name__)
-def test_a_budget_that_is_large_enough_changes_nothing(search: Search) -> None:
-    (free,) = solved(search, FakeBackend(), ["q"])
-    (rich,) = solved(search, FakeBackend(), ["q"], max_tokens=10**6, max_calls=10**3, reserve=100)
+def test_budgets_that_are_large_enough_change_nothing(search: Search) -> None:
+    budgets = {"max_tokens": 10**6, "max_generated_tokens": 10**6, "max_calls": 10**3, "max_wall_s": 10**3}
+    (free,) = solved(search, RandomTree(), ["q"])
+    (rich,) = solved(search, RandomTree(), ["q"], reserve=100, **budgets)
     assert seen(free) == seen(rich) and rich.stopped is None
 
 
@@ -184,12 +160,25 @@ def test_the_last_call_is_part_of_the_reserve() -> None:
         ({"reserve": 5}, "give max_tokens or max_calls"),
         ({"reserve": -1, "max_tokens": 9}, "reserve=-1"),
         ({"reserve": 9, "max_tokens": 9}, "leaves nothing of max_tokens=9"),
+        ({"reserve": 9, "max_generated_tokens": 8}, "leaves nothing of max_generated_tokens=8"),
+        ({"max_generated_tokens": 0}, "max_generated_tokens=0 must be at least 1"),
+        ({"max_wall_s": 0.0}, "max_wall_s=0.0 must be more than 0"),
         ({"final_text": "?"}, "give reserve=N"),
     ],
 )
 def test_a_reserve_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         solve(Greedy(), problem="q", engine=FakeBackend(), **options)
+
+
+def test_the_tighter_of_two_token_budgets_holds() -> None:
+    for most, generated in ((27, 50), (50, 27), (30, 30)):
+        backend = FakeBackend(letters="123456789")  # nothing ends a text early
+        options = {"max_tokens": most, "max_generated_tokens": generated}
+        (result,) = solved(BestOfN(n=4, max_tokens=10), backend, ["q"], cost=1, **options)
+        usage = result.usage
+        assert usage.generated_tokens + usage.verifier_tokens == min(most, generated + usage.verifier_tokens)
+        assert result.stopped == "budget"
 
 
 # ---------------------------------------------------------------- what a search is told

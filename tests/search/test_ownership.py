@@ -11,39 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search import (
-    ABMCTS,
-    MCTS,
-    BeamSearch,
-    BestFirst,
-    BestOfN,
-    BudgetForcing,
-    DiversePrompts,
-    Revision,
-    Search,
-    SelfConsistency,
-    SelfRefine,
-    TreeOfThoughts,
-    solve,
-    stream,
-)
+from search import BeamSearch, Search, solve, stream
 from tests.helpers.engines import make_engine
 from tests.helpers.ownership import Cancelled, assert_nothing_left
+from tests.helpers.searches import all_searches
 from ttc import BeamGroups, BlockCache, Branch, Engine
 
-SEARCHES: list[Search] = [
-    BestOfN(n=3, max_tokens=5),
-    SelfConsistency(n=3, max_tokens=5),
-    DiversePrompts(n=3, max_tokens=4, hints=(" So", " Then")),
-    BeamSearch(beam_size=2, beam_width=2, step_tokens=2, max_steps=3),
-    BestFirst(beam_size=2, beam_width=2, step_tokens=2, max_steps=3),
-    TreeOfThoughts(beam_width=2, step_tokens=2, max_depth=3, max_states=3, threshold=0.4),
-    MCTS(beam_width=2, step_tokens=2, iterations=3, rollout_tokens=3),
-    ABMCTS(iterations=3, max_tokens=3, feedback="?"),
-    Revision(n=2, attempts=3, max_tokens=3, feedback="?", memory=1),
-    SelfRefine(attempts=2, max_tokens=3, feedback_tokens=2, feedback="Ok?", rewrite="!"),
-    BudgetForcing(thinking_tokens=6, answer_tokens=2, end_of_thinking=""),
-]
+SEARCHES = all_searches(
+    n=3, max_tokens=4, beam_width=2, step_tokens=2, max_steps=3, max_depth=3, max_states=3, iterations=3
+)
 ENGINES: list[dict[str, Any]] = [
     {},
     {"cache": BlockCache(2)},
@@ -68,7 +44,7 @@ class Trouble:
 
     def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
         self()
-        return [[sum(branch.generated) % 101 / 100] for branch in branches]
+        return [[1 - 1 / (1 + sum(branch.generated))] for branch in branches]
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -112,8 +88,8 @@ def test_nothing_is_left_on_the_engine(
 
 @pytest.mark.parametrize("read", [1, 2, 3, 4])
 def test_a_stream_that_is_left_frees_the_engine(read: int) -> None:
-    engine = engine_of(0)
-    events = stream(SEARCHES[3], problem="1 + 1", engine=engine, verifier=Trouble(None, Cancelled))
+    engine, beams = engine_of(0), BeamSearch(beam_size=2, beam_width=2, step_tokens=2, max_steps=3)
+    events = stream(beams, problem="1 + 1", engine=engine, verifier=Trouble(None, Cancelled))
     for _ in range(read):
         next(events)
     assert engine.kv_bytes() > 0

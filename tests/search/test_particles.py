@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search import Case, Expand, ParticleFilter, ParticleGibbs, Rate, Release
+from search import Case, Expand, ParticleFilter, ParticleGibbs, Rate, Release, solve
 from search.particle_filter import weights
 from tests.helpers.trees import HandMadeTree, Scores, searched, texts
-from ttc import Branch, InvalidInput
+from ttc import Branch
 from ttc.usage import Usage
 
 FILTER = ParticleFilter(n=4, max_steps=3)
@@ -56,8 +56,8 @@ def test_rewards_are_kept_away_from_0_and_1() -> None:
 @pytest.mark.parametrize("score", [-0.5, 1.5])
 def test_scores_that_are_no_probabilities_are_refused(score: float) -> None:
     tree = HandMadeTree({})
-    with pytest.raises(InvalidInput, match=rf"ParticleFilter takes scores as probabilities, and {score}"):
-        searched(FILTER, tree, Scores({}, other=score))
+    result = solve(FILTER, problem="q", engine=tree, verifier=Scores({}, other=score))
+    assert str(result.error).startswith(f"VerifierError: ParticleFilter takes scores as probabilities, and {score}")
     assert not tree.live
 
 

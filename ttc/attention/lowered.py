@@ -109,7 +109,8 @@ class Lowered:
         np.add.at(cover, self.tasks[:, 0], 1)
         np.add.at(cover, self.tasks[:, 1], -1)
         cover = cover.cumsum()[:-1]  # the tasks of each row
-        shared = np.array([cover[a:b].max() > 1 for a, b in self.tasks[:, :2]], bool)
+        crowded = np.concatenate([[0], (cover > 1).cumsum()])
+        shared = crowded[self.tasks[:, 1]] > crowded[self.tasks[:, 0]]
         lengths = (self.tasks[:, 1] - self.tasks[:, 0]) * shared
         ends = lengths.cumsum()
         self.slots = int(ends[-1]) if len(ends) else 0
@@ -128,7 +129,7 @@ def addresses_of(kvs: Sequence[KV]) -> tuple[np.ndarray, list[list[LayerKV | Non
     copies = [kv.device[:] for kv in kvs]
     layers = max(map(len, copies), default=0)
     nowhere = bytes(6 * 8)
-    raw = b"".join(nowhere if (copy := of[layer]) is None else copy.place for layer in range(layers) for of in copies)
+    raw = b"".join([nowhere if (copy := of[layer]) is None else copy.place for layer in range(layers) for of in copies])
     return np.frombuffer(raw, np.int64).reshape(layers, len(copies), 6), copies
 
 

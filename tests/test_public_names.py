@@ -2,8 +2,10 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -47,3 +49,10 @@ def test_a_name_that_does_not_exist_is_an_ordinary_attribute_error() -> None:
         _ = ttc.Enginee  # type: ignore[attr-defined]
     with pytest.raises(ImportError, match="Enginee"):
         from ttc import Enginee  # type: ignore[attr-defined]  # noqa: F401
+
+
+def test_the_distribution_has_a_name_of_its_own_and_the_packages_version(pytestconfig: pytest.Config) -> None:
+    about = tomllib.loads((pytestconfig.rootpath / "pyproject.toml").read_text(encoding="utf-8"))
+    assert about["project"]["name"] == "ttc-tree"  # "ttc" is another project's on PyPI
+    assert about["tool"]["hatch"]["version"]["path"] == "ttc/__init__.py"
+    assert re.fullmatch(r"\d+\.\d+\.\d+", importlib.import_module("ttc").__version__)

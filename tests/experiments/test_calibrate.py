@@ -23,6 +23,7 @@ from search import BeamSearch, BestOfN, solve
 from tests.helpers.configurations import configuration
 from ttc import Engine, InvalidInput, Problem, TTCError
 from ttc.calibration.confidence_gate import Observation, calibrate
+from ttc.compiling import LINE
 from verifiers import ConfidenceGatedVerifier, ConfidenceVerifier, SelfVerifier
 
 
@@ -143,6 +144,8 @@ def test_a_calibration_and_the_run_that_uses_it(tmp_path: Path) -> None:
     held_out = ["dataset.size=6", "dataset.seed=7", f"calibrate.file={file}", "calibrate.max_disagreement=1"]
     done = job("calibrate", *SEARCH, "verifier.inner=self", *held_out)
     assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if line != LINE and not line.startswith("calibrate: ")]
+    assert said[0].startswith("starting: ") and said[1:] == ["loading smollm2-135m"]  # no other library says anything
     made = json.loads(file.read_text())
     assert (made["model"], made["dataset"], made["problems"], made["checked"]) == ("smollm2-135m", "sums", 6, 3)
     assert made["settings"]["dataset"]["seed"] == 7

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +43,15 @@ def save_rows(file: Path, rows: list[dict[str, str]]) -> str:
     return str(file)
 
 
-def composed(tmp_path: Path, *overrides: str) -> Any:
-    """A short run of the model and the rows that lie in `tmp_path`, as one would type it."""
+def composed(tmp_path: Path, *overrides: str, data: Sequence[str] = ()) -> Any:
+    """A short run of the model and the rows that lie in `tmp_path`, or of other data, as one would type it."""
     register()
+    rows = ["dataset=file", f"dataset.path={tmp_path / 'rows.jsonl'}", "dataset.instruction='{question}'"]
     words = [
         "model=hf",
         f"model.name={tmp_path / 'model'}",
         "model.dtype=float32",
-        "dataset=file",
-        f"dataset.path={tmp_path / 'rows.jsonl'}",
-        "dataset.instruction='{question}'",
+        *(data or rows),
         "search=greedy",
         "search.max_tokens=3",
         "run.name=r",
@@ -171,6 +172,32 @@ def test_private_questions_are_in_no_file_of_the_run(place: Path) -> None:
     assert [(r["id"], r["question"], r["prompt"], r["gold"]) for r in records(place)][1] == ("file-1", None, None, "2")
     for file in (place / "outputs" / "r").iterdir():
         assert "1 and 1" not in file.read_text()
+
+
+def test_gpqa_is_read_from_the_hub_and_keeps_ids_without_questions(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = {f"Incorrect Answer {n}": f"lepton{n}" for n in (1, 2, 3)}
+    rows = [{"Question": f"Which particle decays {i} ?", "Correct Answer": f"muon{i}", **wrong} for i in range(3)]
+    asked = []
+
+    def load_dataset(*name: str, split: str) -> list[dict[str, str]]:
+        asked.append((*name, split))
+        return rows
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    monkeypatch.setattr("experiments.rows.reached", lambda *_: nullcontext(True))
+    run(composed(place, data=["dataset=gpqa"]))
+    assert asked == [("Idavidrein/gpqa", "gpqa_diamond", "train")]
+    found = records(place)
+    assert [r["id"] for r in found] == ["gpqa-0", "gpqa-1", "gpqa-2"]
+    assert all(r["question"] is r["prompt"] is r["error"] is None and r["gold"] in "ABCD" for r in found)
+    kept = [file.read_text() for file in (place / "outputs" / "r").iterdir()]
+    shown = capsys.readouterr()
+    for text in (*kept, shown.out, shown.err):
+        assert "particle" not in text and "muon" not in text and "lepton" not in text
+    run(composed(place, "dataset.private=false", "run.name=public", data=["dataset=gpqa"]))
+    assert "Which particle decays 0 ?" in records(place, "public")[0]["prompt"]
 
 
 def test_answers_that_were_cut_off_are_counted_and_shown(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

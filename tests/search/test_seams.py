@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import math
 import pickle
+import sys
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -308,6 +311,15 @@ def test_a_result_is_plain_values() -> None:
         assert result.tree[0]["status"] == "root"
 
 
+def test_a_result_keeps_no_engine_in_memory() -> None:
+    engine = make_engine(context=160)
+    gone = weakref.ref(engine)
+    result = solve(BestOfN(n=2, max_tokens=3), problem="1 + 2", engine=engine, verifier=Commas())
+    del engine
+    gc.collect()
+    assert gone() is None and len(result.branches) == 2
+
+
 def test_a_stream_ends_with_the_result_and_frees_what_is_left() -> None:
     backend, verifier = FakeBackend(), Commas()
     search = BeamSearch(beam_size=2, beam_width=2, step_tokens=2, max_steps=3)
@@ -334,7 +346,12 @@ def test_searches_in_threads_share_an_engine() -> None:
             *(asyncio.to_thread(solve, search, problem=q, engine=engine, verifier=verifier) for q in questions)
         )
 
-    together = asyncio.run(all_of_them())
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads take turns within a call wherever nothing keeps them from it
+    try:
+        together = asyncio.run(all_of_them())
+    finally:
+        sys.setswitchinterval(before)
     alone = [solve(search, problem=q, engine=engine, verifier=verifier) for q in questions]
     assert [[b.text for b in r.branches] for r in together] == [[b.text for b in r.branches] for r in alone]
     assert engine.kv_bytes() == 0

@@ -3,6 +3,7 @@
 A program is one task for one KV head: the queries of its rows, all heads of the group, are one side of a matrix product
 whose other side is a block of keys. So a key is read once for all rows of a task. Online softmax runs over the blocks
 (Milakov and Gimelshein, 2018); where several tasks share a row, `merge_rows` merges what they left by log-sum-exp.
+Sums are float32; weights are rounded to the values' type before they meet, as usual on GPUs.
 
 Imported at first use only. With TRITON_INTERPRET=1 in the environment by then, the kernels run on CPU tensors.
 """

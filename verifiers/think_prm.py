@@ -96,6 +96,8 @@ class ThinkPRM(RewardModel):
         return super().price(branches, questions, backend) + self.samples * (self.max_tokens + after) * len(branches)
 
     def _judged(self, engine: Engine, branches: Sequence[Branch], layouts: Sequence[Layout]) -> list[float]:
+        if not branches:
+            return []
         yes, no = spellings(engine, "yes"), spellings(engine, "no")
         meters = {id(branch.usage): (branch.usage, replace(branch.usage)) for branch in branches}
         made = engine.side_branches(branches, [layout.tokens + layout.suffix for layout in layouts])
@@ -113,8 +115,6 @@ class ThinkPRM(RewardModel):
 
     def _write(self, engine: Engine, thoughts: Sequence[Branch]) -> None:
         """Let the verifications be written, each ended by the question for the verdict."""
-        if not thoughts:
-            return
         verdict = len(self._verdict("")) + 1
         lefts = [engine.context_left(thought) for thought in thoughts]
         room = [self.max_tokens if left is None else min(self.max_tokens, left - verdict) for left in lefts]

@@ -132,7 +132,7 @@ class ValueHead(RewardModel):
         try:
             settings = json.loads(file.read_text(encoding="utf-8"))
             base, self.separator, self.prompt = settings["base"], settings["separator"], settings["prompt"]
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise InvalidInput(f"{file} is no file of ValueHead.save: {error!r}") from error
         options = {"device": self.device, "dtype": self.dtype}
         if base is None:

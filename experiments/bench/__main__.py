@@ -78,6 +78,9 @@ def parser() -> argparse.ArgumentParser:
     case.add_argument("--quick", action="store_true")
     case.add_argument("--data", type=Path)
     case.add_argument("--model", default="smollm2-135m")
+    rewards = commands.add_parser("reward_model", help="a reward model that follows the tree, against whole texts")
+    rewards.add_argument("--problems", type=int, default=4)
+    rewards.add_argument("--out", type=Path, default=RESULTS / "reward_model.json")
     arm = commands.add_parser("arm", help="one measurement in this process (what `prefix` starts)")
     arm.add_argument("name")
     arm.add_argument("tokens", type=int)
@@ -87,7 +90,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    from experiments.bench import architectures, breakdown, cache, default_task, memory, prefix, sampling, search
+    from experiments.bench import (
+        architectures,
+        breakdown,
+        cache,
+        default_task,
+        memory,
+        prefix,
+        reward_model,
+        sampling,
+        search,
+    )
 
     if arguments.command == "arm":
         prefix.run_arm(arguments.name, arguments.tokens, arguments.branches, arguments.model)
@@ -105,6 +118,8 @@ def measure(arguments: argparse.Namespace) -> None:
         default_task.run(arguments.problems, arguments.out)
     elif arguments.command == "architectures":
         architectures.run(arguments.case, arguments.out)
+    elif arguments.command == "reward_model":
+        reward_model.run(arguments.problems, arguments.out)
     elif arguments.command == "cache":
         cache.run(arguments.problems, arguments.model, arguments.out)
     elif arguments.command == "breakdown":

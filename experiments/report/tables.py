@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.bench import breakdown, cache, default_task, memory, prefix, search
+from experiments.bench import breakdown, cache, default_task, memory, prefix, reward_model, search
 from experiments.paper.rksc import plots
 from experiments.paper.rksc import tables as rksc
 
@@ -29,6 +29,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "memory_sweep": ("memory", memory.sweep_table),
         "memory_time": ("memory", memory.time_table),
         "cache": ("cache", cache.table),
+        "reward_model": ("reward_model", reward_model.table),
     },
     "docs/rksc.md": {
         **{f"rksc_{part}": (f"rksc_{part}", table) for part, table in rksc.TABLES.items()},

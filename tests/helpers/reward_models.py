@@ -68,12 +68,12 @@ def sentence_tokenizer(pieces: Sequence[str]) -> Any:
 
 def configuration(family: str, tokenizer: Any, **settings: Any) -> Any:
     """A configuration of tiny sizes for a tokenizer."""
-    extra = {"num_hidden_layers": 2, "max_position_embeddings": 512} | settings
+    extra = {"num_hidden_layers": 2, "max_position_embeddings": 512, "initializer_range": 0.3} | settings
     return {"qwen2": hf.Qwen2Config, "mistral": hf.MistralConfig, "llama": hf.LlamaConfig, "gemma2": hf.Gemma2Config}[
         family
     ](
         vocab_size=len(tokenizer) + 3, hidden_size=32, intermediate_size=48, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, initializer_range=0.3, pad_token_id=0, bos_token_id=None, eos_token_id=None,
+        num_key_value_heads=2, head_dim=8, pad_token_id=0, bos_token_id=None, eos_token_id=None,
         **extra,
     )  # fmt: skip
 

@@ -22,10 +22,10 @@ from ttc.checks import check_whole
 from ttc.errors import InvalidInput
 from ttc.locking import one_at_a_time
 from ttc.memory.manager import KVMemory
+from ttc.model.choice import Choice, runner_for
 from ttc.model.lens import Lens
 from ttc.model.limits import ModelLimits
-from ttc.model.packed_linear import pack_linears
-from ttc.model.runner import HuggingFaceRunner, ModelRunner
+from ttc.model.runner import ModelRunner
 from ttc.passes.decode import Gate, RunningBatch
 from ttc.passes.outputs import Outputs
 from ttc.passes.prefill import prefill
@@ -61,6 +61,7 @@ class Engine:
     cache: what keeps the KV of idle branches within a number of blocks, None for no limit.
     sharing: what branches share, `Sharing("exact")` by default.
     gate: what stops branches that have fallen behind as they decode, None for nothing.
+    runner: what runs the model's layers, by name (see `ttc.model.choice.runner_for`) or one of your own.
     Threads may share an engine; their calls run one after the other.
     Raises UnsupportedModel when the model's attention cannot be served exactly.
     """
@@ -75,22 +76,21 @@ class Engine:
         cache: BlockCache | None = None,
         sharing: Sharing | None = None,
         gate: Gate | None = None,
+        runner: Choice | ModelRunner = "auto",
     ):
         check_parts(prefill_tokens, memory, cache, sharing, gate)
-        self.runner: ModelRunner = HuggingFaceRunner(model)
+        self.runner: ModelRunner = runner_for(model, runner)
         self.model, self.tokenizer, self.device, self.dtype = model, tokenizer, self.runner.device, self.runner.dtype
         self.limits, self.sharing = ModelLimits.of(model, tokenizer), sharing or Sharing()
         self.residency = (memory or Resident()).bind(self.runner.shapes, self.dtype, self.device)
         self.memory: KVMemory = self.residency.memory
         self.tree = Tree(self.memory, self.residency.block_tokens)
-        self.runtime = Runtime(
-            self.runner, self.limits, self.residency, self.tree, self.sharing, prefill_tokens, self.decode
-        )
+        parts = self.runner, self.limits, self.residency, self.tree, self.sharing
+        self.runtime = Runtime(*parts, prefill_tokens, self.decode)
         self.cache, self.gate = None if cache is None else cache.fresh(), gate
         self.live: WeakSet[Branch] = WeakSet()  # branches that were not released
         self.batches: WeakSet[RunningBatch] = WeakSet()
-        self.calls = 0
-        self.lock = RLock()
+        self.calls, self.lock = 0, RLock()
 
     @classmethod
     def from_pretrained(
@@ -105,8 +105,7 @@ class Engine:
         from ttc.model.loading import load
 
         model, tokenizer = load(name, device=device, dtype=dtype)
-        pack_linears(model)
-        return cls(model, tokenizer, **options)
+        return cls(model, tokenizer, runner=runner_for(model, options.pop("runner", "auto"), pack=True), **options)
 
     @property
     def lens(self) -> Lens:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,13 @@ GRAIN = 100_000
 
 @cache
 def kernel(dtype: torch.dtype) -> int | None:
-    """The address of the kernel for KV of this type; None where there is none. Compiled at first use,
-    which is announced, and kept on disk for later processes."""
-    if dtype not in ELEMENTS:
-        return None
+    """The address of the kernel for KV of this type; None where there is none."""
+    return compiled("ttc.attention.cpu_kernel", dtype) if dtype in ELEMENTS else None
+
+
+def compiled(module: str, dtype: torch.dtype) -> int | None:
+    """The address of what a module of kernels calls `run`, for numbers of a type in `ELEMENTS`; None without numba.
+    Compiled at first use, which is announced, and kept on disk for later processes."""
     try:
         import numba
     except ImportError as error:
@@ -46,15 +50,15 @@ def kernel(dtype: torch.dtype) -> int | None:
     announce_compiling()
     signature = numba.types.void(numba.types.CPointer(getattr(numba.types, ELEMENTS[dtype])))
     with _cache_folder(numba.config):
-        from ttc.attention.cpu_kernel import FLAGS, run
-
+        source = import_module(module)
         compiled: Any
         try:
-            compiled = numba.cfunc(signature, cache=True, **FLAGS)(run)
+            compiled = numba.cfunc(signature, cache=True, **source.FLAGS)(source.run)
         except RuntimeError:  # there is no folder to write to
-            compiled = numba.cfunc(signature, **FLAGS)(run)
+            compiled = numba.cfunc(signature, **source.FLAGS)(source.run)
     _compiled.append(compiled)
-    return compiled.address
+    address: int = compiled.address
+    return address
 
 
 _compiled: list[Any] = []
@@ -64,11 +68,13 @@ _compiled: list[Any] = []
 @contextmanager
 def _cache_folder(config: Any) -> Iterator[None]:
     """Let numba keep what it compiles beside this project's models, unless the user has said where. The folder's name
-    holds a hash of the file that numba does not look at when it decides whether what it kept is still good."""
+    holds a hash of the files of kernels, for numba looks at one of them only when it decides whether what it kept is
+    still good."""
     before = config.CACHE_DIR
     if not before:
         place = Path(os.environ.get("TTC_CACHE", Path.home() / ".cache" / "ttc"))
-        version = sha256(Path(__file__).with_name("cpu_vectors.py").read_bytes()).hexdigest()[:16]
+        files = sorted(Path(__file__).parents[1].glob("*/cpu_*.py"))
+        version = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
         config.CACHE_DIR = str(place / "numba" / version)
     try:
         yield
@@ -77,7 +83,7 @@ def _cache_folder(config: Any) -> Iterator[None]:
 
 
 @cache
-def _team() -> Callable[[int, int, int], None]:
+def team() -> Callable[[int, int, int], None]:
     """What runs the kernel on several threads: (its address, that of its parameters, how many)."""
     try:
         parallel = ctypes.CDLL(None).GOMP_parallel
@@ -168,7 +174,7 @@ class NumbaAttention:
         if threads == 1:
             self.single(self.address)
         else:
-            _team()(self.function, self.address, threads)
+            team()(self.function, self.address, threads)
         return out.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> bool:

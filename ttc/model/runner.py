@@ -39,25 +39,31 @@ class ModelRunner(Protocol):
 class HuggingFaceRunner:
     """Runs a transformers model, whose attention implementation is set to the engine's own.
 
+    reason: why it was chosen (see `ttc.model.choice`).
     Raises UnsupportedModel when the model's attention cannot be served exactly.
     """
 
     def __init__(self, model: Any):
         self.model = model.eval()
+        self.reason = ""
         self.shapes = check_model(model)
         self._config = model.config.get_text_config()
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.trace: Trace | None = None
 
-    def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
-        """See `ModelRunner.forward`. Raises UnsupportedModel when the model's attention is no longer the engine's."""
+    def check_attention(self) -> None:
+        """Raises UnsupportedModel when the model's attention is no longer the engine's."""
         if self._config._attn_implementation != IMPLEMENTATION:
             raise UnsupportedModel(
                 f"the model's attention is {self._config._attn_implementation!r} now, not the engine's: it was set "
                 "elsewhere, or this is inside `engine.lent()`. Use the model elsewhere inside `with engine.lent() as "
                 f"model:`; to go on here, call model.set_attn_implementation({IMPLEMENTATION!r})"
             )
+
+    def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
+        """See `ModelRunner.forward`. Raises UnsupportedModel when the model's attention is no longer the engine's."""
+        self.check_attention()
         numbers = [tokens, plan.positions, [] if keep is None else keep]
         ids, positions, rows = upload([np.array(part, np.int64) for part in numbers], self.device)
         kept = 0 if keep is None else rows

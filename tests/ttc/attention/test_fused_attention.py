@@ -77,7 +77,7 @@ def test_results_are_the_same_bits_for_any_number_of_threads(monkeypatch: pytest
         for threads, team in ((1, None), (2, None), (3, None), (3, fused_cpu._by_pool)):
             torch.set_num_threads(threads)
             if team is not None:
-                monkeypatch.setattr(fused_cpu, "_team", lambda: fused_cpu._by_pool)
+                monkeypatch.setattr(fused_cpu, "team", lambda: fused_cpu._by_pool)
             found.append(case.plan().attend(Layer(0, 0.3), case.q, case.key, case.value))
     finally:
         torch.set_num_threads(before)

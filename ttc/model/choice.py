@@ -1,0 +1,128 @@
+"""Which runner a model gets, and why."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ttc.attention.fused import SWITCH
+from ttc.attention.kernels import Layer, Partial
+from ttc.attention.plan import ExtendPlan, Piece
+from ttc.errors import InvalidInput, UnsupportedModel
+from ttc.memory.kv import KV, LayerKV
+from ttc.model.check import CHECK_TOKENS
+from ttc.model.fused_runner import FusedRunner, has
+from ttc.model.packed_linear import pack_linears
+from ttc.model.runner import HuggingFaceRunner, ModelRunner
+from ttc.model.structure import decoder_of
+
+Choice = Literal["auto", "fused", "modules"]
+
+
+class Differs(UnsupportedModel):
+    """The compiled layers give something else than the model's modules."""
+
+
+def runner_for(model: Any, choice: Choice | ModelRunner = "auto", pack: bool = False) -> ModelRunner:
+    """A runner for `model`, whose attention is set to the engine's own.
+
+    choice: "modules" for the model's own code, "fused" for compiled layers, "auto" for these where they serve the model
+    and the processor has what makes them fast; or a runner, which is taken as it is.
+    pack: pack linear layers where the model's own code runs.
+    Raises UnsupportedModel when the model's attention cannot be served exactly, and for "fused" when the compiled
+    layers do not serve it; InvalidInput for another choice.
+    """
+    if not isinstance(choice, str):
+        return choice
+    if choice not in get_args(Choice):
+        raise InvalidInput(f"runner={choice!r} is unknown; use one of {', '.join(get_args(Choice))}")
+    reason = "it was asked for"
+    if choice == "auto":
+        reason = _why_not(model.dtype)
+    if choice == "fused" or not reason:
+        try:
+            decoder = decoder_of(model)
+            fused = FusedRunner(HuggingFaceRunner(model), decoder)
+            check_runner(fused)
+            return fused
+        except UnsupportedModel as error:
+            if choice == "fused":
+                raise
+            reason = str(error)
+            if isinstance(error, Differs):
+                warnings.warn(f"{type(model).__name__} runs by its own modules: {reason}", stacklevel=3)
+    if pack:
+        pack_linears(model)
+    runner = HuggingFaceRunner(model)
+    runner.reason = reason
+    return runner
+
+
+def _why_not(dtype: torch.dtype) -> str:
+    """Why compiled layers are not tried, "" if they are."""
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH}=0"
+    try:
+        return "" if has("avx512f") else "without AVX-512 the compiled layers are slower than the modules"
+    except ImportError as error:
+        return f"numba cannot be imported ({error})"
+
+
+class _Watched(ExtendPlan):
+    """A plan that keeps what each layer gives to attention and gets from it. answers: what layers get, instead."""
+
+    def __init__(self, *arguments: Any, answers: list[Partial] | None = None):
+        super().__init__(*arguments)
+        self.given: list[tuple[Tensor, ...]] = []
+        self.found: list[Partial] = []
+        self.answers = answers
+
+    def attend(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
+        self.given.append(tuple(x.detach().clone() for x in (q, key, value)))
+        found = super().attend(layer, q, key, value) if self.answers is None else self.answers[layer.index]
+        self.found.append(found)
+        return found
+
+
+@torch.inference_mode()
+def check_runner(runner: FusedRunner) -> None:
+    """On a few tokens, near and far, each layer's queries, keys and values and the logits must be those of the modules.
+    Attention is computed once and answered from the record the second time, so that layers are compared one by one.
+
+    Raises Differs.
+    """
+    config, half = runner.model.config.get_text_config(), CHECK_TOKENS // 2
+    far = max(half, min(getattr(config, "max_position_embeddings", None) or 1000, 1000) - half)
+    tokens = [7 * (n + 1) % config.vocab_size for n in range(CHECK_TOKENS)]
+    positions = [*range(half), *range(far, far + half)]
+
+    def watched(answers: list[Partial] | None = None) -> _Watched:
+        kv = KV(len(runner.shapes), CHECK_TOKENS)
+        kv.device = [
+            LayerKV.empty(shape, CHECK_TOKENS, None, runner.dtype, runner.device, on_host=False)
+            for shape in runner.shapes
+        ]
+        pieces = [Piece(slice(n, n + half), [(kv, n, half)]) for n in (0, half)]
+        return _Watched([], positions, pieces, answers=answers)
+
+    by_modules = watched()
+    expected = runner.modules.forward(tokens, by_modules)
+    fused = watched(by_modules.found)
+    found = runner.forward(tokens, fused)
+    for layer, (theirs, ours) in enumerate(zip(by_modules.given, fused.given, strict=True)):
+        for what, a, b in zip(("queries", "keys", "values"), theirs, ours, strict=True):
+            _same(f"the {what} of layer {layer}", a, b, 0.1)
+    _same("the logits", expected, found, 0.25)
+
+
+def _same(what: str, expected: Tensor, found: Tensor, rounded: float) -> None:
+    """Compare by the largest difference in float32, by the mean in 16 bits, where it adds up from layer to layer."""
+    gap, size = (found - expected).float().abs(), expected.float().abs()
+    exact = expected.dtype == torch.float32
+    error, limit = (gap.max(), 1e-3 * size.max()) if exact else (gap.mean(), rounded * size.mean())
+    if not float(error) <= float(limit) + 1e-6:
+        raise Differs(f"{what} differ by {float(error):.3g} (limit {float(limit):.3g}) from those of its modules")

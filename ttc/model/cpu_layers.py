@@ -1,0 +1,249 @@
+"""What lies around attention in a decoder of Llama's kind, compiled by numba: a list of operations that threads share.
+
+Each operation is cut into units, and threads take units from its counter; after an operation whose results the next one
+reads they wait for each other. Numbers are rounded where transformers' modules round them, and sums of products are
+float32. A row's result depends neither on the rows beside it nor on the number of threads.
+
+Imported at first use only, for numba takes a second to import.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray, njit
+
+from ttc.attention.cpu_kernel import FLAGS
+from ttc.attention.cpu_vectors import LANES, address_of, as_float, at, fetch_add, floats, integers
+from ttc.model.cpu_tiles import (
+    VECTOR_BYTES,
+    call,
+    cycles,
+    dots_1x1,
+    dots_1x16,
+    dots_2x8,
+    dots_4x4,
+    dots_8x2,
+    gate_16,
+    keep_16,
+    kept,
+    number,
+)
+
+BLOCK = 32
+"""Rows whose results are kept in float32 at a time."""
+SLICE = 3072
+"""Bytes of the rows of weights that are multiplied at a time, so that what they meet stays in the nearest cache."""
+CHUNK = 128
+"""The most rows of a unit."""
+
+# what the head of a list says; addresses are in bytes
+(THREAD, BARRIER, OPERATIONS, FIRST, END, SCRATCH, SCRATCH_STRIDE, ITEMSIZE, STARTED, HEAD) = range(10)
+# what each operation says, beside its kind: addresses, strides and widths in bytes, columns as a number
+(
+    KIND, NEXT, ENDED, NO_WAIT, ROWS, INPUT, INPUT_ROW, OUTPUT, OUTPUT_ROW, WIDTH, WEIGHT, BIAS, WEIGHT_2, BIAS_2,
+    COLUMNS, PANEL, RESIDUAL, NORM, EPSILON, COS, SIN, INDEX, FIELDS,
+) = range(23)  # fmt: skip
+
+KINDS = (NORMALISE, PROJECT, PROJECT_HEADS, GATE, NARROW) = range(5)
+
+
+@njit(error_model="numpy", fastmath={"contract"})  # sums in one order, whatever the tile
+def products(like, x, x_row, w, w_row, rows, columns, width, out, ahead):  # type: ignore[no-untyped-def]
+    """out[r, c] = x[r] . w[c] in float32, rows of `columns` numbers."""
+    out_row, whole = 4 * columns, columns // LANES * LANES
+    for begin in range(0, width, SLICE):
+        vectors, more = min(SLICE, width - begin) // VECTOR_BYTES, begin > 0
+        row = 0
+        while row < rows:
+            left, weights = rows - row, w + begin
+            source, target = x + row * x_row + begin, out + row * out_row
+            if left >= 8:
+                step = 8
+                for c in range(0, whole, 2):
+                    dots_8x2(like, source, x_row, weights + c * w_row, w_row, vectors, target + 4 * c, out_row,
+                             more, ahead)  # fmt: skip
+            elif left >= 4:
+                step = 4
+                for c in range(0, whole, 4):
+                    dots_4x4(like, source, x_row, weights + c * w_row, w_row, vectors, target + 4 * c, out_row,
+                             more, ahead)  # fmt: skip
+            elif left >= 2:
+                step = 2
+                for c in range(0, whole, 8):
+                    dots_2x8(like, source, x_row, weights + c * w_row, w_row, vectors, target + 4 * c, out_row,
+                             more, ahead)  # fmt: skip
+            else:
+                step = 1
+                for c in range(0, whole, 16):
+                    dots_1x16(like, source, x_row, weights + c * w_row, w_row, vectors, target + 4 * c, out_row,
+                              more, ahead)  # fmt: skip
+            for i in range(step):
+                for c in range(whole, columns):
+                    dots_1x1(like, source + i * x_row, x_row, weights + c * w_row, w_row, vectors,
+                             target + i * out_row + 4 * c, out_row, more, ahead)  # fmt: skip
+            row += step
+
+
+@njit(**FLAGS)
+def add_bias(like, sums, bias, columns):  # type: ignore[no-untyped-def]
+    """Add a linear layer's bias to the sums of one row."""
+    total, more = carray(floats(sums), (columns,)), carray(at(like, bias), (columns,))
+    for c in range(columns):
+        total[c] += number(like, more[c])
+
+
+@njit(**FLAGS)
+def normalise(like, source, target, weight, width, eps, itemsize):  # type: ignore[no-untyped-def]
+    """One row's RMS norm (Zhang and Sennrich, 2019)."""
+    count = width // itemsize
+    x, y = carray(at(like, source), (count,)), carray(at(like, target), (count,))
+    scale = carray(at(like, weight), (count,))
+    total = np.float32(0.0)
+    for i in range(count):
+        total += number(like, x[i]) * number(like, x[i])
+    factor = np.float32(1.0) / np.sqrt(total / np.float32(count) + eps)
+    for i in range(count):
+        y[i] = kept(like, number(like, scale[i]) * number(like, kept(like, number(like, x[i]) * factor)))
+
+
+@njit(**FLAGS)
+def finish_head(like, op, row, head, sums, dim, itemsize):  # type: ignore[no-untyped-def]
+    """Normalise and rotate a head of one row (Su et al., 2021: RoFormer), where the operation says so, and keep it."""
+    x = carray(floats(sums), (dim,))
+    out = carray(at(like, op[OUTPUT] + row * op[OUTPUT_ROW] + head * dim * itemsize), (dim,))
+    for d in range(dim):
+        x[d] = number(like, kept(like, x[d]))
+    if op[NORM] != 0:
+        scale = carray(at(like, op[NORM]), (dim,))
+        total = np.float32(0.0)
+        for d in range(dim):
+            total += x[d] * x[d]
+        factor = np.float32(1.0) / np.sqrt(total / np.float32(dim) + as_float(np.int32(op[EPSILON])))
+        for d in range(dim):
+            x[d] = number(like, kept(like, number(like, scale[d]) * number(like, kept(like, x[d] * factor))))
+    if op[COS] != 0:
+        cos = carray(at(like, op[COS] + row * dim * itemsize), (dim,))
+        sin = carray(at(like, op[SIN] + row * dim * itemsize), (dim,))
+        half = dim // 2
+        for d in range(half):
+            a, b = x[d], x[d + half]
+            turned = number(like, kept(like, a * number(like, cos[d])))
+            out[d] = kept(like, turned - number(like, kept(like, b * number(like, sin[d]))))
+            turned = number(like, kept(like, b * number(like, cos[d + half])))
+            out[d + half] = kept(like, turned + number(like, kept(like, a * number(like, sin[d + half]))))
+    else:
+        for d in range(dim):
+            out[d] = kept(like, x[d])
+
+
+@njit(**FLAGS)
+def finish_columns(like, op, row, first, sums, columns, itemsize):  # type: ignore[no-untyped-def]
+    """Keep columns of one row, added to what is there where the operation says so."""
+    place, add, whole = (
+        op[OUTPUT] + row * op[OUTPUT_ROW] + first * itemsize,
+        op[RESIDUAL] != 0,
+        columns // LANES * LANES,
+    )
+    for c in range(0, whole, LANES):
+        keep_16(like, sums + 4 * c, place + c * itemsize, add)
+    x, out = carray(floats(sums), (columns,)), carray(at(like, place), (columns,))
+    for c in range(whole, columns):
+        total = number(like, kept(like, x[c]))
+        out[c] = kept(like, number(like, out[c]) + total if add else total)
+
+
+@njit(**FLAGS)
+def finish_gated(like, op, row, first, gates, ups, columns, itemsize):  # type: ignore[no-untyped-def]
+    """Keep SiLU(gate) x up, columns of one row."""
+    place = op[OUTPUT] + row * op[OUTPUT_ROW] + first * itemsize
+    for c in range(0, columns, LANES):
+        gate_16(like, gates + 4 * c, ups + 4 * c, place + c * itemsize)
+
+
+@njit(**FLAGS)
+def project(like, op, unit, following, scratch, itemsize):  # type: ignore[no-untyped-def]
+    """Some columns of a linear layer, for up to `CHUNK` rows."""
+    rows, panel, kind, width = op[ROWS], op[PANEL], op[KIND], op[WIDTH]
+    chunks = (rows + CHUNK - 1) // CHUNK
+    first = unit // chunks * panel
+    columns = min(panel, op[COLUMNS] - first)
+    weight, weight_2 = op[WEIGHT] + first * width, op[WEIGHT_2] + first * width
+    bias = op[BIAS] + first * itemsize if op[BIAS] != 0 else 0
+    bias_2 = op[BIAS_2] + first * itemsize if op[BIAS_2] != 0 else 0
+    ahead = (following // chunks * panel - first) * width
+    second = scratch + 4 * BLOCK * columns
+    start = unit % chunks * CHUNK
+    end = min(start + CHUNK, rows)
+    for row in range(start, end, BLOCK):
+        count = min(BLOCK, end - row)
+        x = op[INPUT] + row * op[INPUT_ROW]
+        products(like, x, op[INPUT_ROW], weight, width, count, columns, width, scratch, ahead)
+        if kind == GATE:
+            products(like, x, op[INPUT_ROW], weight_2, width, count, columns, width, second, ahead)
+        for i in range(count):
+            sums = scratch + 4 * i * columns
+            if bias != 0:
+                add_bias(like, sums, bias, columns)
+            if kind == PROJECT_HEADS:
+                finish_head(like, op, row + i, first // panel, sums, columns, itemsize)
+            elif kind == GATE:
+                if bias_2 != 0:
+                    add_bias(like, second + 4 * i * columns, bias_2, columns)
+                finish_gated(like, op, row + i, first, sums, second + 4 * i * columns, columns, itemsize)
+            else:
+                finish_columns(like, op, row + i, first, sums, columns, itemsize)
+
+
+@njit(**FLAGS)
+def narrow(like, op, row, itemsize):  # type: ignore[no-untyped-def]
+    """One row of float32 numbers, as the model keeps numbers."""
+    count = op[WIDTH] // itemsize
+    x, y = (
+        carray(floats(op[INPUT] + row * op[INPUT_ROW]), (count,)),
+        carray(at(like, op[OUTPUT] + row * op[OUTPUT_ROW]), (count,)),
+    )
+    for i in range(count):
+        y[i] = kept(like, x[i])
+
+
+@njit(**FLAGS)
+def units_of(op):  # type: ignore[no-untyped-def]
+    """How many units an operation is cut into."""
+    if op[KIND] == NORMALISE or op[KIND] == NARROW:
+        return op[ROWS]
+    return (op[COLUMNS] + op[PANEL] - 1) // op[PANEL] * ((op[ROWS] + CHUNK - 1) // CHUNK)
+
+
+@njit(**FLAGS)
+def operate(like, op, address, scratch, itemsize):  # type: ignore[no-untyped-def]
+    """One thread's part of an operation."""
+    units = units_of(op)
+    unit = fetch_add(address + 8 * NEXT, 1)
+    while unit < units:
+        following = fetch_add(address + 8 * NEXT, 1)
+        if op[KIND] == NORMALISE:
+            row = carray(integers(op[INDEX]), (unit + 1,))[unit] if op[INDEX] != 0 else unit
+            normalise(like, op[INPUT] + row * op[INPUT_ROW], op[OUTPUT] + unit * op[OUTPUT_ROW], op[WEIGHT], op[WIDTH],
+                      as_float(np.int32(op[EPSILON])), itemsize)  # fmt: skip
+        elif op[KIND] == NARROW:
+            narrow(like, op, unit, itemsize)
+        else:
+            project(like, op, unit, min(following, units - 1), scratch, itemsize)
+        unit = following
+
+
+def run(like):  # type: ignore[no-untyped-def]
+    """One thread's part of a list of operations. like: points to the head; its type says how numbers are kept."""
+    head = carray(integers(address_of(like)), (HEAD,))
+    thread = fetch_add(address_of(like) + 8 * THREAD, 1)
+    scratch = head[SCRATCH] + thread * head[SCRATCH_STRIDE]
+    if thread == 0:
+        head[STARTED] = cycles()
+    for i in range(head[FIRST], head[END]):
+        address = head[OPERATIONS] + 8 * FIELDS * i
+        op = carray(integers(address), (FIELDS,))
+        operate(like, op, address, scratch, head[ITEMSIZE])
+        if head[BARRIER] != 0 and op[NO_WAIT] == 0:
+            call(head[BARRIER])
+        if thread == 0:
+            op[ENDED] = cycles()

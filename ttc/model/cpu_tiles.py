@@ -1,0 +1,272 @@
+"""What the compiled layers are made of, as LLVM instructions: products of rows with rows, and numbers as they are kept.
+
+`like` says how the model's numbers are kept: a pointer to float32, or to uint16 for bfloat16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from ttc.attention.cpu_vectors import LANES
+
+VECTOR_BYTES = 64
+"""Bytes of one vector of the model's numbers: rows are whole vectors."""
+
+_I32, _I64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+_SUMS = ir.VectorType(_FLOAT, LANES)
+
+
+class _BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite has no name for."""
+
+    intrinsic_name = "bf16"
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+
+
+def _const(value: int) -> Any:
+    return ir.Constant(_I64, value)
+
+
+def _fold(builder: Any, a: Any, b: Any, span: int) -> Any:
+    """Sums of lanes that are `span` apart: those of a and of b in turn."""
+    lanes = ir.VectorType(_I32, LANES)
+    low = [i if not i & span else LANES + i - span for i in range(LANES)]
+    high = [i + span if not i & span else LANES + i for i in range(LANES)]
+    return builder.fadd(*(builder.shuffle_vector(a, b, ir.Constant(lanes, mask)) for mask in (low, high)))
+
+
+def _emit_dots(builder: Any, short: bool, rows: int, columns: int, args: Any) -> None:
+    x, x_row, w, w_row, vectors, out, out_row, more, ahead = args
+    vector = _PAIRS if short else _SUMS
+    kind = ir.FunctionType(_SUMS, [_SUMS, _PAIRS, _PAIRS])
+    name = "llvm.x86.avx512bf16.dpbf16ps.512"
+    multiply = cgutils.get_or_insert_function(builder.module, kind, name) if short else None
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32])
+    expect = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    soon = [ir.Constant(_I32, hint) for hint in (0, 3, 1)]  # to be read, soon, as data
+
+    def starts(base: Any, stride: Any, count: int) -> list[Any]:
+        return [builder.add(base, builder.mul(stride, _const(i))) for i in range(count)]
+
+    cells = [cgutils.alloca_once(builder, _SUMS) for _ in range(rows * columns)]
+    for cell in cells:
+        builder.store(ir.Constant(_SUMS, [0.0] * LANES), cell)
+    x_starts, w_starts = starts(x, x_row, rows), starts(w, w_row, columns)
+    with cgutils.for_range(builder, vectors, intp=_I64) as loop:
+        here = builder.mul(loop.index, _const(VECTOR_BYTES))
+        weights = []
+        for start in w_starts:
+            place = builder.add(start, here)
+            weights.append(builder.load(builder.inttoptr(place, vector.as_pointer()), align=2))
+            builder.call(expect, [builder.inttoptr(builder.add(place, ahead), byte), *soon])
+        for i, start in enumerate(x_starts):
+            numbers = builder.load(builder.inttoptr(builder.add(start, here), vector.as_pointer()), align=2)
+            for cell, weight in zip(cells[i * columns :], weights, strict=False):
+                if multiply is not None:
+                    total = builder.call(multiply, [builder.load(cell), numbers, weight])
+                else:
+                    term = builder.fmul(numbers, weight, flags=["contract"])
+                    total = builder.fadd(builder.load(cell), term, flags=["contract"])
+                builder.store(total, cell)
+    sums, span = [builder.load(cell) for cell in cells], 1
+    while span < LANES:  # lane n ends as the sum of cell n; each sum is added up in one and the same order
+        sums = [_fold(builder, a, b, span) for a, b in zip(sums[::2], sums[1::2] or sums, strict=True)]
+        span *= 2
+    for i, start in enumerate(starts(out, out_row, rows)):
+        lanes = ir.Constant(ir.VectorType(_I32, columns), list(range(i * columns, (i + 1) * columns)))
+        part = builder.shuffle_vector(sums[0], sums[0], lanes)
+        place = builder.inttoptr(start, ir.VectorType(_FLOAT, columns).as_pointer())
+        before = builder.select(more, builder.load(place, align=4), ir.Constant(part.type, [0.0] * columns))
+        builder.store(builder.fadd(before, part), place, align=4)
+
+
+def _dots(rows: int, columns: int) -> Any:
+    @intrinsic
+    def dots(
+        typing: Any,
+        like: Any,
+        x: Any,
+        x_row: Any,
+        w: Any,
+        w_row: Any,
+        vectors: Any,
+        out: Any,
+        out_row: Any,
+        more: Any,
+        ahead: Any,
+    ) -> Any:
+        """out[r, c] = x[r] . w[c] in float32, for rows of so many vectors; strides and `ahead` in bytes.
+
+        more: add the products to what is there. What lies `ahead` of the weights is asked for meanwhile.
+        """
+
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> None:
+            _emit_dots(builder, signature.args[0].dtype == types.uint16, rows, columns, args[1:])
+
+        return types.void(like, *[types.int64] * 7, types.boolean, types.int64), emit
+
+    return dots
+
+
+dots_8x2, dots_4x4, dots_2x8, dots_1x16 = _dots(8, 2), _dots(4, 4), _dots(2, 8), _dots(1, 16)
+dots_1x1 = _dots(1, 1)
+
+
+@intrinsic
+def number(typing: Any, like: Any, kept: Any) -> Any:
+    """A number of the model, as float32."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if signature.args[0].dtype == types.float32:
+            return args[1]
+        return builder.bitcast(builder.shl(builder.zext(args[1], _I32), ir.Constant(_I32, 16)), _FLOAT)
+
+    return types.float32(like, like.dtype), emit
+
+
+@intrinsic
+def kept(typing: Any, like: Any, x: Any) -> Any:
+    """A float32 as the model keeps it, rounded to nearest, ties to even."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if signature.args[0].dtype == types.float32:
+            return args[1]
+        bits = builder.bitcast(args[1], _I32)
+        odd = builder.and_(builder.lshr(bits, ir.Constant(_I32, 16)), ir.Constant(_I32, 1))
+        bits = builder.add(bits, builder.add(odd, ir.Constant(_I32, 0x7FFF)))
+        return builder.trunc(builder.lshr(bits, ir.Constant(_I32, 16)), ir.IntType(16))
+
+    return like.dtype(like, types.float32), emit
+
+
+def _rounded(builder: Any, short: bool, x: Any) -> Any:
+    """Numbers rounded as the model keeps them, as float32."""
+    if not short:
+        return x
+    bits = ir.VectorType(_I32, LANES)
+    found = builder.and_(_up(builder, x), ir.Constant(bits, [0xFFFF0000] * LANES))
+    return builder.bitcast(found, _SUMS)
+
+
+def _up(builder: Any, x: Any) -> Any:
+    """The bits of numbers that round to bfloat16 when their lower half is cut off."""
+    bits = ir.VectorType(_I32, LANES)
+
+    def all_of(value: int) -> Any:
+        return ir.Constant(bits, [value] * LANES)
+
+    found = builder.bitcast(x, bits)
+    odd = builder.and_(builder.lshr(found, all_of(16)), all_of(1))
+    return builder.add(found, builder.add(odd, all_of(0x7FFF)))
+
+
+def _put(builder: Any, short: bool, x: Any, address: Any) -> None:
+    """Round and keep numbers."""
+    if short:
+        upper = builder.lshr(_up(builder, x), ir.Constant(ir.VectorType(_I32, LANES), [16] * LANES))
+        x = builder.trunc(upper, ir.VectorType(ir.IntType(16), LANES))
+    builder.store(x, builder.inttoptr(address, x.type.as_pointer()), align=2)
+
+
+def _get(builder: Any, short: bool, address: Any) -> Any:
+    """Numbers of the model, as float32."""
+    if not short:
+        return builder.load(builder.inttoptr(address, _SUMS.as_pointer()), align=4)
+    halves = builder.load(builder.inttoptr(address, ir.VectorType(ir.IntType(16), LANES).as_pointer()), align=2)
+    bits = ir.VectorType(_I32, LANES)
+    wide = builder.shl(builder.zext(halves, bits), ir.Constant(bits, [16] * LANES))
+    return builder.bitcast(wide, _SUMS)
+
+
+def _exp(builder: Any, x: Any) -> Any:
+    """e to the x for x <= 0, as `ttc.attention.cpu_kernel.exp`."""
+
+    def all_of(value: float) -> Any:
+        return ir.Constant(_SUMS, [value] * LANES)
+
+    def line(a: Any, b: Any, c: float) -> Any:
+        return builder.fadd(builder.fmul(a, b, flags=["contract"]), all_of(c), flags=["contract"])
+
+    x = builder.select(builder.fcmp_ordered("<", x, all_of(-87.0)), all_of(-87.0), x)
+    floor = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_SUMS, [_SUMS]), "llvm.floor.v16f32")
+    n = builder.call(floor, [line(x, all_of(1.44269504), 0.5)])
+    r = builder.fadd(x, builder.fmul(n, all_of(-0.693359375), flags=["contract"]), flags=["contract"])
+    r = builder.fadd(r, builder.fmul(n, all_of(2.12194440e-4), flags=["contract"]), flags=["contract"])
+    p = all_of(1.9875691500e-4)
+    for term in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        p = line(p, r, term)
+    p = builder.fadd(builder.fmul(builder.fmul(p, r), r, flags=["contract"]), line(r, all_of(1.0), 1.0))
+    bits = ir.VectorType(_I32, LANES)
+    power = builder.add(builder.fptosi(n, bits), ir.Constant(bits, [127] * LANES))
+    return builder.fmul(p, builder.bitcast(builder.shl(power, ir.Constant(bits, [23] * LANES)), _SUMS))
+
+
+@intrinsic
+def keep_16(typing: Any, like: Any, sums: Any, out: Any, add: Any) -> Any:
+    """Round 16 sums and put them at `out`, added to what is there if `add`."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> None:
+        short = signature.args[0].dtype == types.uint16
+        x = _rounded(builder, short, _get(builder, False, args[1]))
+        with builder.if_else(args[3]) as (then, otherwise):
+            with then:
+                _put(builder, short, builder.fadd(_get(builder, short, args[2]), x), args[2])
+            with otherwise:
+                _put(builder, short, x, args[2])
+
+    return types.void(like, types.int64, types.int64, types.boolean), emit
+
+
+@intrinsic
+def gate_16(typing: Any, like: Any, gates: Any, ups: Any, out: Any) -> Any:
+    """Put SiLU(gate) x up at `out`, for 16 sums of each (Shazeer, 2020: SwiGLU)."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> None:
+        short = signature.args[0].dtype == types.uint16
+        g, u = (_rounded(builder, short, _get(builder, False, address)) for address in args[1:3])
+        one, nothing = ir.Constant(_SUMS, [1.0] * LANES), ir.Constant(_SUMS, [0.0] * LANES)
+        positive = builder.fcmp_ordered(">=", g, nothing)
+        e = _exp(builder, builder.select(positive, builder.fsub(nothing, g), g))
+        share = builder.fdiv(builder.select(positive, one, e), builder.fadd(one, e))
+        _put(builder, short, builder.fmul(_rounded(builder, short, builder.fmul(g, share)), u), args[3])
+
+    return types.void(like, types.int64, types.int64, types.int64), emit
+
+
+@intrinsic
+def call(typing: Any, address: Any) -> Any:
+    """Call a C function without arguments."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> None:
+        kind = ir.FunctionType(ir.VoidType(), [])
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), [])
+
+    return types.void(types.int64), emit
+
+
+@intrinsic
+def cycles(typing: Any) -> Any:
+    """The processor's clock, in ticks of its own."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(_I64, [])
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.readcyclecounter"), [])
+
+    return types.int64(), emit

@@ -1,0 +1,118 @@
+"""Running decoders of Llama's kind without their modules: one compiled call from attention to attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from ttc.attention.kernels import Layer
+from ttc.attention.plan import Plan
+from ttc.errors import UnsupportedModel
+from ttc.memory.kv import LayerShape
+from ttc.model.program import Program, layers_kernel
+from ttc.model.runner import HuggingFaceRunner
+from ttc.model.structure import Decoder, Unchanged
+from ttc.trace import Trace
+
+ROWS = 16
+"""The fewest rows that memory is allocated for."""
+VECTOR_BYTES = 64
+"""Rows of weights are whole vectors of so many bytes."""
+
+
+class FusedRunner:
+    """Runs a model of Llama's kind on a CPU from the weights of its modules, which stay as they are.
+
+    A pass goes through the modules instead while anything about them is not as it was at load: hooks, other modules or
+    weights in their place, adapters. Raises UnsupportedModel when its numbers are not of a kind that the compiled code
+    multiplies.
+    """
+
+    def __init__(self, modules: HuggingFaceRunner, decoder: Decoder):
+        self.modules, self.model = modules, modules.model
+        self.shapes: tuple[LayerShape, ...] = modules.shapes
+        self.device, self.dtype = modules.device, modules.dtype
+        self.trace: Trace | None = None
+        self._decoder = decoder
+        _check_weights(self._decoder, self.dtype, self.device)
+        function = layers_kernel(self.dtype)
+        if function is None:
+            raise UnsupportedModel("numba cannot be imported")
+        self._function: int = function
+        self._unchanged = Unchanged(self.model, self._decoder)
+        self._program: Program | None = None
+        self._layers = [
+            Layer(index, layer.scale, None, shape.window)
+            for index, (layer, shape) in enumerate(zip(self._decoder.layers, self.shapes, strict=True))
+        ]
+
+    @torch.no_grad()
+    def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
+        """See `ModelRunner.forward`. Raises UnsupportedModel when the model's attention is no longer the engine's."""
+        self.modules.check_attention()
+        if not self._unchanged():
+            self.modules.trace = self.trace
+            return self.modules.forward(tokens, plan, keep)
+        start, rows = perf_counter(), len(tokens)
+        program = self._program
+        if program is None or program.capacity < rows:
+            program = self._program = Program(self._decoder, 1 << (max(rows, ROWS) - 1).bit_length(), self._function)
+        index = None if keep is None else torch.tensor([*range(rows)])[list(keep)]
+        logits = torch.empty(rows if index is None else len(index), self._decoder.head.out_features, dtype=self.dtype)
+        program.begin(rows, index, logits)
+        program.x[:rows] = self._decoder.embedding.weight[torch.tensor(list(tokens))]
+        for memory, table in zip((program.cos, program.sin), self._rotation(plan.positions), strict=True):
+            memory[:rows] = table[0]
+        for layer, shape in zip(self._layers, self.shapes, strict=True):
+            kv_heads, dim = shape.kv_heads, shape.key_dim
+            key, value = torch.empty(2, rows, kv_heads * dim, dtype=self.dtype)
+            program.keep_new(layer.index, key, value)
+            program.run(layer.index)
+            q = program.q[:rows].view(rows, kv_heads, -1, dim).permute(1, 2, 0, 3)
+            out, _ = plan.attend(layer, q, *(x.view(rows, kv_heads, dim).transpose(0, 1) for x in (key, value)))
+            attended = out.permute(2, 0, 1, 3).contiguous()
+            program.take(layer.index, attended)
+        program.run(len(self._layers))
+        if self.trace is not None:
+            self.trace.add("compute", f"{rows} rows", start, perf_counter())
+        return logits
+
+    def _rotation(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """cos and sin (1, rows, head_dim) of the rows' positions, as the model's own module gives them."""
+        cos, sin = self._decoder.rotary(self._decoder.embedding.weight, torch.tensor([positions]))
+        return cos, sin
+
+
+def _check_weights(decoder: Decoder, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises UnsupportedModel unless the compiled code multiplies such weights."""
+    if device.type != "cpu":
+        raise UnsupportedModel(f"its weights are on {device}, and the compiled layers run on a CPU")
+    if dtype == torch.bfloat16 and not has("avx512bf16"):
+        raise UnsupportedModel("this processor does not multiply bfloat16 (AVX512_BF16)")
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise UnsupportedModel(f"its numbers are {dtype}, and the compiled layers take float32 and bfloat16")
+    first = decoder.layers[0]
+    if any(
+        weight.dtype != dtype or not weight.is_contiguous() or weight.device != device for weight in decoder.weights
+    ):
+        raise UnsupportedModel("its weights differ in type or place, or do not lie row by row")
+    for layer in decoder.layers:
+        if [x.weight.shape for x in layer.linears] != [x.weight.shape for x in first.linears]:
+            raise UnsupportedModel("its layers differ in width")
+        if layer.head_dim != first.head_dim or layer.head_dim % 2 or layer.q.out_features % layer.head_dim:
+            raise UnsupportedModel(f"its heads are {layer.head_dim} wide")
+    for linear in (*first.linears, decoder.head):
+        if linear.in_features * dtype.itemsize % VECTOR_BYTES:
+            raise UnsupportedModel(f"its rows of {linear.in_features} {dtype} numbers are not whole vectors")
+
+
+@cache
+def has(feature: str) -> bool:
+    """Whether numba compiles for a processor with this feature, in LLVM's words."""
+    from numba.core.registry import cpu_target
+
+    return f"+{feature}" in cpu_target.target_context.codegen().magic_tuple()[2].split(",")

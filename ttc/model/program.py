@@ -1,0 +1,176 @@
+"""A decoder of Llama's kind as a list of operations that compiled code runs (see `cpu_layers`)."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ttc.attention.fused_cpu import compiled, team
+from ttc.model.structure import Decoder, DecoderLayer
+
+GRAIN = 100_000
+"""Multiplications worth another thread."""
+PANEL = 16
+"""Columns of a unit of a linear layer."""
+
+
+@cache
+def layers_kernel(dtype: torch.dtype) -> int | None:
+    """The address of what runs a program of such numbers; None without numba."""
+    return compiled("ttc.model.cpu_layers", dtype)
+
+
+@cache
+def _barrier() -> int:
+    """The address of the function in which a team's threads wait for each other, 0 where there is none."""
+    try:
+        return ctypes.cast(ctypes.CDLL(None).GOMP_barrier, ctypes.c_void_p).value or 0
+    except (TypeError, AttributeError):
+        return 0
+
+
+class Program:
+    """The operations of `decoder` for passes of at most `capacity` rows, with the memory that they work in.
+
+    The list is run in parts: part 0 is what comes before the first layer's attention, part n what comes after that of
+    layer n - 1, up to the next. x: (rows, hidden), the states between layers. cos, sin: (rows, head_dim).
+    """
+
+    def __init__(self, decoder: Decoder, capacity: int, function: int):
+        from ttc.model import cpu_layers
+
+        self.at: ModuleType = cpu_layers
+        self.capacity, self.function = capacity, function
+        self.dtype = decoder.embedding.weight.dtype
+        self.single = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
+        layer = decoder.layers[0]
+        self.x, self.normed = self._memory(decoder.head.in_features), self._memory(decoder.head.in_features)
+        self.inner, self.attended = self._memory(layer.down.in_features), self._memory(layer.o.in_features)
+        self.q = self._memory(layer.q.out_features)
+        self.cos, self.sin = self._memory(layer.head_dim), self._memory(layer.head_dim)
+        self._rows: list[dict[int, int]] = []
+        self.firsts = [0]
+        for layer in decoder.layers:
+            self._before_attention(layer)
+            self.firsts.append(len(self._rows))
+            self._after_attention(layer)
+        self._normalise(decoder.norm)
+        self._project(decoder.head, self.normed, self.normed)
+        self.firsts.append(len(self._rows))
+        self.table = np.array([[row.get(field, 0) for field in range(cpu_layers.FIELDS)] for row in self._rows])
+        columns, panels = self.table[:, cpu_layers.COLUMNS], self.table[:, cpu_layers.PANEL]
+        self.products = [
+            int((self.table[a:b, cpu_layers.WIDTH] * columns[a:b]).sum()) // self.dtype.itemsize
+            for a, b in zip(self.firsts, self.firsts[1:], strict=False)
+        ]
+        stride = 2 * 4 * cpu_layers.BLOCK * int(panels.max())
+        self.scratch = np.zeros(max(1, torch.get_num_threads()) * stride + 64, np.uint8)
+        self.threads = len(self.scratch) // stride
+        self.head = np.zeros(cpu_layers.HEAD, np.int64)
+        self.head[cpu_layers.OPERATIONS] = self.table.ctypes.data
+        self.head[cpu_layers.SCRATCH] = self.scratch.ctypes.data + -self.scratch.ctypes.data % 64
+        self.head[cpu_layers.SCRATCH_STRIDE], self.head[cpu_layers.ITEMSIZE] = stride, self.dtype.itemsize
+        self.rows = 0
+
+    # ---------------------------------------------------------------- running
+
+    def begin(self, rows: int, index: Tensor | None, logits: Tensor) -> None:
+        """Begin a pass over so many rows, of which those in `index` (None for all) get logits (kept rows, vocab)."""
+        at, table = self.at, self.table
+        self.rows = rows
+        table[:, at.NEXT] = 0
+        table[:, at.ROWS] = rows
+        table[-2:, at.ROWS] = len(logits)
+        table[-2, at.INDEX] = 0 if index is None else index.data_ptr()
+        table[-1, at.OUTPUT], table[-1, at.OUTPUT_ROW] = logits.data_ptr(), logits.stride(0) * self.dtype.itemsize
+
+    def keep_new(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Let a layer write its keys and values (rows, kv_heads x dim) to these tensors."""
+        last = self.firsts[layer + 1] - 1
+        self.table[last - 1, self.at.OUTPUT], self.table[last, self.at.OUTPUT] = key.data_ptr(), value.data_ptr()
+
+    def take(self, layer: int, attended: Tensor) -> None:
+        """Give a layer what its attention found: (rows, heads x dim), float32, contiguous."""
+        self.table[self.firsts[layer + 1], self.at.INPUT] = attended.data_ptr()
+
+    def run(self, part: int) -> None:
+        at, head = self.at, self.head
+        head[at.FIRST], head[at.END] = self.firsts[part], self.firsts[part + 1]
+        threads = min(1 + self.products[part] * self.rows // GRAIN, torch.get_num_threads(), self.threads)
+        head[at.THREAD], head[at.BARRIER] = 0, _barrier() if threads > 1 else 0
+        if head[at.BARRIER]:
+            team()(self.function, head.ctypes.data, threads)
+        else:
+            self.single(head.ctypes.data)
+
+    # ---------------------------------------------------------------- the list
+
+    def _memory(self, columns: int) -> Tensor:
+        return torch.empty(self.capacity, columns, dtype=self.dtype)
+
+    def _row_bytes(self, tensor: Tensor) -> int:
+        return tensor.stride(0) * self.dtype.itemsize
+
+    def _add(self, kind: int, source: Tensor | None, target: Tensor, fields: dict[int, int]) -> None:
+        at = self.at
+        row = {at.KIND: kind, at.OUTPUT: target.data_ptr(), at.OUTPUT_ROW: self._row_bytes(target)}
+        if source is not None:
+            row |= {at.INPUT: source.data_ptr(), at.INPUT_ROW: self._row_bytes(source)}
+        self._rows.append(row | fields)
+
+    def _normalise(self, norm: Any) -> None:
+        at = self.at
+        fields = {at.WEIGHT: norm.weight.data_ptr(), at.WIDTH: self._row_bytes(self.x), at.EPSILON: _epsilon(norm)}
+        self._add(at.NORMALISE, self.x, self.normed, fields)
+
+    def _linear(self, linear: nn.Linear) -> dict[int, int]:
+        at, weight, bias = self.at, linear.weight, linear.bias
+        return {
+            at.WEIGHT: weight.data_ptr(),
+            at.BIAS: 0 if bias is None else bias.data_ptr(),
+            at.WIDTH: self._row_bytes(weight),
+            at.COLUMNS: linear.out_features,
+            at.PANEL: PANEL,
+        }
+
+    def _project(self, linear: nn.Linear, source: Tensor, target: Tensor, add: bool = False) -> None:
+        self._add(self.at.PROJECT, source, target, self._linear(linear) | {self.at.RESIDUAL: int(add)})
+
+    def _heads(self, linear: nn.Linear, target: Tensor, dim: int, norm: Any, turned: bool, wait: bool) -> None:
+        at = self.at
+        fields = self._linear(linear) | {at.PANEL: dim, at.NO_WAIT: int(not wait)}
+        if norm is not None:
+            fields |= {at.NORM: norm.weight.data_ptr(), at.EPSILON: _epsilon(norm)}
+        if turned:
+            fields |= {at.COS: self.cos.data_ptr(), at.SIN: self.sin.data_ptr()}
+        self._add(at.PROJECT_HEADS, self.normed, target, fields)
+
+    def _before_attention(self, layer: DecoderLayer) -> None:
+        self._normalise(layer.input_norm)
+        key, value = (torch.empty(0, linear.out_features, dtype=self.dtype) for linear in (layer.k, layer.v))
+        self._heads(layer.q, self.q, layer.head_dim, layer.q_norm, turned=True, wait=False)
+        self._heads(layer.k, key, layer.head_dim, layer.k_norm, turned=True, wait=False)
+        self._heads(layer.v, value, layer.head_dim, None, turned=False, wait=True)
+
+    def _after_attention(self, layer: DecoderLayer) -> None:
+        at = self.at
+        width = self._row_bytes(self.attended)
+        found = {at.INPUT_ROW: width * 4 // self.dtype.itemsize, at.WIDTH: width}
+        self._add(at.NARROW, None, self.attended, found)
+        self._project(layer.o, self.attended, self.x, add=True)
+        self._normalise(layer.mlp_norm)
+        up = self._linear(layer.up)
+        both = {at.WEIGHT_2: up[at.WEIGHT], at.BIAS_2: up[at.BIAS], at.PANEL: PANEL}
+        self._add(at.GATE, self.normed, self.inner, self._linear(layer.gate) | both)
+        self._project(layer.down, self.inner, self.x, add=True)
+
+
+def _epsilon(norm: Any) -> int:
+    """The bits of a norm's epsilon."""
+    return int(np.float32(norm.variance_epsilon).view(np.int32))

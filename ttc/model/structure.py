@@ -1,0 +1,160 @@
+"""Is a model a decoder of Llama's kind? Decided by the code of its modules, not by their names.
+
+Llama, Mistral, Qwen 2 and Qwen 3 are written from the same few functions in transformers. A model whose modules run the
+very code of one of these is of that kind, whatever it is called; one that does a little more or less is not.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.activations import SiLUActivation
+from transformers.models.llama import modeling_llama as llama
+from transformers.models.mistral import modeling_mistral as mistral
+from transformers.models.qwen2 import modeling_qwen2 as qwen2
+from transformers.models.qwen3 import modeling_qwen3 as qwen3
+
+from ttc.errors import UnsupportedModel
+
+FAMILIES = ((llama, "Llama"), (mistral, "Mistral"), (qwen2, "Qwen2"), (qwen3, "Qwen3"))
+"""The files whose code is known, and what the names of their classes begin with."""
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """A layer's modules. q_norm, k_norm: norms of each head, None without."""
+
+    input_norm: Any
+    q: nn.Linear
+    k: nn.Linear
+    v: nn.Linear
+    o: nn.Linear
+    q_norm: Any
+    k_norm: Any
+    head_dim: int
+    scale: float
+    mlp_norm: Any
+    gate: nn.Linear
+    up: nn.Linear
+    down: nn.Linear
+
+    @property
+    def linears(self) -> tuple[nn.Linear, ...]:
+        return self.q, self.k, self.v, self.o, self.gate, self.up, self.down
+
+    @property
+    def norms(self) -> tuple[Any, ...]:
+        return tuple(n for n in (self.input_norm, self.q_norm, self.k_norm, self.mlp_norm) if n is not None)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The parts of a model of Llama's kind."""
+
+    embedding: nn.Embedding
+    rotary: nn.Module
+    layers: tuple[DecoderLayer, ...]
+    norm: Any
+    head: nn.Linear
+
+    @property
+    def weights(self) -> Iterator[torch.Tensor]:
+        """All weights and biases."""
+        modules: list[Any] = [self.embedding, self.norm, self.head]
+        for layer in self.layers:
+            modules += [*layer.linears, *layer.norms]
+        for module in modules:
+            yield from module.parameters(recurse=False)
+
+
+def decoder_of(model: Any) -> Decoder:
+    """The parts of `model`. Raises UnsupportedModel, naming the first part that is not as Llama's."""
+    _expect(model, "ForCausalLM")
+    inner = model.model
+    _expect(inner, "Model")
+    _expect(inner.norm, "RMSNorm")
+    return Decoder(
+        _exactly(inner.embed_tokens, nn.Embedding),
+        inner.rotary_emb,
+        tuple(_layer(layer) for layer in inner.layers),
+        inner.norm,
+        _exactly(model.lm_head, nn.Linear),
+    )
+
+
+def _layer(layer: Any) -> DecoderLayer:
+    _expect(layer, "DecoderLayer")
+    attention, mlp = layer.self_attn, layer.mlp
+    _expect(attention, "Attention")
+    _expect(mlp, "MLP")
+    _exactly(mlp.act_fn, SiLUActivation, nn.SiLU)
+    around = inspect.unwrap(type(attention).forward).__globals__
+    for name in ("apply_rotary_pos_emb", "rotate_half"):
+        if code_of(around.get(name)) != code_of(getattr(llama, name)):
+            raise UnsupportedModel(f"{name} of {type(attention).__name__} is not Llama's")
+    q, k, v, o = (_exactly(getattr(attention, f"{name}_proj"), nn.Linear) for name in "qkvo")
+    gate, up, down = (_exactly(getattr(mlp, f"{name}_proj"), nn.Linear) for name in ("gate", "up", "down"))
+    q_norm, k_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+    for norm in (layer.input_layernorm, layer.post_attention_layernorm, q_norm, k_norm):
+        if norm is not None:
+            _expect(norm, "RMSNorm")
+    return DecoderLayer(
+        layer.input_layernorm, q, k, v, o, q_norm, k_norm, attention.head_dim, attention.scaling,
+        layer.post_attention_layernorm, gate, up, down,
+    )  # fmt: skip
+
+
+def _expect(module: Any, part: str) -> None:
+    """A module must run the code of that part of one of `FAMILIES`."""
+    known = [code_of(getattr(file, name + part).forward) for file, name in FAMILIES]
+    if "forward" in vars(module) or code_of(type(module).forward) not in known:
+        raise UnsupportedModel(f"{type(module).__name__} is not the {part} of Llama, Mistral, Qwen 2 or Qwen 3")
+
+
+def _exactly(module: Any, *kinds: type) -> Any:
+    if type(module) not in kinds or "forward" in vars(module):
+        raise UnsupportedModel(f"a {type(module).__name__} stands where a plain {kinds[0].__name__} is expected")
+    return module
+
+
+def code_of(function: Any) -> Any:
+    """What a function does, for comparison: its instructions with all that they name, without documentation."""
+    return None if function is None else _content(inspect.unwrap(function).__code__)
+
+
+def _content(code: CodeType) -> tuple[Any, ...]:
+    documentation = code.co_consts[:1] if isinstance(code.co_consts[:1] and code.co_consts[0], str) else ()
+    constants = code.co_consts[len(documentation) :]
+    return (
+        code.co_code,
+        code.co_names,
+        code.co_varnames,
+        tuple(_content(c) if isinstance(c, CodeType) else c for c in constants),
+    )
+
+
+class Unchanged:
+    """Notices whether anything that a `Decoder` was made from has been changed since: hooks, modules put in place of
+    others, weights moved or of another type."""
+
+    def __init__(self, model: nn.Module, decoder: Decoder):
+        self.modules = list(model.modules())
+        self.hooks = [hooks for m in self.modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+        self.children = [(m._modules, dict(m._modules)) for m in self.modules if m._modules]
+        self.own = [vars(m) for m in self.modules]
+        self.weights = list(decoder.weights)
+        self.places = [w.data_ptr() for w in self.weights]
+
+    def __call__(self) -> bool:
+        return (
+            not any(self.hooks)
+            and all(now == before for now, before in self.children)
+            and not any("forward" in own for own in self.own)
+            and [w.data_ptr() for w in self.weights] == self.places
+        )

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AttentionInterface
 
 from experiments.bench.prefix import prompt, read_bandwidth
 from experiments.provenance import provenance
-from ttc.attention.hf_hook import IMPLEMENTATION, tree_attention
+from ttc.attention.plan import Plan
 from ttc.engine import Engine
 from ttc.model.loading import load
 from ttc.model.packed_linear import PackedProduct
+from ttc.model.program import Program
 from ttc.passes.decode import RunningBatch
 
 CASES = ((64, 1), (4096, 8))
@@ -43,15 +43,22 @@ def timers() -> Iterator[dict[str, float]]:
 
         return call
 
-    product, append = PackedProduct.product, RunningBatch._append
+    product, append, attend, run = PackedProduct.product, RunningBatch._append, Plan.attend, Program.run
     PackedProduct.product = timed("linear layers", product)  # type: ignore[method-assign]
-    AttentionInterface.register(IMPLEMENTATION, timed("attention", tree_attention))
+    Plan.attend = timed("attention", attend)  # type: ignore[method-assign]
     RunningBatch._append = timed("sampling", append)  # type: ignore[method-assign]
+
+    def run_timed(program: Program, part: int) -> None:
+        start = time.perf_counter()
+        run(program, part)
+        seconds["linear layers"] += (time.perf_counter() - start) * program.linear_share(part)
+
+    Program.run = run_timed  # type: ignore[method-assign]
     try:
         yield seconds
     finally:
         PackedProduct.product, RunningBatch._append = product, append  # type: ignore[method-assign]
-        AttentionInterface.register(IMPLEMENTATION, tree_attention)
+        Plan.attend, Program.run = attend, run  # type: ignore[method-assign]
 
 
 def run(model_name: str, out: Path) -> None:

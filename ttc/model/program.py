@@ -109,6 +109,13 @@ class Program:
         else:
             self.single(head.ctypes.data)
 
+    def linear_share(self, part: int) -> float:
+        """The share of a part's last run that its linear layers took."""
+        at, operations = self.at, self.table[self.firsts[part] : self.firsts[part + 1]]
+        spans = np.diff(operations[:, at.ENDED], prepend=self.head[at.STARTED])
+        linear = np.isin(operations[:, at.KIND], (at.PROJECT, at.PROJECT_HEADS, at.GATE))
+        return float(spans[linear].sum() / max(1, spans.sum()))
+
     # ---------------------------------------------------------------- the list
 
     def _memory(self, columns: int) -> Tensor:

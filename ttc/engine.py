@@ -76,7 +76,7 @@ class Engine:
         cache: BlockCache | None = None,
         sharing: Sharing | None = None,
         gate: Gate | None = None,
-        runner: Choice | ModelRunner = "auto",
+        runner: Choice | ModelRunner = "modules",
     ):
         check_parts(prefill_tokens, memory, cache, sharing, gate)
         self.runner: ModelRunner = runner_for(model, runner)
@@ -105,7 +105,7 @@ class Engine:
         from ttc.model.loading import load
 
         model, tokenizer = load(name, device=device, dtype=dtype)
-        return cls(model, tokenizer, runner=runner_for(model, options.pop("runner", "auto"), pack=True), **options)
+        return cls(model, tokenizer, runner=runner_for(model, options.pop("runner", "modules"), pack=True), **options)
 
     @property
     def lens(self) -> Lens:

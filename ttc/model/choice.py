@@ -27,7 +27,7 @@ class Differs(UnsupportedModel):
     """The compiled layers give something else than the model's modules."""
 
 
-def runner_for(model: Any, choice: Choice | ModelRunner = "auto", pack: bool = False) -> ModelRunner:
+def runner_for(model: Any, choice: Choice | ModelRunner = "modules", pack: bool = False) -> ModelRunner:
     """A runner for `model`, whose attention is set to the engine's own.
 
     choice: "modules" for the model's own code, "fused" for compiled layers, "auto" for these where they serve the model

@@ -206,7 +206,7 @@ def test_other_types_are_left_to_the_modules(dtype: torch.dtype) -> None:
 
 def test_the_switch_turns_compiled_layers_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "0")
-    runner = make_engine().runner
+    runner = make_engine(runner="auto").runner
     assert isinstance(runner, HuggingFaceRunner) and runner.reason == f"{SWITCH}=0"
 
 

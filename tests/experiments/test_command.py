@@ -116,6 +116,18 @@ def test_the_setting_of_a_swept_group_reaches_each_job_as_it_was_typed(word: str
     assert override.get_key_element() == word.partition("=")[0]
 
 
+def test_a_sweep_over_searches_takes_a_setting_that_the_default_search_does_not_have(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["-m", "search=greedy,best_of_n", "search.max_tokens=40", "dataset.limit=1", "run.dry=true"]
+    monkeypatch.setattr(sys, "argv", ["run", *words])
+    experiments.run.main()
+    shown = capsys.readouterr().out
+    assert shown.count("\n  max_tokens: 40\n") == 2
+    assert shown.index("_target_: search.Greedy") < shown.index("_target_: search.BestOfN")
+
+
 def test_other_words_of_a_sweep_stay_as_they_are() -> None:
     words = ["-m", "run.seed=0,1", "run.output_dir=o", "hydra.verbose=true", "~gate", "dataset.limit=3", "search.n=1,2"]
     assert for_each_job(words) == words

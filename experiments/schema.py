@@ -197,6 +197,8 @@ SEARCHES = {
     "revision": search.Revision,
     "self_refine": search.SelfRefine,
     "budget_forcing": search.BudgetForcing,
+    "deep_conf": search.DeepConf,
+    "certainty_probe": search.CertaintyProbe,
 }
 VERIFIERS = {
     "arithmetic": verifiers.ArithmeticVerifier,

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from search.best_first import BestFirst
     from search.best_of_n import BestOfN
     from search.budget_forcing import BudgetForcing
+    from search.certainty_probe import CertaintyProbe
+    from search.deep_conf import DeepConf
     from search.diverse_prompts import DiversePrompts
     from search.dvts import DVTS
     from search.greedy import Greedy
@@ -40,6 +42,8 @@ __all__ = [
     "BestOfN",
     "BudgetForcing",
     "Case",
+    "CertaintyProbe",
+    "DeepConf",
     "DiversePrompts",
     "Expand",
     "Greedy",
@@ -75,6 +79,8 @@ __getattr__, __dir__ = lazy_names(
         "BestOfN": "search.best_of_n",
         "BudgetForcing": "search.budget_forcing",
         "Case": "search.base",
+        "CertaintyProbe": "search.certainty_probe",
+        "DeepConf": "search.deep_conf",
         "DVTS": "search.dvts",
         "DiversePrompts": "search.diverse_prompts",
         "Expand": "ttc.protocols",

@@ -40,6 +40,9 @@ class Candidate(Protocol):
     @property
     def gated(self) -> bool: ...
 
+    @property
+    def top_k_logprobs(self) -> list[float]: ...
+
 
 C = TypeVar("C", bound=Candidate)
 

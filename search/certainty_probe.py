@@ -1,0 +1,98 @@
+"""Certainty probing (Dynasor; Fu et al., 2025): ask a chain for its answer now and then, and stop once it is sure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from search.base import COUNT, Case, Search, SearchSteps
+from search.selection import C
+from ttc.errors import BudgetExceeded, ContextExceeded, InvalidInput
+from ttc.protocols import Append, Expand, Extract, Release, Step
+from ttc.text.answers import boxed, canonical
+from ttc.tree.branch import Branch
+
+PROBE = "... Oh, I suddenly got the answer to the whole problem, **Final Answer**\n\n\\[ \\boxed{"
+"""Dynasor's words."""
+
+HEDGING = ("wait", "hold", "but", "okay", "no", "hmm")
+"""Words by which a probe shows that it is not sure."""
+
+
+@dataclass(frozen=True)
+class CertaintyProbe(Search):
+    """One chain of at most `max_tokens` tokens, which is asked for its answer every `every` tokens.
+
+    A probe is a fork of the chain: `suffix` is put after it and `probe_tokens` tokens are decoded. The chain's own keys
+    and values are shared, so that a probe computes these tokens alone; then it is dropped. The search ends when the
+    last `agree` probes gave the same answer and none of them holds a word of `hedging`; its answer is that of the last
+    one, which is kept. Else it is what the chain itself says at its end.
+    Whole words are compared: "know" and "another" are no "no".
+    """
+
+    limits: ClassVar = {"every": COUNT, "agree": COUNT, "probe_tokens": COUNT}
+
+    max_tokens: int = 1024
+    every: int = 64
+    agree: int = 3
+    probe_tokens: int = 20
+    suffix: str = PROBE
+    hedging: tuple[str, ...] = HEDGING
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.suffix:
+            raise InvalidInput("suffix is empty; give the words that ask for the answer")
+
+    @property
+    def needs_verifier(self) -> bool:
+        return False
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        chain, answers = root, list[str | None]()
+        probe_step = Step(self.probe_tokens, end=case.end)
+        try:
+            for length in range(0, self.max_tokens, self.every):
+                step = Step(min(self.every, self.max_tokens - length), end=case.end)
+                (grown,) = yield Expand([chain], 1, step, self.sampling)
+                yield Release([chain])
+                chain = grown
+                if chain.finished:
+                    break
+                try:
+                    (asked,) = yield Append([chain], self.suffix)
+                except ContextExceeded:
+                    continue  # there is no room to ask; the chain may have some left
+                (probe,) = yield Expand([asked], 1, probe_step, self.sampling)
+                yield Release([asked])
+                answers.append(self.certain_answer(probe, case.extract))
+                last = answers[-self.agree :]
+                if len(last) == self.agree and last[0] is not None and len(set(last)) == 1:
+                    return [probe]
+                yield Release([probe])
+        except BudgetExceeded:
+            pass
+        return [] if chain is root else [chain]
+
+    def certain_answer(self, probe: Branch, extract: Extract) -> str | None:
+        """The answer of a probe in its one spelling; None if it gave none, or hedged."""
+        said = probe.text.rpartition(self.suffix)[2]
+        if set(re.findall(r"\w+", said.lower())) & {word.lower() for word in self.hedging}:
+            return None
+        return canonical(self.answer(said, extract))
+
+    def answer(self, said: str, extract: Extract) -> str | None:
+        """The answer in what a probe wrote after the suffix; of a box that the suffix opens, what lies in it."""
+        whole = self.suffix + said
+        if re.search(r"\\boxed\s*\{[^}]*$", self.suffix) is None:
+            return extract(whole)
+        content = boxed(whole)
+        return None if content is None else extract(f"\\boxed{{{content}}}")
+
+    def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
+        best, answer = super().choose(candidates, extract)
+        if best is not None and self.suffix in best.text:  # the chain may name other answers before
+            answer = self.answer(best.text.rpartition(self.suffix)[2], extract)
+        return best, answer

@@ -1,0 +1,144 @@
+"""DeepConf (Fu et al., 2025): samples vote with the model's own confidence, and unsure ones are left out or stopped."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import ClassVar, Literal, get_args
+
+import numpy as np
+
+from search.base import COUNT, Case, Limit, Search, SearchSteps, drop_gated
+from search.selection import C, Candidate, Measure, Sample, confidence_vote, trace_confidence
+from ttc.errors import BudgetExceeded, InvalidInput
+from ttc.protocols import Expand, Extract, Release, Step
+from ttc.ranking import comparable
+from ttc.text.answers import canonical
+from ttc.tree.branch import Branch
+
+
+@dataclass(frozen=True)
+class DeepConf(Search):
+    """At most `n` samples, whose votes weigh their confidence (`search.selection.trace_confidence`).
+
+    mode "offline": all `n` are finished; the most confident share `keep` of them votes. measure: what makes one
+    confidence of a sample's tokens.
+    mode "online": the first `warmup` samples are finished. The (1 - keep) quantile of their lowest groups of `window`
+    tokens becomes a threshold: of later samples, made `block` at a time, one is dropped as soon as a full window lies
+    below it, and only samples whose lowest group reaches it vote. No more are made once an answer has the share
+    `consensus` of the votes' weight.
+
+    Later samples grow by `step_tokens` at a time and are looked at in between, so that one is stopped at most
+    `step_tokens` - 1 tokens after its window fell below. A decode gate would see each token, but it belongs to the
+    engine and not to a search; steps run on any backend that keeps statistics.
+    The paper's window is 2,048 tokens. It must be shorter than the answers, or no window is ever full.
+    """
+
+    limits: ClassVar = {
+        "mode": ("offline", "online"),
+        "keep": Limit(0, 1, above=True),
+        "measure": get_args(Measure),
+        "window": COUNT,
+        "warmup": COUNT,
+        "block": COUNT,
+        "consensus": Limit(0, 1, above=True),
+    }
+
+    mode: Literal["offline", "online"] = "offline"
+    n: int = 32
+    max_tokens: int = 256
+    keep: float = 0.9
+    measure: Measure = "lowest"
+    window: int = 32
+    warmup: int = 16
+    block: int = 4
+    consensus: float = 0.95
+    step_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mode == "online" and self.window > self.max_tokens:
+            raise InvalidInput(
+                f"window={self.window} is longer than max_tokens={self.max_tokens}, so that no window is ever full and "
+                "no sample stopped; give a shorter window"
+            )
+        if self.mode == "online" and self.measure != "lowest":
+            raise InvalidInput(f"measure={self.measure} is for mode=offline; mode=online goes by the lowest group")
+
+    @property
+    def needs_verifier(self) -> bool:
+        return False
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        first = self.n if self.mode == "offline" else min(self.warmup, self.n)
+        step = Step(self.max_tokens, end=case.end, statistics=True)
+        samples: list[Branch] = yield Expand([root], first, step, self.sampling)
+        samples = yield from drop_gated(samples)
+        if self.mode == "offline":
+            return samples
+        threshold = comparable(float(np.quantile([self.lowest(sample) for sample in samples], 1 - self.keep)))
+        sure = yield from self.reaching(samples, threshold)
+        try:
+            for made in range(first, self.n, self.block):
+                if self.agreed(sure, case.extract):
+                    break
+                more = yield from self.watched(root, min(self.block, self.n - made), threshold, case)
+                sure += yield from self.reaching(more, threshold)
+        except BudgetExceeded:
+            pass  # what is half done has no vote
+        return sure
+
+    def watched(self, root: Branch, count: int, threshold: float, case: Case) -> SearchSteps:
+        """`count` more samples in the order of their index, without those that were stopped."""
+        done, growing, length = list[Branch](), [root], 0
+        while growing:
+            tokens = min(self.step_tokens, self.max_tokens - length)
+            step, width = Step(tokens, end=case.end, statistics=True), 1 if length else count
+            children: list[Branch] = yield Expand(growing, width, step, self.sampling)
+            if length:
+                yield Release(growing)
+            children = yield from drop_gated(children)
+            length += tokens
+            lost = [child for child in children if self.is_unsure(child, threshold)]
+            yield Release(lost)
+            left = [child for child in children if child not in lost]
+            done += [child for child in left if child.finished or length == self.max_tokens]
+            growing = [child for child in left if child not in done]
+        return sorted(done, key=lambda sample: sample.path)
+
+    def reaching(self, samples: Sequence[Branch], threshold: float) -> SearchSteps:
+        """The samples whose lowest group reaches the threshold; the others are let go."""
+        sure = [sample for sample in samples if comparable(self.lowest(sample)) >= threshold]
+        yield Release([sample for sample in samples if sample not in sure])
+        return sure
+
+    def is_unsure(self, sample: Branch, threshold: float) -> bool:
+        """Whether a full window of an unfinished sample lies below the threshold."""
+        full = len(confidences(sample)) >= self.window
+        return full and comparable(self.lowest(sample)) < threshold
+
+    def lowest(self, sample: Candidate) -> float:
+        return trace_confidence(confidences(sample), "lowest", self.window)
+
+    def agreed(self, samples: Sequence[Branch], extract: Extract) -> bool:
+        """Whether one answer has the share `consensus` of the votes' weight."""
+        totals: dict[str, float] = defaultdict(float)
+        for sample in samples:
+            if (answer := canonical(extract(sample.text))) is not None:
+                totals[answer] += self.lowest(sample)
+        return bool(totals) and max(totals.values()) >= self.consensus * sum(totals.values())
+
+    def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
+        samples = [Sample(extract(c.text), confidences=confidences(c), gated=c.gated) for c in candidates]
+        keep = self.keep if self.mode == "offline" else 1.0  # online, the others are gone already
+        place = confidence_vote(samples, keep, self.measure, self.window)
+        if place is None:
+            return (candidates[0], None) if candidates else (None, None)
+        return candidates[place], samples[place].answer
+
+
+def confidences(sample: Candidate) -> list[float]:
+    """C_t of each generated token: minus the mean log-probability of the 20 likeliest. Given tokens have none."""
+    return [-value for value in sample.top_k_logprobs if isfinite(value)]

@@ -1,0 +1,151 @@
+"""Votes by the model's own confidence: what is left out, when a sample is stopped, and when sampling ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from search import DeepConf, solve
+from search.deep_conf import confidences
+from search.selection import trace_confidence
+from tests.helpers.backends import Dictated, FakeBackend
+from tests.helpers.engines import make_engine
+from ttc import InvalidInput
+
+
+def solved(search: DeepConf, texts: list[str], sure: list[list[float]], **options: Any) -> Any:
+    backend = Dictated(texts, sure)
+    result = solve(search, problem="q", engine=backend, **options)
+    assert result.error is None and not backend.live
+    return result
+
+
+def lengths(result: Any) -> dict[int, int]:
+    """How many tokens each sample grew to, by its index."""
+    found: dict[int, int] = {}
+    for node in result.tree[1:]:
+        found[node.path[0]] = max(found.get(node.path[0], 0), node.tokens)
+    return found
+
+
+# ---------------------------------------------------------------- offline
+
+
+@pytest.mark.parametrize(("keep", "answer"), [(1.0, "8"), (0.7, "7"), (0.5, "9"), (0.1, "9")])
+def test_offline_the_most_confident_share_votes_with_its_confidence(keep: float, answer: str) -> None:
+    """All together 8 has 6.5, 7 has 6.2 and 9 has 4; of the four surest 7 has 6.2, of the upper half 9 has most."""
+    texts = ["8", "8", "8", "7", "7", "9"]
+    sure = [[1.0], [2.0], [3.5], [3.0], [3.2], [4.0]]
+    result = solved(DeepConf(n=6, keep=keep, window=1), texts, sure)
+    assert result.answer == answer and len(result.branches) == 6
+
+
+def test_each_measure_looks_at_its_own_part_of_a_sample() -> None:
+    """A high mean with one weak place, against a low mean without one, and against a strong end."""
+    texts = ["111", "222", "333"]
+    sure = [[9.0, 1.0, 5.0], [4.0, 4.0, 4.0], [2.0, 2.0, 7.0]]
+    chosen = {}
+    for measure in ("mean", "lowest", "tail"):
+        search = DeepConf(n=3, keep=0.1, window=1, measure=measure)  # type: ignore[arg-type]
+        chosen[measure] = solved(search, texts, sure).answer
+    assert chosen == {"mean": "111", "lowest": "222", "tail": "333"}
+
+
+# ---------------------------------------------------------------- online
+
+WARM = [[2.0] * 8, [4.0] * 8, [4.0] * 8]
+"""Three finished samples, of which the last two disagree. With keep=0.5 the threshold is 4."""
+
+TEXTS = ["11111116", "11111117", "11111118", "11111119", "11111110", "11111112"]
+
+
+def online(**settings: Any) -> DeepConf:
+    usual = {"n": 4, "warmup": 3, "block": 1, "max_tokens": 8, "window": 2, "step_tokens": 1, "keep": 0.5}
+    return DeepConf(mode="online", **(usual | settings))
+
+
+@pytest.mark.parametrize(("step_tokens", "tokens"), [(1, 4), (2, 4), (3, 6), (8, 8)])
+def test_a_sample_is_stopped_when_a_full_window_falls_below_the_threshold(step_tokens: int, tokens: int) -> None:
+    """Its windows of two are 5, 5, 3, ...: the third is the first below 4, after four tokens."""
+    sure = [*WARM, [5.0, 5.0, 5.0, 1.0, 9.0, 9.0, 9.0, 9.0]]
+    result = solved(online(step_tokens=step_tokens), TEXTS, sure)
+    assert lengths(result) == {0: 8, 1: 8, 2: 8, 3: tokens}
+    assert [branch.text for branch in result.branches] == TEXTS[1:3] and result.answer == TEXTS[1]
+
+
+def test_a_window_that_is_not_full_stops_nothing() -> None:
+    sure = [*WARM, [0.0, 0.0, 0.0, 16.0, 16.0, 16.0, 16.0, 16.0]]
+    result = solved(online(window=4), TEXTS, sure)
+    assert lengths(result)[3] == 8 and [b.text for b in result.branches] == TEXTS[1:4]
+    shorter = solved(online(window=4), [*TEXTS[:3], "19"], [*WARM, [0.0, 0.0]])
+    assert lengths(shorter)[3] == 2  # it ended by itself
+    assert [b.text for b in shorter.branches] == TEXTS[1:3]  # but it is less sure than the threshold, as a whole
+
+
+def test_samples_that_vote_reach_the_threshold_those_of_the_warm_up_too() -> None:
+    result = solved(online(n=6), TEXTS, [*WARM, [6.0] * 8, [3.9] * 8, [4.0] * 8])
+    assert [b.text for b in result.branches] == [TEXTS[i] for i in (1, 2, 3, 5)]
+    assert result.answer == TEXTS[3]
+
+
+def test_no_more_samples_are_made_once_the_weights_agree() -> None:
+    texts = ["8"] * 20
+    result = solved(online(n=20, window=1, keep=1.0), texts, [[3.0]] * 20)
+    assert lengths(result).keys() == {0, 1, 2}
+    texts[0] = "7"
+    result = solved(online(n=20, window=1, keep=1.0, consensus=0.8), texts, [[3.0]] * 20)
+    assert len(lengths(result)) == 5  # 12 of 15
+    result = solved(online(n=6, window=1, keep=1.0, consensus=1.0), texts, [[3.0]] * 20)
+    assert len(lengths(result)) == 6  # the most there are
+
+
+def test_a_block_keeps_the_order_of_its_samples() -> None:
+    texts = ["7", "8", "111111", "2", "3333", "4"]
+    result = solved(online(n=6, warmup=2, block=4, window=1, keep=1.0), texts, [[3.0] * 8] * 6)
+    assert [b.text for b in result.branches] == texts
+
+
+@pytest.mark.parametrize("most", [5, 17, 20, 23, 30])
+def test_a_budget_leaves_the_samples_that_are_done(most: int) -> None:
+    texts = TEXTS[:4]
+    result = solved(online(warmup=2, keep=1.0), texts, [[3.0] * 8] * 4, max_tokens=most)
+    assert result.usage.generated_tokens == most and result.stopped == "budget"
+    assert [b.text for b in result.branches] == [texts[0][:most]] if most < 8 else texts[: most // 8]
+
+
+def test_on_an_engine_only_sure_samples_vote_and_company_changes_nothing() -> None:
+    search = DeepConf(mode="online", n=8, warmup=3, block=2, max_tokens=9, window=3, step_tokens=2, keep=0.5)
+    engine, questions = make_engine(context=160), ["1 + 1", "2 + 2"]
+    together = solve(search, problem=questions, engine=engine, extract=lambda text: text[:1] or None)
+    assert engine.kv_bytes() == 0
+    stopped = 0
+    for question, result in zip(questions, together, strict=True):
+        alone = solve(search, problem=question, engine=make_engine(context=160), extract=lambda text: text[:1] or None)
+        assert [b.tokens for b in alone.branches] == [b.tokens for b in result.branches]
+        assert alone.answer == result.answer
+        lowest = [trace_confidence(confidences(b), "lowest", 3) for b in result.branches]
+        assert lowest and all(len(confidences(b)) == len(b.generated) for b in result.branches)
+        stopped += sum(n < 9 for n in lengths(result).values())
+    assert stopped  # some did not grow to their end
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mode": "online", "window": 300}, "window=300 is longer than max_tokens=256"),
+        ({"mode": "online", "measure": "tail"}, "measure=tail is for mode=offline"),
+        ({"mode": "on"}, "mode='on' is unknown; use offline or online"),
+        ({"keep": 0}, "keep=0 must be more than 0"),
+        ({"measure": "min"}, "measure='min' is unknown"),
+        ({"warmup": 0}, "warmup=0 must be at least 1"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        DeepConf(**settings)
+
+
+def test_a_backend_without_statistics_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"FakeBackend\.generate offers no statistics"):
+        solve(DeepConf(n=2), problem="q", engine=FakeBackend())

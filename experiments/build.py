@@ -18,8 +18,9 @@ from ttc.calibration.confidence_gate import GateCalibration
 from ttc.calibration.early_exit import ExitCalibration
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
+from ttc.model.choice import runner_for
 from ttc.model.loading import load
-from ttc.model.packed_linear import pack_linears
+from ttc.model.runner import ModelRunner
 from ttc.protocols import Verifier
 from ttc.text.prompt import PromptTemplate
 
@@ -79,22 +80,22 @@ def make_template(config: DictConfig) -> PromptTemplate:
 
 
 def make_engine(config: DictConfig) -> Engine:
-    return Engine(*loaded(config.model.name, config.model.device, config.model.dtype), **engine_options(config))
+    model, tokenizer, runner = loaded(config.model.name, config.model.device, config.model.dtype)
+    return Engine(model, tokenizer, runner=runner, **engine_options(config))
 
 
-_loaded: dict[tuple[str, str, str], tuple[Any, Any]] = {}
+_loaded: dict[tuple[str, str, str], tuple[Any, Any, ModelRunner]] = {}
 
 
-def loaded(name: str, device: str, dtype: str) -> tuple[Any, Any]:
-    """(model, tokenizer), packed. The last one stays loaded, so that the jobs of a sweep share it."""
+def loaded(name: str, device: str, dtype: str) -> tuple[Any, Any, ModelRunner]:
+    """(model, tokenizer, runner). The last one stays loaded, so that the jobs of a sweep share it."""
     key = (name, device, dtype)
     if key not in _loaded:
         say(f"loading {name}")
         _loaded.clear()
         gc.collect()
         model, tokenizer = load(name, device=device, dtype=dtype)
-        pack_linears(model)
-        _loaded[key] = model, tokenizer
+        _loaded[key] = model, tokenizer, runner_for(model, "auto", pack=True)
     return _loaded[key]
 
 

@@ -45,8 +45,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as Python does for `python FILE` and `python -m MODULE`
-    monkeypatch.setattr(Engine, "from_pretrained", lambda name: Engine(*loaded(name, "auto", "auto")))  # once for all
+    monkeypatch.setattr(Engine, "from_pretrained", _engine)
     return tmp_path
+
+
+def _engine(name: str) -> Engine:
+    """As `Engine.from_pretrained`, with a model that is loaded once for all."""
+    model, tokenizer, runner = loaded(name, "auto", "auto")
+    return Engine(model, tokenizer, runner=runner)
 
 
 def test_the_page_shows_a_file_and_two_commands_for_each_part() -> None:

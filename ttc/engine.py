@@ -105,7 +105,7 @@ class Engine:
         from ttc.model.loading import load
 
         model, tokenizer = load(name, device=device, dtype=dtype)
-        return cls(model, tokenizer, runner=runner_for(model, options.pop("runner", "modules"), pack=True), **options)
+        return cls(model, tokenizer, runner=runner_for(model, options.pop("runner", "auto"), pack=True), **options)
 
     @property
     def lens(self) -> Lens:

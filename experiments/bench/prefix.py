@@ -17,6 +17,7 @@ import torch
 
 from experiments.provenance import provenance
 from ttc.engine import Engine
+from ttc.model.choice import runner_for
 from ttc.model.loading import load
 
 CASES = ((64, 1), (256, 8), (256, 32), (1024, 8), (1024, 32), (4096, 8), (4096, 32))
@@ -90,10 +91,7 @@ def _continuous(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Fi
 
 def _engine(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figures:
     """The engine: one prefill, forks that copy nothing, one read of the prefix per step."""
-    from ttc.model.packed_linear import pack_linears
-
-    pack_linears(model)
-    engine = Engine(model, tokenizer)
+    engine = Engine(model, tokenizer, runner=runner_for(model, "auto", pack=True))
     engine.limits.eos_ids = frozenset()
     engine.release([engine.root(prompt(8)[::-1])])
     start = time.perf_counter()

@@ -126,7 +126,7 @@ def test_lossy_sharing_replaces_the_phrasings_that_differ() -> None:
 def test_phrasings_say_how_alike_and_what_it_costs() -> None:
     found = phrasings.run([], problems=2)
     levels = {row["kind"]: row for row in found["rows"]}
-    assert levels["identical"]["matched"] == [1.0, 1.0, 1.0] and levels["identical"]["kl"] < 1e-6
+    assert levels["identical"]["matched"] == [1.0, 1.0, 1.0] and levels["identical"]["kl"] < 0.01  # bfloat16
     assert levels["another problem"]["matched"][2] < levels["minor rewording"]["matched"][0]
     assert [row["tau"] for row in found["taus"]] == list(phrasings.TAUS)
     assert all(0 <= row["saved_of_all"] <= row["saved_of_rest"] < 1 for row in found["taus"])

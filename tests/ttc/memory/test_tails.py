@@ -67,7 +67,7 @@ def test_new_tokens_are_written_back_while_the_group_that_makes_them_decodes() -
     rows = written[0][0]
     assert rows < 8
     token_bytes = rows * memory.bytes_per_token
-    assert first == [0] * 8 + [8 * token_bytes] * 8 + [16 * token_bytes] * 4  # eight tokens at a time
+    assert first == [0] * 9 + [8 * token_bytes] * 8 + [16 * token_bytes] * 3  # eight tokens at a time, a pass later
     *_, last = engine.memory.link.to_host_bytes["write-back"], written[-1][1]
     assert last == link.to_host_bytes["write-back"]  # nothing follows the last group
     assert_nothing_left(engine, branches)

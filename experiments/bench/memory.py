@@ -281,7 +281,7 @@ def sweep_budget(model: Any, case: Case) -> int:
 def _time(result: dict[str, Any], quick: bool, model_name: str, out: Path, trace: Path | None) -> None:
     model, tokenizer = load(model_name, dtype=torch.bfloat16)
     pack_linears(model)
-    beams, new_tokens = (8, 96) if quick else (16, 960)
+    beams, new_tokens = (8, 96) if quick else (16, 480)
     case = Case(beams, 128, new_tokens, 32)
     resident = measure(model, tokenizer, "resident", case)
     step_s = resident["total_s"] / case.new_tokens

@@ -69,11 +69,6 @@ def answers(result: Result) -> str:
         for arm in found["arms"]:
             row = [regime, NAMES[arm["arm"]]]
             n = arm["problems"]
-            if isinstance(full, int):  # a record of before, which has counts alone
-                rows.append(
-                    [*row, f"{arm['correct']} of {n}", "", _changed(arm), f"{arm['skipped'] / n:.0%}", "", "", ""]
-                )
-                continue
             computed = arm["layer_rows"] + arm["layer_rows_saved"]
             gap, low, high = difference(full, arm["correct"])
             rows.append(

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ttc.protocols import Problem
 
@@ -48,6 +49,18 @@ def model_fingerprint(name: str) -> dict[str, str]:
     return {file.name: _file(file) for file in files}
 
 
+def reward_fingerprint(verifier: Any) -> dict[str, str]:
+    """The same of every model that a verifier's configuration names, its inner verifiers' included."""
+    found: dict[str, str] = {}
+    for key, value in verifier.items():
+        if key == "model" and isinstance(value, str):
+            found |= {f"{value}, {part}": mark for part, mark in model_fingerprint(value).items()}
+        for inner in [value] if isinstance(value, Mapping) else value if isinstance(value, list) else []:
+            if isinstance(inner, Mapping):
+                found |= reward_fingerprint(inner)
+    return found
+
+
 def differences(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> list[str]:
     """What changed between two fingerprints, a line each.
 
@@ -58,7 +71,12 @@ def differences(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mappi
     if changed := [name for name in rows if rows_now.get(name, rows[name]) != rows[name]]:
         shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
         lines.append(f"the question or gold answer of {len(changed)} of {len(rows)} solved problems: {shown}")
-    for part, what in (("examples", "solved examples"), ("model", "model"), ("code", "code")):
+    for part, what in (
+        ("examples", "solved examples"),
+        ("model", "model"),
+        ("verifier", "verifier's model"),
+        ("code", "code"),
+    ):
         old, new = before.get(part), now.get(part)
         if not old or not new:  # not known then, or not yet
             continue

@@ -16,7 +16,7 @@ from experiments.build import make_engine, make_template, make_verifier, resolve
 from experiments.data import Task, graded, load_task
 from experiments.dry import describe
 from experiments.example import example, telling
-from experiments.fingerprint import fingerprint, model_fingerprint
+from experiments.fingerprint import fingerprint, model_fingerprint, reward_fingerprint
 from experiments.own_classes import code_fingerprint
 from experiments.records import RunFolder, own_figures
 from experiments.screen import Progress, failures, say, show_logged, table
@@ -59,6 +59,7 @@ def run(config: DictConfig) -> dict[str, Any]:
         print(describe(config, template, task))
         return {}
     inputs = fingerprint(config.model.name, task.problems, task.failures, template.examples)
+    inputs["verifier"] = reward_fingerprint(OmegaConf.to_container(config.verifier, resolve=True))
     inputs["code"] = code_fingerprint(config)
     total = len(task.problems) + len(task.failures)
     say(f"{_title(search, verifier)}, {config.model.name}, {config.dataset.name}: {total} problems")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -53,7 +54,7 @@ class CertaintyProbe(Search):
     def run(self, root: Branch, case: Case) -> SearchSteps:
         chain, answers = root, list[str | None]()
         probe_step = Step(self.probe_tokens, end=case.end)
-        try:
+        with suppress(BudgetExceeded):  # the chain as far as it came is the answer
             for length in range(0, self.max_tokens, self.every):
                 step = Step(min(self.every, self.max_tokens - length), end=case.end)
                 (grown,) = yield Expand([chain], 1, step, self.sampling)
@@ -72,8 +73,6 @@ class CertaintyProbe(Search):
                 if len(last) == self.agree and last[0] is not None and len(set(last)) == 1:
                     return [probe]
                 yield Release([probe])
-        except BudgetExceeded:
-            pass
         return [] if chain is root else [chain]
 
     def certain_answer(self, probe: Branch, extract: Extract) -> str | None:

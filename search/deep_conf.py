@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from typing import ClassVar, Literal, get_args
@@ -80,14 +81,12 @@ class DeepConf(Search):
             return samples
         threshold = comparable(float(np.quantile([self.lowest(sample) for sample in samples], 1 - self.keep)))
         sure = yield from self.reaching(samples, threshold)
-        try:
+        with suppress(BudgetExceeded):  # samples that are cut off have no vote
             for made in range(first, self.n, self.block):
                 if self.agreed(sure, case.extract):
                     break
                 more = yield from self.watched(root, min(self.block, self.n - made), threshold, case)
                 sure += yield from self.reaching(more, threshold)
-        except BudgetExceeded:
-            pass  # what is half done has no vote
         return sure
 
     def watched(self, root: Branch, count: int, threshold: float, case: Case) -> SearchSteps:

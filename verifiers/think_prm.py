@@ -77,7 +77,7 @@ class ThinkPRM(RewardModel):
         return self.whole(self.chat([{"role": "user", "content": PROBLEM.format(question, "".join(steps)) + MARK}]))
 
     def score(self, output: Tensor) -> float:
-        raise NotImplementedError("the score is read after a verification")
+        raise NotImplementedError("no output of the text is read: `rate` asks after a verification")
 
     def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
         mirror = self.mirror(backend)

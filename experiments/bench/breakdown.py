@@ -19,7 +19,7 @@ from ttc.engine import Engine
 from ttc.model.loading import load
 from ttc.model.packed_linear import PackedProduct
 from ttc.model.program import Program
-from ttc.passes.decode import RunningBatch
+from ttc.passes import decode
 
 CASES = ((64, 1), (4096, 8))
 STEPS = 64
@@ -43,10 +43,10 @@ def timers() -> Iterator[dict[str, float]]:
 
         return call
 
-    product, append, attend, run = PackedProduct.product, RunningBatch._append, Plan.attend, Program.run
+    product, draw, attend, run = PackedProduct.product, decode.draw_tokens, Plan.attend, Program.run
     PackedProduct.product = timed("linear layers", product)  # type: ignore[method-assign]
     Plan.attend = timed("attention", attend)  # type: ignore[method-assign]
-    RunningBatch._append = timed("sampling", append)  # type: ignore[method-assign]
+    decode.draw_tokens = timed("sampling", draw)
 
     def run_timed(program: Program, part: int) -> None:
         start = time.perf_counter()
@@ -57,7 +57,7 @@ def timers() -> Iterator[dict[str, float]]:
     try:
         yield seconds
     finally:
-        PackedProduct.product, RunningBatch._append = product, append  # type: ignore[method-assign]
+        PackedProduct.product, decode.draw_tokens = product, draw  # type: ignore[method-assign]
         Plan.attend, Program.run = attend, run  # type: ignore[method-assign]
 
 

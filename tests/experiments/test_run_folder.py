@@ -116,6 +116,20 @@ def test_weights_that_changed_under_the_same_path_are_refused(place: Path) -> No
     assert len(records(place)) == 4
 
 
+@pytest.mark.parametrize("inner", ["", "ensemble"])
+def test_weights_of_a_verifier_that_changed_under_the_same_path_are_refused(place: Path, inner: str) -> None:
+    judge = save_model(place / "judge")
+    words = ["search=best_of_n", "search.n=2", "dataset.limit=1", "verifier=llm_judge", f"verifier.model={judge}"]
+    if inner:
+        part = f"{{_target_: verifiers.LLMJudge, model: {judge}}}"
+        words[3:] = ["verifier=ensemble", f"verifier.parts=[{part},confidence]"]
+    run(composed(place, *words))
+    run(composed(place, *words))
+    save_model(place / "judge", seed=1)
+    with pytest.raises(InvalidInput, match=r"the verifier's model, .*judge, model\.safetensors: \d+ bytes, hash"):
+        run(composed(place, *words))
+
+
 def test_solved_examples_that_changed_are_refused(place: Path) -> None:
     shots = ["dataset.shots=1", f"dataset.shots_path={place / 'shots.jsonl'}"]
     save_rows(place / "shots.jsonl", [{"question": "9 ?", "answer": "9"}])

@@ -5,24 +5,22 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from itertools import accumulate, chain
-from math import inf, nan
+from math import inf
 from threading import RLock
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from ttc.attention.plan import DecodePlan, depth_first
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.memory.kv import KV
 from ttc.memory.tails import Tails, freeze, grown, keep_rows, write_new
+from ttc.passes.rows import Request, Row, draw_tokens, paths
 from ttc.passes.runtime import Runtime
 from ttc.passes.stops import Stops, check_step
-from ttc.sampling import SAMPLED, Sampling, draw, random_states
+from ttc.sampling import SAMPLED, Sampling
 from ttc.tree.branch import Branch, StepEnd, by_problem, check_live
-from ttc.tree.segment import Segment
 from ttc.usage import count_pass
 
 
@@ -32,38 +30,6 @@ class Gate(Protocol):
     def losers(self, problem: Sequence[Branch]) -> list[Branch]:
         """Those of a problem's branches in this step that stop now."""
         ...
-
-
-@dataclass(frozen=True, eq=False)
-class Request:
-    """What `RunningBatch.add` was asked for: one step of some branches, which begin it together."""
-
-    stops: Stops
-    sampling: Sampling
-    statistics: bool
-    problems: list[list[Branch]]
-
-
-@dataclass(eq=False)
-class Row:
-    """A branch in a batch. start, limit: `len(tokens)` at the step's start, and where it ends at the latest. place: the
-    number of its tail, once it has one."""
-
-    branch: Branch
-    request: Request
-    start: int
-    limit: int
-    place: int = -1
-
-    @property
-    def filled(self) -> int:
-        """The tokens that its tail holds."""
-        return len(self.branch.tokens) - 1 - self.branch.leaf.end
-
-    @property
-    def room(self) -> int:
-        """The tokens that its tail has to have room for."""
-        return self.limit - 1 - self.branch.leaf.end
 
 
 class RunningBatch:
@@ -241,7 +207,7 @@ class RunningBatch:
                 self.runtime.tree.compact(leaf)
             self.capacity = max(row.room for row in rows)
             try:
-                chosen = self.runtime.residency.groups(_paths(rows), self.capacity)
+                chosen = self.runtime.residency.groups(paths(rows), self.capacity)
                 self._check_gate(rows, chosen)
                 break
             except OutOfMemory:
@@ -262,7 +228,7 @@ class RunningBatch:
     def _enter(self, rows: list[Row]) -> None:
         """A group begins to decode; its tails are made."""
         self.rows, upcoming = rows, self.groups[0] if self.groups else []
-        self.tails = self.runtime.residency.enter(_paths(rows), _paths(upcoming), self.capacity)
+        self.tails = self.runtime.residency.enter(paths(rows), paths(upcoming), self.capacity)
         for place, row in enumerate(rows):
             row.place = place
 
@@ -307,7 +273,7 @@ class RunningBatch:
         if tails.mirrored_tokens is not None:
             write_new(memory, self._tails())
         count_pass(row.branch.usage for row in rows)
-        self._append(rows, logits)
+        draw_tokens(rows, logits)
         if not (ended := self._ended()):
             return []
         compact = plan.fused is None or any(tails.host)  # the kernel alone passes over gaps
@@ -324,7 +290,7 @@ class RunningBatch:
         if self.plan is None:
             assert self.tails is not None
             residency, rows = self.runtime.residency, self.rows
-            entries = residency.entries(_paths(rows))
+            entries = residency.entries(paths(rows))
             positions = [len(row.branch.tokens) - 1 for row in rows]
             stream = residency.stream(entries, positions, self._tails(), repeat=True)
             filled, places = [row.filled for row in rows], [row.place for row in rows]
@@ -335,20 +301,6 @@ class RunningBatch:
     def _tails(self) -> Tails:
         assert self.tails is not None
         return Tails(self.tails, max(r.place for r in self.rows) + 1, max(r.filled for r in self.rows))
-
-    def _append(self, rows: Sequence[Row], logits: Tensor) -> None:
-        """Draw a token for each row, those with the same options together."""
-        alike: dict[tuple[Sampling, bool], list[int]] = {}
-        for i, row in enumerate(rows):
-            alike.setdefault((row.request.sampling, row.request.statistics), []).append(i)
-        for (sampling, statistics), chosen in alike.items():
-            branches = [rows[i].branch for i in chosen]
-            states = random_states([b.key for b in branches], [len(b.tokens) for b in branches])
-            draws = draw(logits if len(alike) == 1 else logits[chosen], sampling, states, statistics=statistics)
-            columns = (column or [nan] * len(branches) for column in draws)
-            for branch, token, *figures in zip(branches, *columns, strict=True):
-                branch.append(int(token), *figures)
-                branch.usage.generated_tokens += 1
 
     def _ended(self) -> dict[Row, StepEnd]:
         """The rows whose last token was their step's, and why."""
@@ -374,7 +326,7 @@ class RunningBatch:
         try:
             for row, reason in ended.items():
                 self._freeze(row)
-                _record(row.branch, reason)
+                row.end(reason)
                 done.add(row)
         finally:
             self.rows = [row for row in self.rows if row not in done]
@@ -416,7 +368,7 @@ class RunningBatch:
         except Exception:
             row.branch.take_back(lost)
         if len(row.branch.tokens) > row.start:
-            _record(row.branch, "interrupted")
+            row.end("interrupted")
 
     def _leave(self) -> None:
         """Nobody is at work any more."""
@@ -435,12 +387,3 @@ class RunningBatch:
         if self.plan is not None:
             self.plan.close()
             self.plan = None
-
-
-def _record(branch: Branch, reason: StepEnd) -> None:
-    branch.step_ends.append(len(branch.tokens))
-    branch.step_reasons.append(reason)
-
-
-def _paths(rows: Sequence[Row]) -> list[list[Segment]]:
-    return [row.branch.leaf.path() for row in rows]

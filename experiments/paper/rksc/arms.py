@@ -36,11 +36,11 @@ REGIMES: dict[str, list[str]] = {
 }
 SOLVABLE = [
     "dataset.pad_chars=0",
-    "dataset.params={min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 2}",
+    "dataset.params={min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}",
     "search.hints=[]",
     "search.phrasings=['{question}', 'Please answer this. {question}', 'Here is a task. {question}']",
 ]
-"""Sums of two numbers, each asked in three ways."""
+"""Sums of two one-digit numbers, each asked in three ways."""
 
 MAX_DISAGREEMENT = 0.004
 """The largest share of held-out answers that thresholds may change: the error rate that RKSC reports."""

@@ -12,7 +12,7 @@ from typing import Any, TextIO, TypeVar
 
 from tqdm import tqdm
 
-from experiments.summary import wilson
+from experiments.stats import wilson
 
 WIDTH = 80
 """The most columns that a line of progress takes."""

@@ -12,7 +12,8 @@ from typing import Any, get_args
 import numpy as np
 
 from experiments.records import read_records
-from experiments.summary import failed, wilson
+from experiments.stats import wilson
+from experiments.summary import failed
 from search.selection import Measure, Rule, Sample, all_rules
 from ttc.errors import InvalidInput, TTCError
 from ttc.sampling import random_key

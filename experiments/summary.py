@@ -2,37 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from experiments.stats import maj_at_k, pass_at_k, wilson
 from ttc.text.answers import canonical
-
-Z95 = 1.959963984540054
-
-
-def wilson(correct: int, total: int, z: float = Z95) -> tuple[float, float]:
-    """Wilson's score interval for a proportion (Wilson, 1927); (0, 1) for no trials."""
-    if total == 0:
-        return 0.0, 1.0
-    p = correct / total
-    centre = p + z * z / (2 * total)
-    spread = z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
-    scale = 1 + z * z / total
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
-
-
-def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Unbiased estimate of the chance that one of k samples is right, from n (Chen et al., 2021, Eq. 1)."""
-    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
-
-
-def majority(answers: Sequence[str | None]) -> str | None:
-    """The most frequent answer, the first found of equals; invalid answers are dropped."""
-    found = Counter(key for answer in answers if (key := canonical(answer)) is not None)
-    return max(found, key=lambda key: found[key]) if found else None
 
 
 def failed(record: dict[str, Any]) -> bool:
@@ -55,7 +31,7 @@ def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Accuracy with its 95% interval, pass@k and maj@k over the final branches, tokens, time, and what was approximate.
 
     A problem that failed counts as wrong everywhere. k runs over the powers of two that every solved problem has
-    branches for.
+    branches for. Both are over all subsets of k branches; in maj@k ties count in part.
     """
     solved = [r for r in records if r["branches"] and not failed(r)]
     right = [r for r in records if not failed(r)]
@@ -106,6 +82,14 @@ def _pass(record: dict[str, Any], k: int) -> float:
 
 
 def _majority(record: dict[str, Any], k: int) -> float:
-    first = [] if failed(record) else sorted(record["branches"], key=lambda b: b["path"])[:k]
-    winner = majority([b["answer"] for b in first])
-    return float(any(b["correct"] for b in first if winner is not None and canonical(b["answer"]) == winner))
+    branches = [] if failed(record) else record["branches"]
+    return maj_at_k(*votes(branches), k) if branches else 0.0
+
+
+def votes(branches: Sequence[dict[str, Any]]) -> tuple[list[tuple[int, bool]], int]:
+    """How many branches gave each answer, with whether it is right, and how many gave none: `maj_at_k`'s arguments."""
+    keys = [canonical(branch["answer"]) for branch in branches]
+    right = {key: branch["correct"] for key, branch in zip(keys, branches, strict=True)}
+    counts = Counter(keys)
+    invalid = counts.pop(None, 0)
+    return [(count, right[key]) for key, count in counts.items()], invalid

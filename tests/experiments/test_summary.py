@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from experiments.summary import failure_reasons, majority, pass_at_k, summarise, wilson
+from experiments.summary import failure_reasons, summarise, votes
 
 
-def test_wilson() -> None:
-    assert wilson(0, 0) == (0.0, 1.0)
-    assert wilson(8, 20) == pytest.approx((0.2188, 0.6134), abs=1e-4)  # published example values
-    assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
-    assert wilson(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
+def test_answers_that_are_the_same_number_are_one_vote() -> None:
+    answers = ["3", None, "4", "3.0", " ", "4"]
+    branches = [{"answer": answer, "correct": answer == "4"} for answer in answers]
+    assert votes(branches) == ([(2, False), (2, True)], 2)
 
 
-@given(st.integers(1, 7), st.data())
-@settings(max_examples=40, deadline=None, derandomize=True)
-def test_pass_at_k_counts_subsets(n: int, data: Any) -> None:
-    correct, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
-    hits = [any(i < correct for i in subset) for subset in itertools.combinations(range(n), k)]
-    assert math.isclose(pass_at_k(n, correct, k), sum(hits) / len(hits))
-
-
-def test_majority_and_summary() -> None:
-    assert majority(["3", None, "4", "3.0", "4"]) == "3"
-    assert majority([None, None]) is None
-
+def test_the_summary_of_two_problems() -> None:
     def record(answers: list[str], right: str) -> dict[str, Any]:
         branches = [{"path": [i], "answer": a, "correct": a == right} for i, a in enumerate(answers)]
         usage = {"generated_tokens": 10, "verifier_tokens": 2, "prompt_tokens": 5}

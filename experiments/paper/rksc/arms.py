@@ -13,7 +13,7 @@ from experiments.calibrate.job import observe
 from experiments.data import graded
 from experiments.paper.rksc.setting import HELD_OUT_SEED, Setting, loaded
 from experiments.screen import with_progress
-from experiments.summary import wilson
+from experiments.stats import wilson
 from search import solve
 from ttc.calibration.confidence_gate import calibrate
 from ttc.calibration.early_exit import Rating, calibrate_exit

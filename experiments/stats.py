@@ -1,0 +1,211 @@
+"""The statistics of evaluations: intervals, tests of paired answers, and estimates over subsets of samples.
+
+After Miller, "Adding Error Bars to Evals" (2024, arXiv 2411.00640) where nothing else is said. A value belongs to one
+question: 0 or 1 for a single run, the mean over the runs of a question that was asked several times. Questions that
+share a source, as a passage, are a cluster: they are right or wrong together, so the error is that of the clusters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+Z95 = 1.959963984540054
+POWER = 0.8
+"""The chance with which a difference as large as the minimal detectable effect is found."""
+
+Clusters = Sequence[Hashable] | None
+"""The source of each question; None where every question is its own."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its standard error (NaN where it is not known) and 95% interval. interval: how that was found."""
+
+    mean: float
+    error: float
+    low: float
+    high: float
+    interval: str = "standard error"
+
+
+@dataclass(frozen=True)
+class Paired:
+    """What two rows differ by on the same questions: the mean of A - B.
+
+    correlation: of A's and B's values; None where one of them is constant. p: two-sided. test: "McNemar", "z", or
+    "z, not paired". detectable: the difference that a comparison like this one finds with 80% probability at the 5%
+    level; None where the values say nothing about their spread.
+    """
+
+    difference: Estimate
+    correlation: float | None
+    p: float
+    test: str
+    detectable: float | None
+
+
+def wilson(correct: float, total: int, z: float = Z95) -> tuple[float, float]:
+    """Wilson's score interval for a proportion (Wilson, 1927); (0, 1) for no trials."""
+    if total == 0:
+        return 0.0, 1.0
+    p = correct / total
+    centre = p + z * z / (2 * total)
+    spread = z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
+    scale = 1 + z * z / total
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+def standard_error(values: Sequence[float], clusters: Clusters = None) -> float:
+    """Of the mean of `values`, one per question: their standard deviation / sqrt(n), or the clustered one (Miller,
+    Section 2.2), times sqrt(G / (G - 1)) for G clusters, so that clusters of one question give the plain error.
+
+    NaN where one question, or one cluster, says nothing about the spread.
+    """
+    gaps = np.asarray(values, dtype=float) - np.mean(values)
+    groups = range(len(values)) if clusters is None else clusters
+    sums: dict[Hashable, float] = {}
+    for group, gap in zip(groups, gaps, strict=True):
+        sums[group] = sums.get(group, 0.0) + float(gap)
+    if len(sums) < 2:
+        return math.nan
+    return math.sqrt(sum(s * s for s in sums.values()) * len(sums) / (len(sums) - 1)) / len(values)
+
+
+def accuracy(values: Sequence[float], clusters: Clusters = None) -> Estimate:
+    """The mean of values in [0, 1] with the interval that fits them.
+
+    Wilson's, if all are 0 or 1 and no questions share a source. Otherwise the mean +- 1.96 standard errors, cut at 0
+    and 1. Where that error is 0 or unknown (all questions alike), Wilson's over the questions, or over the clusters:
+    an interval without width would claim too much.
+    """
+    mean, n = float(np.mean(values)), len(values)
+    apart = clusters is None or len(set(clusters)) == n
+    if apart and all(value in (0, 1) for value in values):
+        return Estimate(mean, math.sqrt(mean * (1 - mean) / n), *wilson(sum(values), n), "Wilson")
+    error = standard_error(values, clusters)
+    if error > 0:
+        how = "standard error" if apart else "clustered standard error"
+        return Estimate(mean, error, max(0.0, mean - Z95 * error), min(1.0, mean + Z95 * error), how)
+    trials = n if clusters is None else len(set(clusters))
+    return Estimate(mean, error, *wilson(mean * trials, trials), "Wilson")
+
+
+def paired(a: Sequence[float], b: Sequence[float], clusters: Clusters = None) -> Paired:
+    """A minus B over the same questions.
+
+    The test is McNemar's, exact, where both are single runs of questions with sources of their own; otherwise z, the
+    difference over its standard error.
+    """
+    gaps = np.asarray(a, dtype=float) - np.asarray(b, dtype=float)
+    mean, error = float(gaps.mean()), standard_error(gaps.tolist(), clusters)
+    single = all(value in (0, 1) for value in (*a, *b)) and (clusters is None or len(set(clusters)) == len(a))
+    if single:
+        p = mcnemar(int((gaps > 0).sum()), int((gaps < 0).sum()))
+    elif error > 0:
+        p = 2 * NormalDist().cdf(-abs(mean / error))
+    else:  # without a spread the signs are left: all of G independent differences have the same one, or there are none
+        p = 1.0 if mean == 0 else 2.0 ** (1 - (len(a) if clusters is None else len(set(clusters))))
+    known = error if error > 0 else 0.0
+    difference = Estimate(mean, error, mean - Z95 * known, mean + Z95 * known)
+    detectable = detectable_effect(error * error * len(a), len(a)) if error > 0 else None
+    return Paired(difference, correlation(a, b), p, "McNemar" if single else "z", detectable)
+
+
+def unpaired(a: Estimate, b: Estimate) -> Paired:
+    """A minus B of rows on different questions. The interval is made of both rows' (Newcombe, 1998, method 10), and p
+    is that of a z test with the error on its side towards 0, so that both agree on whether there is a difference."""
+    gap = a.mean - b.mean
+    low = gap - math.hypot(a.mean - a.low, b.high - b.mean)
+    high = gap + math.hypot(a.high - a.mean, b.mean - b.low)
+    towards = (gap - low if gap > 0 else high - gap) / Z95
+    p = 1.0 if gap == 0 else 2 * NormalDist().cdf(-abs(gap) / towards)
+    error = math.hypot(a.error, b.error)
+    detectable = detectable_effect(error * error, 1) if error > 0 else None
+    return Paired(Estimate(gap, error, low, high, "both rows' intervals"), None, p, "z, not paired", detectable)
+
+
+def correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Pearson's; None where one side is constant."""
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return None
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def mcnemar(only_a: int, only_b: int) -> float:
+    """Exact two-sided p of McNemar's test: of the questions that one of two runs alone got right, how many each did.
+
+    Under the null hypothesis either is as likely, so it is a binomial test with probability 1/2.
+    """
+    n = only_a + only_b
+    tail = sum(math.comb(n, i) for i in range(min(only_a, only_b) + 1))
+    return min(1.0, 2 * tail / 2**n)
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values (Holm, 1979), in the order given: below 0.05, the chance that any one of all is a false
+    alarm stays below 5%."""
+    adjusted, highest = [0.0] * len(ps), 0.0
+    for rank, place in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        highest = max(highest, min(1.0, (len(ps) - rank) * ps[place]))
+        adjusted[place] = highest
+    return adjusted
+
+
+def detectable_effect(variance: float, n: int, alpha: float = 0.05, power: float = POWER) -> float:
+    """The smallest true difference that n questions show with probability `power` at level `alpha` (Miller, Section 5).
+
+    variance: of a question's difference, omega^2 + sigma_A^2 / K_A + sigma_B^2 / K_B: between questions, and within
+    them over the K runs of each side. The variance of the paired differences estimates this sum.
+    """
+    normal = NormalDist()
+    return (normal.inv_cdf(1 - alpha / 2) + normal.inv_cdf(power)) * math.sqrt(variance / n)
+
+
+# ---------------------------------------------------------------- samples of one question
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Unbiased estimate of the chance that one of k samples is right, from n (Chen et al., 2021, Eq. 1)."""
+    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
+
+
+def maj_at_k(votes: Sequence[tuple[int, bool]], invalid: int, k: int) -> float:
+    """The chance that the most frequent answer of k samples is right, over all subsets of k; a tie counts in part.
+
+    votes: for each answer, how many of the n samples gave it, and whether it is right. invalid: samples without an
+    answer, which have no vote. Among t equally frequent answers each is chosen with probability 1/t.
+    Nothing is drawn: subsets are counted by polynomials, one for each answer, in which x^i stands for i of its
+    votes in the subset and y for a tie with the right answer. The time grows with k^2 and the number of answers.
+    """
+    n = sum(count for count, _ in votes) + invalid
+    total = math.comb(n, k)
+    share = 0.0
+    for place, (count, right) in enumerate(votes):
+        if not right:
+            continue
+        others = [other for i, (other, _) in enumerate(votes) if i != place]
+        for own in range(1, min(count, k) + 1):
+            ways = _subsets(others, invalid, own, k - own)  # (ties,)
+            share += math.comb(count, own) / total * float((ways / np.arange(1, len(ways) + 1)).sum())
+    return share
+
+
+def _subsets(others: Sequence[int], invalid: int, own: int, size: int) -> np.ndarray:
+    """How many subsets of `size` samples, none of an answer's `own` votes, give no other answer more votes than it has,
+    by the number of answers that have as many: (ties + 1,)."""
+    ties = min(len(others), size // own)
+    ways = np.zeros((size + 1, ties + 1))
+    ways[: min(invalid, size) + 1, 0] = [float(math.comb(invalid, i)) for i in range(min(invalid, size) + 1)]
+    for count in others:
+        longer = ways.copy()
+        for i in range(1, min(count, own - 1, size) + 1):
+            longer[i:] += math.comb(count, i) * ways[:-i]
+        if own <= min(count, size):
+            longer[own:, 1:] += math.comb(count, own) * ways[:-own, :-1]
+        ways = longer
+    return ways[size]

@@ -1,0 +1,191 @@
+"""Intervals, tests of paired answers, and estimates over subsets of samples."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, defaultdict
+from statistics import NormalDist, mean, stdev, variance
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.stats import (
+    accuracy,
+    correlation,
+    detectable_effect,
+    holm,
+    maj_at_k,
+    mcnemar,
+    paired,
+    pass_at_k,
+    standard_error,
+    unpaired,
+    wilson,
+)
+
+few = settings(max_examples=60, deadline=None, derandomize=True)
+marks = st.lists(st.tuples(st.sampled_from([0, 1]), st.sampled_from([0, 1])), min_size=2, max_size=30)
+
+
+def test_wilson() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)
+    assert wilson(8, 20) == pytest.approx((0.2188, 0.6134), abs=1e-4)  # published example values
+    assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+    assert wilson(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
+
+
+def test_mcnemar_is_the_binomial_test_of_the_questions_that_differ() -> None:
+    assert mcnemar(0, 0) == mcnemar(4, 4) == 1.0
+    assert mcnemar(1, 9) == mcnemar(9, 1) == 22 / 1024
+    assert mcnemar(0, 6) == 2 / 64
+    for a, b in ((3, 8), (0, 5), (7, 7)):  # of all ways to flip coins, those at least as uneven
+        flips = [sum(coins) for coins in itertools.product([0, 1], repeat=a + b)]
+        assert mcnemar(a, b) == pytest.approx(mean(abs(2 * heads - a - b) >= abs(a - b) for heads in flips))
+
+
+def test_holm_as_r_adjusts() -> None:
+    assert holm([]) == []
+    assert holm([0.01, 0.02, 0.03, 0.04]) == pytest.approx([0.04, 0.06, 0.06, 0.06])  # p.adjust(..., "holm")
+    assert holm([0.5, 0.001, 0.6]) == pytest.approx([1.0, 0.003, 1.0])
+
+
+@given(st.lists(st.floats(0, 1), max_size=12))
+@few
+def test_holm_lies_between_the_plain_p_and_bonferronis(ps: list[float]) -> None:
+    for p, adjusted in zip(ps, holm(ps), strict=True):
+        assert p <= adjusted <= min(1.0, len(ps) * p) or math.isclose(adjusted, min(1.0, len(ps) * p))
+    assert sorted(range(len(ps)), key=lambda i: (ps[i], holm(ps)[i])) == sorted(range(len(ps)), key=ps.__getitem__)
+
+
+def test_the_error_of_a_mean_over_questions() -> None:
+    values = [0.25, 0.5, 1.0, 0.0, 0.75]
+    assert standard_error(values) == pytest.approx(stdev(values) / math.sqrt(5))
+    assert math.isnan(standard_error([0.5]))
+    assert math.isnan(standard_error([0.5, 0.2], ["one", "one"]))
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 4)), min_size=2, max_size=20))
+@few
+def test_the_clustered_error_sums_over_pairs_of_a_cluster(rows: list[tuple[float, int]]) -> None:
+    values, clusters = [v for v, _ in rows], [c for _, c in rows]
+    centre, n, groups = mean(values), len(rows), len(set(clusters))
+    pairs = sum((v - centre) * (w - centre) for v, c in rows for w, d in rows if c == d)  # Miller, Section 2.2
+    if groups > 1:
+        wanted = math.sqrt(max(0.0, pairs) * groups / (groups - 1)) / n
+        assert standard_error(values, clusters) == pytest.approx(wanted, abs=1e-9)
+    assert standard_error(values, range(n)) == pytest.approx(standard_error(values))
+
+
+def test_questions_of_a_few_sources_are_less_certain() -> None:
+    values = [1, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0, 0]
+    plain, clustered = accuracy(values), accuracy(values, [i // 3 for i in range(12)])
+    assert plain.mean == clustered.mean == 0.5
+    assert (plain.low, plain.high) == wilson(6, 12)
+    assert clustered.error == pytest.approx(0.5 / math.sqrt(3))  # four sources, each all right or all wrong
+    assert clustered.low == 0.0 and clustered.high == 1.0  # half a +- 1.96 errors, cut
+
+
+def test_repeated_runs_have_the_error_of_their_questions_means() -> None:
+    found = accuracy([0.25, 0.5, 1.0, 0.0, 0.75])
+    error = stdev([0.25, 0.5, 1.0, 0.0, 0.75]) / math.sqrt(5)
+    assert (found.mean, found.error) == pytest.approx((0.5, error))
+    assert (found.low, found.high) == pytest.approx((0.5 - 1.959964 * error, 0.5 + 1.959964 * error))
+    same = accuracy([0.5, 0.5, 0.5, 0.5])
+    assert found.interval == "standard error" and same.interval == "Wilson"
+    assert (same.error, same.low, same.high) == (0.0, *wilson(2, 4))  # no width would claim too much
+
+
+@given(marks)
+@few
+def test_a_paired_difference_knows_what_both_got_right(rows: list[tuple[int, int]]) -> None:
+    a, b = [x for x, _ in rows], [y for _, y in rows]
+    found = paired(a, b)
+    gaps = [x - y for x, y in rows]
+    assert found.test == "McNemar" and found.p == mcnemar(gaps.count(1), gaps.count(-1))
+    assert found.difference.mean == pytest.approx(mean(gaps))
+    error = math.sqrt(variance(gaps) / len(gaps))
+    assert found.difference.error == pytest.approx(error)
+    assert found.difference.high - found.difference.low == pytest.approx(2 * 1.959963984540054 * error)
+    back = paired(b, a)
+    assert (back.p, back.difference.mean) == pytest.approx((found.p, -found.difference.mean))
+    if (r := correlation(a, b)) is not None:  # the more alike, the smaller the error
+        parts = variance(a) + variance(b) - 2 * r * stdev(a) * stdev(b)
+        assert variance(gaps) == pytest.approx(parts, abs=1e-9)
+    if found.detectable is not None:
+        assert found.detectable == pytest.approx(2.8015852 * error)
+
+
+def test_a_comparison_of_repeated_runs_is_a_z_test() -> None:
+    a, b = [0.5, 1.0, 0.75, 0.0, 1.0], [0.25, 0.5, 0.75, 0.25, 0.5]
+    gaps = [x - y for x, y in zip(a, b, strict=True)]
+    found = paired(a, b)
+    z = mean(gaps) / (stdev(gaps) / math.sqrt(5))
+    assert (found.test, found.p) == ("z", pytest.approx(2 * (1 - NormalDist().cdf(z))))
+    assert paired(a, a).p == 1.0 and paired(a, a).detectable is None
+    assert paired([0.5] * 6, [0.25] * 6).p == 2 / 64  # as if six coins fell alike
+    assert paired([1, 0, 1, 1], [0, 0, 1, 0], ["x", "x", "y", "y"]).test == "z"  # questions that depend on each other
+
+
+def test_rows_on_different_questions_differ_by_newcombes_interval() -> None:
+    found = unpaired(accuracy([1] * 56 + [0] * 14), accuracy([1] * 48 + [0] * 32))  # Newcombe's first example
+    assert (found.difference.low, found.difference.high) == pytest.approx((0.0524, 0.3339), abs=1e-4)
+    assert found.difference.mean == pytest.approx(0.2) and found.p < 0.05
+    assert unpaired(accuracy([1, 0]), accuracy([0, 1])).p == 1.0
+
+
+@given(marks)
+@few
+def test_p_and_interval_of_an_unpaired_difference_agree(rows: list[tuple[int, int]]) -> None:
+    found = unpaired(accuracy([a for a, _ in rows]), accuracy([b for _, b in rows]))
+    shows = not found.difference.low <= 0 <= found.difference.high
+    assert shows == (found.p < 0.05) or math.isclose(found.p, 0.05)
+
+
+def test_the_detectable_effect_of_millers_example() -> None:
+    assert detectable_effect(1 / 9, 969) == pytest.approx(0.03, abs=1e-5)  # Section 5: 969 questions for 3 points
+    omega, sigma_a, sigma_b = 1 / 9, 1 / 6, 1 / 8
+    delta = detectable_effect(omega + sigma_a / 4 + sigma_b / 2, 500)
+    z = NormalDist().inv_cdf
+    assert (z(0.975) + z(0.8)) ** 2 * (omega + sigma_a / 4 + sigma_b / 2) / delta**2 == pytest.approx(500)
+
+
+@given(st.integers(1, 7), st.data())
+@few
+def test_pass_at_k_counts_subsets(n: int, data: st.DataObject) -> None:
+    correct, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    hits = [any(i < correct for i in subset) for subset in itertools.combinations(range(n), k)]
+    assert math.isclose(pass_at_k(n, correct, k), sum(hits) / len(hits))
+
+
+@given(st.lists(st.sampled_from(["7", "7", "8", "9", "14/2", None]), min_size=1, max_size=9), st.data())
+@few
+def test_maj_at_k_counts_subsets_and_splits_ties(answers: list[str | None], data: st.DataObject) -> None:
+    """Two of the answers are right, so that one may lose to the other."""
+    k = data.draw(st.integers(1, len(answers)))
+    shares = []
+    for subset in itertools.combinations(answers, k):
+        counts = Counter(answer for answer in subset if answer is not None)
+        winners = [answer for answer in counts if counts[answer] == max(counts.values())]
+        shares.append(mean(answer in ("7", "14/2") for answer in winners) if winners else 0.0)
+    counts = Counter(answers)
+    invalid = counts.pop(None, 0)
+    votes = [(count, answer in ("7", "14/2")) for answer, count in counts.items()]
+    assert maj_at_k(votes, invalid, k) == pytest.approx(mean(shares))
+
+
+def test_maj_at_k_of_many_samples_agrees_with_drawn_subsets() -> None:
+    import random
+
+    votes, invalid, k = [(60, True), (55, False), *[(1, False)] * 100], 41, 64
+    samples = [place for place, (count, _) in enumerate(votes) for _ in range(count)] + [-1] * invalid
+    rng, hits = random.Random(0), 0.0
+    for _ in range(2000):
+        counts: dict[int, int] = defaultdict(int)
+        for place in rng.sample(samples, k):
+            counts[place] += place >= 0
+        best = max(counts.values())
+        winners = [place for place, count in counts.items() if count == best]
+        hits += (0 in winners) / len(winners)
+    assert maj_at_k(votes, invalid, k) == pytest.approx(hits / 2000, abs=0.03)

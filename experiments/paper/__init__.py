@@ -1,1 +1,1 @@
-"""Figures of two papers, calculated with this project's models of transfers and of memory."""
+"""Figures of papers, calculated with this project's models of transfers, memory and time, or measured."""

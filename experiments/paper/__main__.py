@@ -1,4 +1,4 @@
-"""`python -m experiments.paper lbs|headinfer|rksc`; without an argument, list what there is."""
+"""`python -m experiments.paper lbs|headinfer|helm|rksc`; without an argument, list what there is."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 from experiments.command import perform
-from experiments.paper import headinfer, lbs
+from experiments.paper import headinfer, helm, lbs
 
 FORMULAS = {
     "lbs": (lbs, "Figure 7 of Locality-aware Beam Scheduling: KV moved to the device"),
     "headinfer": (headinfer, "Tables 9-13 of HeadInfer: memory on the device"),
+    "helm": (helm, "the running example and Table 6.5 of HELM: where layers run"),
 }
 
 
@@ -34,11 +35,15 @@ def main() -> None:
     elif arguments.command == "rksc":
         perform(lambda: measure(arguments), f"paper {' '.join(sys.argv[1:])}")
     else:
-        paper, _ = FORMULAS[arguments.command]
-        rows = paper.rows()
-        print(paper.report(rows))
-        if arguments.json:
-            arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        perform(lambda: calculate(arguments), f"paper {' '.join(sys.argv[1:])}")
+
+
+def calculate(arguments: argparse.Namespace) -> None:
+    paper, _ = FORMULAS[arguments.command]
+    rows = paper.rows()
+    print(paper.report(rows))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 def measure(arguments: argparse.Namespace) -> None:

@@ -6,10 +6,11 @@ import json
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from experiments.paper import headinfer, lbs
+from experiments.paper import headinfer, helm, lbs
 
 GIB = 2**30
 
@@ -122,12 +123,105 @@ def test_the_arithmetic_behind_the_explanations() -> None:
     assert round(4.5e9 * 4 / GIB, 1) == pytest.approx(table_10["weights"], abs=0.1)
 
 
+def helm_weights(hidden: int, mlp: int, heads: int) -> tuple[int, int]:
+    """Bytes of a Qwen3 block and of its vocabulary's matrix, in 2 bytes: Eqs. 4.1-4.3, with the norms of q and k."""
+    block = 2 * hidden * heads * 128 + 2 * hidden * 8 * 128 + 3 * hidden * mlp + 2 * hidden + 2 * 128
+    return 2 * block, 2 * 151936 * hidden
+
+
+@pytest.fixture(scope="module")
+def helm_rows() -> list[dict[str, Any]]:
+    return helm.rows()
+
+
+def test_helm_prints_the_example_and_table_6_5(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], helm_rows: list[dict[str, Any]]
+) -> None:
+    monkeypatch.setattr(helm, "rows", lambda: helm_rows)
+    run(monkeypatch, "helm")
+    printed = capsys.readouterr().out
+    assert "| W_param of a block, MB | 385.9 | 386 |" in printed
+    assert "| 36 blocks | 7 GB | 18 | 155.6 | 32.1 | 187.8 |" in printed
+    assert "| 38 units | 7 GiB | 21 | 172.9 | 34.3 | 207.2 |" in printed
+    assert "| RTX 4060 | Qwen3-8B | cpu(21)→cuda(17) | cpu(21)→cuda(17) | 0.73 to 1.09 | 207.2 |" in printed
+
+
+def test_helms_k_is_18_without_the_ends_in_decimal_and_21_with_them_in_binary(helm_rows: list[dict[str, Any]]) -> None:
+    block, head = helm_weights(4096, 12288, 32)
+    head += 2 * 4096  # the final norm
+    by_hand = {
+        ("36 blocks", "7 GB"): 36 - 7 * 10**9 // block,
+        ("36 blocks", "7 GiB"): 36 - 7 * GIB // block,
+        ("38 units", "7 GB"): 37 - (7 * 10**9 - head) // block,
+        ("38 units", "7 GiB"): 37 - (7 * GIB - head) // block,
+    }
+    assert by_hand == {("36 blocks", "7 GB"): 18, ("36 blocks", "7 GiB"): 17, ("38 units", "7 GB"): 23,
+                       ("38 units", "7 GiB"): 21}  # fmt: skip
+    assert {(row["split"], row["vram"]): row["k"] for row in helm_rows if row["part"] == "split"} == by_hand
+
+
+def test_the_times_of_helms_text_are_those_of_18_and_17_blocks() -> None:
+    assert round(18 * 8.6, 1) == 154.8 and round(17 * 1.8, 1) == 30.6  # as the text of section 4.1.3 has them
+
+
+def test_helms_plans_follow_from_what_is_reserved(helm_rows: list[dict[str, Any]]) -> None:
+    sizes = {
+        name: (c["hidden_size"], c["intermediate_size"], c["num_attention_heads"]) for name, c in helm.QWEN3.items()
+    }
+    vram = {"RTX 4060": 8 * GIB, "RTX 3090": 24 * GIB, "L40S": 48 * GIB}
+    ranges: dict[str, tuple[float, float]] = dict.fromkeys(vram, (0.0, float("inf")))
+    plans = [row for row in helm_rows if row["part"] == "plan"]
+    assert len(plans) == 9 + 1  # Table 6.5, and the one of section 6.4.2
+    for row in plans:
+        block, head = helm_weights(*sizes[row["model"]])
+        head += 2 * sizes[row["model"]][0]
+        blocks = row["units"] - 2
+        whole = blocks * block + head + (0 if row["model"] == "Qwen3-4B" else head - 2 * sizes[row["model"]][0])
+        on_gpu = {k: head + (blocks + 1 - k) * block for k in range(1, blocks + 2)} | {0: whole}
+        assert row["k"] == min(k for k, size in on_gpu.items() if size <= vram[row["gpu"]] - GIB)
+        k, (least, most) = row["paper_k"], ranges[row["gpu"]]
+        assert row["most_reserved_bytes"] == vram[row["gpu"]] - on_gpu[k]
+        if k:
+            assert row["least_reserved_bytes"] == vram[row["gpu"]] - on_gpu[k - 1]
+            least = max(least, row["least_reserved_bytes"] / GIB)
+        ranges[row["gpu"]] = (least, min(most, row["most_reserved_bytes"] / GIB))
+    rounded = {gpu: (round(least, 2), round(most, 2)) for gpu, (least, most) in ranges.items()}
+    assert rounded == {"RTX 4060": (0.88, 1.07), "RTX 3090": (1.66, 2.25), "L40S": (2.96, 3.86)}
+    same = [row["k"] == row["paper_k"] for row in plans]
+    assert sum(same) == 7
+    assert {row["gpu"] for row, equal in zip(plans, same, strict=True) if not equal} == {"RTX 3090", "L40S"}
+
+
+def test_how_fast_the_cpu_is_plays_no_part_in_helms_plans(
+    monkeypatch: pytest.MonkeyPatch, helm_rows: list[dict[str, Any]]
+) -> None:
+    for bandwidth in (helm.GB, 200 * helm.GB):
+        monkeypatch.setattr(helm, "CPU", helm.device("another", bandwidth))
+        monkeypatch.setitem(helm.MACHINES, "RTX 4060", helm.Machine(8 * GIB, helm.device("gpu", 218 * helm.GB), 0.14))
+        plans = [row for row in helm_rows if row["part"] == "plan"]
+        units = {row["model"]: helm.qwen3(row["model"]) for row in plans}
+        assert [row["k"] for row in helm._plans(units)] == [row["k"] for row in plans]
+
+
+def test_helms_predictions_need_other_deltas_than_it_states(helm_rows: list[dict[str, Any]]) -> None:
+    for row in helm_rows:
+        if row["part"] == "plan" and row["paper_k"] == 0:  # all weights once at M, and attention, which is little
+            block, head = helm_weights(*(helm.QWEN3[row["model"]][key] for key in ("hidden_size", "intermediate_size",
+                                                                                  "num_attention_heads")))  # fmt: skip
+            blocks, bandwidth = row["units"] - 2, {"RTX 3090": 936e9, "L40S": 864e9}[row["gpu"]]
+            assert row["roofline_ms"] == pytest.approx((blocks * block + head) / bandwidth * 1e3, rel=0.02)
+            assert row["implied_delta_ms"] == pytest.approx((row["paper_predicted_ms"] - row["roofline_ms"]) / blocks)
+            assert row["with_delta_ms"] == pytest.approx(row["roofline_ms"] + blocks * row["delta_ms"])
+    l40s = [row for row in helm_rows if row.get("gpu") == "L40S" and row["paper_k"] == 0]
+    assert all(36 * row["delta_ms"] > row["paper_predicted_ms"] for row in l40s)  # the overhead alone is more
+
+
 def test_without_an_argument_it_lists_what_there_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(monkeypatch)
     printed = capsys.readouterr().out
-    assert "lbs" in printed and "headinfer" in printed
+    assert "lbs" in printed and "headinfer" in printed and "helm" in printed
 
 
 def test_an_unknown_paper_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

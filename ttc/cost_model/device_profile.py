@@ -1,0 +1,103 @@
+"""What a device and a link can do: HELM's DeviceProfile (Eq. 4.6) and LinkProfile.
+
+The paper has two rates of computing, P_dec and P_pre. Here a profile has the rate at each of several numbers of rows,
+as a search decodes 1 to 256 rows at once. L3's bandwidth is a figure of its own; the paper takes three times M.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import isfinite, log
+
+from ttc.errors import InvalidInput
+
+Rates = Mapping[int, float]
+"""Floating-point operations a second, by rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceProfile:
+    """D of Eq. 4.6, for one dtype.
+
+    flops: P, floating-point operations a second of matrix products, by rows. P_dec is that of few rows, P_pre of many.
+    attention_flops: the same of attention. Without any, attention runs at P, as in the paper.
+    bandwidth: M, bytes a second read from memory.
+    l3_bytes, l3_bandwidth: C_L3 and B_L3; 0 where no such cache counts.
+    block_overhead_s: delta of Table 6.5, what a block costs in any pass. pass_overhead_s: what any pass costs besides.
+    eta_c, eta_m: the shares of P and of M that a model reaches.
+    Raises InvalidInput for a rate or share that is not above 0, or a size or time below 0.
+    """
+
+    name: str
+    bandwidth: float
+    flops: Rates
+    attention_flops: Rates = field(default_factory=dict)
+    l3_bytes: float = 0
+    l3_bandwidth: float = 0
+    block_overhead_s: float = 0
+    pass_overhead_s: float = 0
+    eta_c: float = 1.0
+    eta_m: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.flops:
+            raise InvalidInput(f"the profile of {self.name} has no flops; give the rate at one number of rows or more")
+        for name in ("bandwidth", "eta_c", "eta_m"):
+            _require_above_zero(f"{name} of {self.name}", getattr(self, name))
+        for name in ("flops", "attention_flops"):
+            for rows, rate in getattr(self, name).items():
+                _require_above_zero(f"{name} of {self.name} at {rows} rows", rate)
+        for name in ("l3_bytes", "l3_bandwidth", "block_overhead_s", "pass_overhead_s"):
+            _require_from_zero(f"{name} of {self.name}", getattr(self, name))
+
+    def p(self, rows: int) -> float:
+        """P at so many rows, FLOP/s; between two measured numbers of rows, on the line through their logarithms."""
+        return _at(self.flops, rows)
+
+    def p_attn(self, rows: int) -> float:
+        """P of attention at so many rows, FLOP/s."""
+        return _at(self.attention_flops or self.flops, rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkProfile:
+    """L: bytes a second and seconds of latency, each way.
+
+    simulated: whether the figures are those of a stated link, not of this machine.
+    Raises InvalidInput for a bandwidth that is not above 0, or a latency below 0.
+    """
+
+    to_device_bandwidth: float
+    to_host_bandwidth: float
+    to_device_latency_s: float = 0
+    to_host_latency_s: float = 0
+    simulated: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("to_device_bandwidth", "to_host_bandwidth"):
+            _require_above_zero(f"{name} of the link", getattr(self, name))
+        for name in ("to_device_latency_s", "to_host_latency_s"):
+            _require_from_zero(f"{name} of the link", getattr(self, name))
+
+
+def _at(rates: Rates, rows: int) -> float:
+    known = sorted(rates)
+    if rows <= known[0]:
+        return rates[known[0]]
+    for low, high in pairwise(known):
+        if rows <= high:
+            part = log(rows / low) / log(high / low)
+            return rates[low] * (rates[high] / rates[low]) ** part
+    return rates[known[-1]]
+
+
+def _require_above_zero(name: str, value: float) -> None:
+    if not (isfinite(value) and value > 0):
+        raise InvalidInput(f"{name} is {value}; it must be a number above 0")
+
+
+def _require_from_zero(name: str, value: float) -> None:
+    if not (isfinite(value) and value >= 0):
+        raise InvalidInput(f"{name} is {value}; it must be a number from 0 up")

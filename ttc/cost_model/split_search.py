@@ -1,0 +1,136 @@
+"""Which layers run on the host and which on the device: HELM's Algorithm 1.
+
+The first k partition units run on the host, the others on the device. KV lies with its layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.cost_model.dims import Positive
+from ttc.cost_model.roofline import roofline_time, t_comm
+from ttc.cost_model.unit import Pass, Unit
+from ttc.errors import InvalidInput, OutOfMemory
+
+Objective = Literal["decode", "prefill"]
+
+
+@dataclass(frozen=True)
+class Generation(Positive):
+    """W = (S, T_out, B) of Algorithm 2: branches that share a prompt, and what each of them generates."""
+
+    prompt_tokens: int
+    output_tokens: int
+    branches: int = 1
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose KV is kept in the end. The prompt's is kept once."""
+        return self.prompt_tokens + self.branches * self.output_tokens
+
+    def work(self, objective: Objective) -> Pass:
+        """The pass whose time counts: of decoding the one half way, or the prompt's."""
+        if objective == "prefill":
+            return Pass(branches=1, new_tokens=self.prompt_tokens)
+        return Pass(self.branches, own_tokens=self.output_tokens // 2, shared_tokens=self.prompt_tokens)
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """The plan pi: the first `k` of all units on the host. Times of one pass, and bytes in the end.
+
+    cpu_s, gpu_s, comm_s: T of the host's stage, of the device's stage, and T_comm.
+    device_bytes: weights, and KV unless it is offloaded. host_bytes: the rest.
+    """
+
+    k: int
+    units: int
+    cpu_s: float
+    gpu_s: float
+    comm_s: float
+    device_bytes: int
+    host_bytes: int
+
+    @property
+    def total_s(self) -> float:
+        """T_plan, Eq. 4.7."""
+        return self.cpu_s + self.gpu_s + self.comm_s
+
+
+def strategy_selector(
+    units: Sequence[Unit],
+    d_cpu: DeviceProfile,
+    d_gpu: DeviceProfile,
+    link: LinkProfile,
+    vram_bytes: int,
+    generation: Generation,
+    objective: Objective = "decode",
+    kv_offload: bool = True,
+    host_bytes: int | None = None,
+) -> SplitPlan:
+    """Algorithm 1: try each split and return the fastest that fits, the one with most on the device among equals.
+
+    vram_bytes: VRAM_avail of Eq. 4.16. host_bytes: the memory of the host, None for enough.
+    kv_offload: whether KV of the device's layers lies on the host, so that only their weights have to fit.
+    Raises OutOfMemory when no split fits, naming the bytes that would do; InvalidInput for an unknown objective.
+    """
+    if objective not in get_args(Objective):
+        raise InvalidInput(f"objective={objective!r} is unknown; choose 'decode' or 'prefill'")
+    best: SplitPlan | None = None
+    plans = [split_plan(k, units, d_cpu, d_gpu, link, generation, objective, kv_offload) for k in range(len(units) + 1)]
+    for plan in plans:
+        if plan.device_bytes > vram_bytes or (host_bytes is not None and plan.host_bytes > host_bytes):
+            continue
+        if best is None or plan.total_s < best.total_s:
+            best = plan
+    if best is None:
+        raise OutOfMemory(_nothing_fits(plans, vram_bytes, host_bytes))
+    return best
+
+
+def split_plan(
+    k: int,
+    units: Sequence[Unit],
+    d_cpu: DeviceProfile,
+    d_gpu: DeviceProfile,
+    link: LinkProfile,
+    generation: Generation,
+    objective: Objective = "decode",
+    kv_offload: bool = True,
+) -> SplitPlan:
+    """T_plan and the bytes of one split (Eqs. 4.7 and 4.16), whether it fits or not.
+
+    KV that is offloaded is not charged for its way over the link; as in the paper, it counts as hidden.
+    Raises InvalidInput unless k is from 0 (all on the device) to the number of units (all on the host).
+    """
+    if not 0 <= k <= len(units):
+        raise InvalidInput(
+            f"k={k} must be from 0 (all on the device) to {len(units)} (all {len(units)} units on the host)"
+        )
+    cpu, gpu, work = units[:k], units[k:], generation.work(objective)
+    kv = [sum(unit.kv_token_bytes for unit in stage) * generation.kv_tokens for stage in (cpu, gpu)]
+    params = [sum(unit.param_bytes for unit in stage) for stage in (cpu, gpu)]
+    if gpu:
+        params[0] += sum(unit.tied_bytes for unit in cpu)
+    return SplitPlan(
+        k,
+        len(units),
+        cpu_s=roofline_time(cpu, d_cpu, work),
+        gpu_s=roofline_time(gpu, d_gpu, work),
+        comm_s=t_comm(cpu[-1], link, work) if cpu and gpu else 0.0,
+        device_bytes=params[1] + (0 if kv_offload else kv[1]),
+        host_bytes=params[0] + kv[0] + (kv[1] if kv_offload else 0),
+    )
+
+
+def _nothing_fits(plans: Sequence[SplitPlan], vram_bytes: int, host_bytes: int | None) -> str:
+    """What is missing: the host's bytes for the split with most on the device that fits, and what would do."""
+    fits = next(plan for plan in plans if plan.device_bytes <= max(vram_bytes, 0))  # all on the host needs none
+    return (
+        f"no split fits {vram_bytes:,} bytes on the device and {host_bytes:,} on the host: with {fits.k} of "
+        f"{fits.units} units on the host, the fewest that the device leaves, the host needs {fits.host_bytes:,} bytes; "
+        f"give it these, or the device {plans[0].device_bytes:,} bytes for all units, or choose a smaller model"
+    )

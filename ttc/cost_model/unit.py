@@ -1,0 +1,121 @@
+"""What a part of a model costs: the quantities of HELM's section 4.1.1, from the embedding to the output projection.
+
+"HELM: Compiler-Guided Heterogeneous Execution for Large Language Models on Memory-Constrained Systems", Eqs. 4.1-4.5,
+4.9, 4.11 and 4.12. Different from the paper: a prefix that branches share is read once for all of them, a layer's
+window bounds what is attended, and experts that no row is routed to are not read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ttc.cost_model.dims import require_positive
+from ttc.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass over branches that stand on a shared prefix.
+
+    branches: B. new_tokens: rows of each branch in this pass, 1 when decoding. own_tokens, shared_tokens: what a branch
+    has already, of its own and in common with all others. The context c of a decoded row is own + shared + 1.
+    Raises InvalidInput for no branches or rows, or a negative length.
+    """
+
+    branches: int
+    new_tokens: int = 1
+    own_tokens: int = 0
+    shared_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        require_positive("branches", self.branches)
+        require_positive("new_tokens", self.new_tokens)
+        for name in ("own_tokens", "shared_tokens"):
+            if getattr(self, name) < 0:
+                raise InvalidInput(f"{name}={getattr(self, name)} must be 0 (none) or above")
+
+    @property
+    def rows(self) -> int:
+        """Rows of the pass, in all branches."""
+        return self.branches * self.new_tokens
+
+    def attended(self, window: int | None = None) -> int:
+        """Tokens attended, summed over the rows: B × c when decoding. A row sees itself and what is before it."""
+        first = self.shared_tokens + self.own_tokens + 1
+        last = first + self.new_tokens - 1
+        if window is None or window >= last:
+            return self.branches * (first + last) * self.new_tokens // 2
+        within = max(0, window - first)  # rows that see everything before them
+        return self.branches * ((2 * first + within - 1) * within // 2 + (self.new_tokens - within) * window)
+
+    def read(self, window: int | None = None) -> int:
+        """Tokens whose keys and values are read: of each branch its own, of the shared prefix each once."""
+        own = self.own_tokens + self.new_tokens
+        if window is None:
+            return self.shared_tokens + self.branches * own
+        reach = window + self.new_tokens - 1  # from the last row's token to the furthest that the first row sees
+        return min(self.shared_tokens, max(0, reach - own)) + self.branches * min(own, reach)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """A partition unit, which is placed as a whole: the embedding, a transformer block or the output projection.
+
+    param_bytes: weights that its device holds. multiplied: weight elements that each row is multiplied by.
+    hidden: H. bytes_per_element: d_sz.
+    kv_elements: numbers of keys and values kept per token, 2 × h_kv × d_h; 0 for a unit without attention.
+    score_elements: multiply-adds of attention per row and attended token, 2 × h_a × d_h.
+    window: how many tokens back its rows see, None for all.
+    expert_bytes: of param_bytes, those of the experts, of which each row goes through `routed` of `experts`.
+    tied_bytes: of an embedding, weights that the output projection counts as its own. A device that has the embedding
+    and not the output projection holds them too.
+    """
+
+    name: str
+    param_bytes: int
+    multiplied: int
+    hidden: int
+    bytes_per_element: int = 2
+    kv_elements: int = 0
+    score_elements: int = 0
+    window: int | None = None
+    expert_bytes: int = 0
+    experts: int = 1
+    routed: int = 1
+    tied_bytes: int = 0
+
+    @property
+    def is_block(self) -> bool:
+        """Whether it is a transformer block."""
+        return self.kv_elements > 0
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Bytes of keys and values kept per token, W_kv / c of Eq. 4.5. For Qwen3-8B 4,096; the paper prints 4."""
+        return self.kv_elements * self.bytes_per_element
+
+    def w_param(self, rows: int) -> float:
+        """W_param, Eq. 4.3: bytes of weights read by a pass of so many rows; of the embedding, a vector for each row.
+
+        Rows choose experts independently and evenly here, so all of them miss an expert with probability
+        (1 - routed / experts) ** rows.
+        """
+        if not self.multiplied:
+            return rows * self.hidden * self.bytes_per_element
+        return self.param_bytes - self.expert_bytes * (1 - self.routed / self.experts) ** rows
+
+    def w_act(self, rows: int) -> int:
+        """W_act, Eq. 4.4: bytes that cross to the next unit, B × H × d_sz."""
+        return rows * self.hidden * self.bytes_per_element
+
+    def w_kv(self, work: Pass) -> int:
+        """W_kv, Eq. 4.12: bytes of keys and values read, 2 × B × c × h_kv × d_h × d_sz where no prefix is shared."""
+        return work.read(self.window) * self.kv_token_bytes
+
+    def f_proj(self, rows: int) -> int:
+        """F_proj, Eq. 4.9: floating-point operations of the projections, 2 × B × (2 H² + 2 H d_kv + 3 H I)."""
+        return 2 * rows * self.multiplied
+
+    def f_attn(self, work: Pass) -> int:
+        """F_attn, Eq. 4.11: floating-point operations of attention, 4 × B × h_a × c × d_h."""
+        return 2 * work.attended(self.window) * self.score_elements

@@ -147,6 +147,8 @@ def _read(rows: list[tuple[int, Row]], config: DatasetConfig) -> tuple[list[Prob
         name = f"{config.name}-{number}"
         try:
             problem = _checked(read(row, name, config), config)
+            if config.fields.source is not None:
+                problem = replace(problem, metadata=problem.metadata | {"source": _text(row, config.fields.source)})
             if problem.id in problems:
                 raise InvalidInput(f"the id {problem.id!r} stands on an earlier row already")
             problems[problem.id] = problem

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import Any
 
 from hydra.utils import instantiate
@@ -18,6 +16,8 @@ from experiments.dry import describe
 from experiments.example import example, telling
 from experiments.fingerprint import fingerprint, model_fingerprint, reward_fingerprint
 from experiments.own_classes import code_fingerprint
+from experiments.parameters import run_parameters
+from experiments.provenance import commit, machine
 from experiments.records import RunFolder, own_figures
 from experiments.screen import Progress, failures, say, show_logged, table
 from experiments.summary import failed, summarise
@@ -67,6 +67,7 @@ def run(config: DictConfig) -> dict[str, Any]:
         if config.run.retry_failed:
             folder.forget([name for name, record in folder.records.items() if failed(record)])
         folder.check_inputs(inputs)
+        folder.made_by({"commit": commit(), "machine": machine()})
         batches = _unfinished(task.problems, config.run.batch, folder)
         done = total - sum(p.id not in folder.records for p in task.problems)
         done -= sum(name not in folder.records for name, _ in task.failures)
@@ -152,6 +153,7 @@ def _solve(
             if result.problem.id in folder.records:
                 return
             record = _record(result, task, config.dataset.answer_kind) | _asked(config, template, engine, result)
+            record["timing"]["kv_peak_bytes"] = _kv_peak_bytes(engine)
             folder.append(record)
             if config.run.show_questions:
                 progress.note(
@@ -184,6 +186,12 @@ def _asked(config: DictConfig, template: PromptTemplate, engine: Engine, result:
     return {"prompt": None if result.best is None else template.text(result.problem.question, engine.tokenizer)}
 
 
+def _kv_peak_bytes(engine: Engine) -> int | None:
+    """The most KV that the run has held so far, over both tiers; None for a backend that keeps it elsewhere."""
+    memory = getattr(engine, "memory", None)
+    return None if memory is None else memory.device.peak_bytes + memory.host.peak_bytes
+
+
 def _record(result: Result, task: Task, kind: str) -> dict[str, Any]:
     problem, usage = result.problem, result.usage.to_dict()
     branches = []
@@ -210,6 +218,7 @@ def _record(result: Result, task: Task, kind: str) -> dict[str, Any]:
         "id": problem.id,
         "question": problem.question or None,
         "gold": problem.answer,
+        "source": problem.metadata.get("source"),
         **grades,
         "error": result.error,
         "truncated": result.best is not None and result.best.finish_reason in (None, "context"),
@@ -230,6 +239,6 @@ def _summary(config: DictConfig, task: Task, folder: RunFolder) -> dict[str, Any
     size = config.run.batch  # the problems of a batch run side by side
     batches = [task.problems[i : i + size] for i in range(0, len(task.problems), size)]
     summary["seconds"] = sum(max(folder.records[p.id]["timing"]["wall_s"] for p in batch) for batch in batches)
-    summary["machine"] = f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}"
-    summary["versions"] = {name: version(name) for name in ("torch", "transformers")}
+    summary["parameters"] = run_parameters(config.model.name, OmegaConf.to_container(config.verifier, resolve=True))
+    summary["made_by"] = folder.goes
     return summary

@@ -41,8 +41,10 @@ def check_name(name: str) -> str:
 
 
 class RunFolder:
-    """`outputs/<name>/` with config.yaml, records.jsonl, summary.json and fingerprint.json, locked against other
-    processes.
+    """`outputs/<name>/` with config.yaml, records.jsonl, summary.json, fingerprint.json and provenance.json, locked
+    against other processes.
+
+    goes: what each go that wrote records was made by (commit, machine, versions), goes that were made alike once.
 
     Raises InvalidInput when the folder was made with another configuration (the message says which keys differ) or
     is in use.
@@ -52,6 +54,8 @@ class RunFolder:
         self.path = Path(config.run.output_dir) / check_name(config.run.name)
         self.records: dict[str, dict[str, Any]] = {}
         self._inputs: dict[str, dict[str, str]] | None = None  # to be written with the next record
+        self._made: dict[str, Any] | None = None  # so too
+        self.goes: list[dict[str, Any]] = []
         self._lock = self._locked()
         try:
             self._config: str | None = self._checked(config)
@@ -109,6 +113,16 @@ class RunFolder:
             )
         self._inputs = {part: before.get(part, {}) | now.get(part, {}) for part in before | now}
 
+    def made_by(self, made: dict[str, Any]) -> None:
+        """Keep what this go is made by, to be written with its first record: a go that adds none has made nothing."""
+        file = self.path / "provenance.json"
+        if self.records and file.exists():
+            try:
+                self.goes = json.loads(file.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise InvalidInput(f"{file} is damaged ({error}); restore or delete it") from error
+        self._made = None if made in self.goes else made
+
     def __enter__(self) -> RunFolder:
         return self
 
@@ -134,6 +148,7 @@ class RunFolder:
         self.records = kept
 
     def write_summary(self, summary: dict[str, Any]) -> None:
+        self._made = None
         self._write_config()
         with self._writing():
             _replace(self.path / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
@@ -158,13 +173,18 @@ class RunFolder:
             with self._writing():
                 _replace(self.path / "fingerprint.json", json.dumps(self._inputs, indent=1, ensure_ascii=False) + "\n")
             self._inputs = None
+        if self._made is not None:
+            self.goes = [*self.goes, self._made]
+            with self._writing():
+                _replace(self.path / "provenance.json", json.dumps(self.goes, indent=1, ensure_ascii=False) + "\n")
+            self._made = None
 
     def _checked(self, config: DictConfig) -> str:
         """The configuration as text, once it agrees with the one that the folder was made with."""
         file = self.path / "config.yaml"
         resolved = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
         if file.exists():
-            before, now = _flat(OmegaConf.load(file)), _flat(resolved)
+            before, now = flat(OmegaConf.load(file)), flat(resolved)
             changed = [
                 f"  {key}: {before.get(key)!r} -> {now.get(key)!r}"
                 for key in sorted(before.keys() | now.keys())
@@ -231,15 +251,15 @@ def _mean(values: Sequence[float]) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
-def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
     """Nested configuration as dotted keys."""
-    flat: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for key, value in OmegaConf.to_container(config).items() if not isinstance(config, dict) else config.items():
         if isinstance(value, dict) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
+            found |= flat(value, f"{prefix}{key}.")
         else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+            found[f"{prefix}{key}"] = value
+    return found
 
 
 def _replace(file: Path, text: str) -> None:

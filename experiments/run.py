@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from experiments.command import FULL_ERRORS, perform
@@ -29,6 +30,7 @@ def launch() -> int:
     from hydra.types import RunMode
     from omegaconf import DictConfig
 
+    from experiments.compare.show import compared
     from experiments.job import run
     from experiments.own_classes import with_own_classes
     from experiments.refusals import reason
@@ -41,6 +43,7 @@ def launch() -> int:
     if sweeps(sys.argv[1:]):
         sys.argv[1:] = for_each_job(sys.argv[1:])
     jobs: list[tuple[list[str], dict[str, Any] | str]] = []
+    folders: list[Path] = []
     process = os.getpid()
 
     @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
@@ -49,6 +52,7 @@ def launch() -> int:
         try:
             if summary := run(with_own_classes(config, overrides)):  # a dry run has none
                 jobs.append((overrides, summary))
+                folders.append(Path(config.run.output_dir) / config.run.name)
         except Exception as error:
             if (text := reason(error)) is None or os.getpid() != process:  # in a launcher's process `jobs` is a copy
                 raise
@@ -60,6 +64,8 @@ def launch() -> int:
     job()
     if len(jobs) > 1:
         print(sweep_table(jobs))
+    if len(folders) > 1:
+        print(f"\n{compared(folders)}")
     return int(any(isinstance(outcome, str) or outcome["failures"] == outcome["problems"] for _, outcome in jobs))
 
 

@@ -39,12 +39,16 @@ class Example:
 
 @dataclass
 class FieldNames:
-    """What a row's fields are called, where it is not what the reader expects. solution: worked out, for examples."""
+    """What a row's fields are called, where it is not what the reader expects. solution: worked out, for examples.
+
+    source: what several questions may share, as a passage, so that their answers are not independent.
+    """
 
     question: str | None = None
     answer: str | None = None
     id: str | None = None
     solution: str | None = None
+    source: str | None = None
 
 
 @dataclass

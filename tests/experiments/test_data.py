@@ -113,6 +113,13 @@ def test_a_bad_row_is_named_by_its_number_and_stops_nothing(tmp_path: Path, row:
 # ---------------------------------------------------------------- fields, readers, tables
 
 
+def test_a_row_can_name_the_source_that_its_question_shares(tmp_path: Path) -> None:
+    rows = [{"question": "1 ?", "answer": "1", "passage": "p"}, {"question": "2 ?", "answer": "2"}]
+    task = load_task(dataset(path=jsonl(tmp_path / "rows.jsonl", rows), fields={"source": "passage"}))
+    assert task.problems[0].metadata["source"] == "p"
+    assert "no field 'passage'" in task.failures[0][1]
+
+
 def test_fields_have_the_names_that_are_given(tmp_path: Path) -> None:
     rows = [{"prompt": "q?", "target": "7", "key": "first"}]
     path = jsonl(tmp_path / "rows.jsonl", rows)

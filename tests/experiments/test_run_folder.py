@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import experiments.fingerprint
+import experiments.job
 from experiments.fingerprint import model_fingerprint
 from experiments.job import run
 from experiments.records import RunFolder
@@ -92,6 +93,23 @@ def test_rows_that_changed_under_the_same_path_are_refused(place: Path) -> None:
         ("file-2", "5"),
         ("file-3", "6"),
     ]
+
+
+def test_every_go_that_adds_records_says_what_made_them(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ["first", "second", "third", "second"]
+    monkeypatch.setattr(experiments.job, "commit", lambda: made.pop(0))
+    for limit in (1, 2, 2, 3):  # the third go has nothing to do
+        run(composed(place, f"dataset.limit={limit}"))
+    found = json.loads((place / "outputs" / "r" / "provenance.json").read_text())
+    assert [go["commit"] for go in found] == ["first", "second"] and "torch" in found[0]["machine"]
+    summary = json.loads((place / "outputs" / "r" / "summary.json").read_text())
+    assert summary["made_by"] == found
+    assert summary["parameters"]["model"] == sum(p.numel() for p in loaded_parameters(place))
+    assert all(r["timing"]["kv_peak_bytes"] > 0 for r in records(place))
+
+
+def loaded_parameters(place: Path) -> list[torch.Tensor]:
+    return list(LlamaForCausalLM.from_pretrained(place / "model").parameters())
 
 
 def test_rows_that_became_unusable_or_usable_are_refused(place: Path) -> None:

@@ -1,0 +1,1 @@
+"""Runs side by side: accuracy with its interval, paired differences, and what each run cost."""

@@ -1,0 +1,99 @@
+"""Tables as people read them: Markdown, and a page of HTML that needs no other file."""
+
+from __future__ import annotations
+
+import csv
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Table:
+    """title, the names of the columns, and lines of cells. notes: what stands below it."""
+
+    title: str
+    columns: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+    def markdown(self) -> str:
+        cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in (self.columns, *self.lines)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        head, *rest = [
+            " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells
+        ]
+        rule = "|".join("-" * (width + 2) if i == 0 else "-" * (width + 1) + ":" for i, width in enumerate(widths))
+        text = "\n".join([f"**{self.title}**", "", f"| {head} |", f"|{rule}|", *(f"| {line} |" for line in rest)])
+        return "\n\n".join([text, *self.notes])
+
+    def html(self) -> str:
+        def line(cells: Sequence[str], tag: str) -> str:
+            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+        lines = [line(self.columns, "th"), *(line(cells, "td") for cells in self.lines)]
+        notes = [f"<p>{html.escape(note)}</p>" for note in self.notes]
+        return "\n".join([f"<h2>{html.escape(self.title)}</h2>", "<table>", *lines, "</table>", *notes])
+
+
+STYLE = (
+    "body{font:15px/1.4 system-ui,sans-serif;margin:2em auto;max-width:75em;padding:0 1em}"
+    "table{border-collapse:collapse;display:block;overflow-x:auto}td,th{padding:.25em .7em;border-bottom:1px solid #ccc"
+    ";text-align:right;white-space:nowrap}td:first-child,th:first-child{text-align:left}"
+)
+
+
+def page(title: str, tables: Sequence[Table], svg: str | None = None, above: Sequence[str] = ()) -> str:
+    """One page that needs no network. svg: a picture below the first table."""
+    parts = [f"<p>{html.escape(line)}</p>" for line in above]
+    parts += [tables[0].html(), *([svg] if svg else []), *(table.html() for table in tables[1:])]
+    head = f'<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
+    return "\n".join([f"{head}<style>{STYLE}</style>", f"<h1>{html.escape(title)}</h1>", *parts, "</html>\n"])
+
+
+def write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A line for each row, a column for each key; what is nested becomes dotted keys, None an empty cell."""
+    lines = [_flat(row) for row in rows]
+    columns = list(dict.fromkeys(key for line in lines for key in line))
+    with file.open("w", encoding="utf-8", newline="") as out:
+        writer = csv.DictWriter(out, columns)
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list | tuple):
+            found[f"{prefix}{key}"] = " ".join(map(str, value))
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}%"
+
+
+def points(value: float) -> str:
+    """A difference of two percentages."""
+    return f"{100 * value:+.1f}"
+
+
+def amount(value: float | None) -> str:
+    """A number in at most three digits and a unit: 12.3k, 4.56G; - where it is not known."""
+    if value is None:
+        return "-"
+    for unit in ("", "k", "M", "G", "T", "P"):
+        if abs(value) < 999.5:
+            return f"{value:.3g}{unit}"
+        value /= 1000
+    return f"{value:.3g}E"
+
+
+def p_value(p: float) -> str:
+    return "<0.001" if p < 0.001 else f"{p:.3f}"

@@ -1,0 +1,252 @@
+"""`python -m experiments.compare`: rows, what they cost, how they differ, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+import pytest
+import yaml
+
+from experiments.compare.__main__ import compare, parsed
+from experiments.compare.figures import frontier
+from experiments.stats import mcnemar, wilson
+from ttc import InvalidInput
+
+SETTINGS: dict[str, Any] = {
+    "model": {"name": "nobody/knows"},
+    "dataset": {"name": "toy", "instruction": "{question}", "chat": None, "answer_kind": "number"},
+    "search": {"_target_": "search.BestOfN", "n": 2},
+    "verifier": {"_target_": None},
+    "run": {"seed": 0, "batch": 2},
+}
+
+
+def record(name: str, *marks: int, **changes: Any) -> dict[str, Any]:
+    """A problem with a branch for each mark; the first was chosen."""
+    branches = [
+        {"path": [i], "answer": "1" if mark else "2", "correct": bool(mark), "tokens": 5}
+        for i, mark in enumerate(marks)
+    ]
+    return {
+        "id": name,
+        "question": f"what is {name}?",
+        "gold": "1",
+        "answer": branches[0]["answer"],
+        "correct": bool(marks[0]),
+        "correct_strict": bool(marks[0]),
+        "error": None,
+        "prompt": f"what is {name}?",
+        "branches": branches,
+        "usage": {"generated_tokens": 5 * len(marks), "verifier_tokens": 3, "prompt_tokens": 4},
+        "timing": {"kv_peak_bytes": 2048},
+    } | changes
+
+
+def save(
+    place: Path, name: str, records: list[dict[str, Any]], summary: dict[str, Any] | None = None, **settings: Any
+) -> str:
+    """A run's folder. settings: dotted keys with __ for the dot."""
+    folder = place / name
+    folder.mkdir()
+    config = json.loads(json.dumps(SETTINGS))
+    config["run"]["name"] = name
+    for key, value in settings.items():
+        group, _, key = key.partition("__")
+        config[group][key] = value
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    if summary is not None:
+        (folder / "summary.json").write_text(json.dumps(summary))
+    return str(folder)
+
+
+def compared(place: Path, *words: str) -> dict[str, Any]:
+    compare(parsed([*words, "--json", str(place / "found.json")]))
+    return json.loads((place / "found.json").read_text())
+
+
+A, B = [1, 1, 1, 1, 0, 0, 1, 1], [0, 1, 0, 0, 0, 0, 1, 0]
+
+
+def problems(marks: list[int], **changes: Any) -> list[dict[str, Any]]:
+    return [record(f"p{i}", mark, 1 - mark, **changes) for i, mark in enumerate(marks)]
+
+
+# ---------------------------------------------------------------- figures
+
+
+def test_two_single_runs_have_wilsons_intervals_and_mcnemars_test(tmp_path: Path) -> None:
+    a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
+    found = compared(tmp_path, a, b)
+    first, second = found["rows"]
+    assert (first["accuracy"], first["interval"], first["problems"], first["runs"]) == (0.75, "Wilson", 8, 1)
+    assert first["accuracy_95"] == pytest.approx(wilson(6, 8))
+    assert (second["generated_tokens"], second["verifier_tokens"], second["kv_peak_bytes"]) == (10, 3, 2048)
+    assert second["flops"] is None and second["seconds"] is None  # nobody knows this model
+    (pair,) = found["differences"]
+    gaps = [y - x for x, y in zip(A, B, strict=True)]
+    assert (pair["row"], pair["against"], pair["difference"]) == ("b", "a", -0.5)
+    assert (pair["test"], pair["p"], pair["p_holm"]) == ("McNemar", mcnemar(0, 4), mcnemar(0, 4))
+    error = stdev(gaps) / math.sqrt(8)
+    assert pair["difference_95"] == pytest.approx([-0.5 - 1.959964 * error, -0.5 + 1.959964 * error])
+    assert pair["detectable"] == pytest.approx(2.801585 * error)
+    assert found["settings"] == {"a": {"search.n": 2}, "b": {"search.n": 4}}
+
+
+def test_seeds_of_one_configuration_are_one_row_of_means(tmp_path: Path) -> None:
+    folders = [save(tmp_path, f"a-seed{i}", problems(marks), run__seed=i) for i, marks in enumerate([A, B])]
+    other = save(tmp_path, "b", problems(B), search__n=4)
+    found = compared(tmp_path, *folders, other)
+    row = found["rows"][0]
+    means = [(x + y) / 2 for x, y in zip(A, B, strict=True)]
+    assert (row["row"], row["seeds"], row["runs"], row["interval"]) == ("a", [0, 1], 2, "standard error")
+    assert row["accuracy"] == sum(means) / 8
+    assert row["standard_error"] == pytest.approx(stdev(means) / math.sqrt(8))
+    assert found["differences"][0]["test"] == "z"
+    assert row["pass_at_k"] == {"1": 0.5, "2": 1.0} and row["maj_at_k"] == {"1": 0.5, "2": 0.5}  # a tie of two
+
+
+def test_questions_of_one_source_are_a_cluster(tmp_path: Path) -> None:
+    marks = [1, 1, 1, 1, 0, 0, 0, 0]
+    records = [r | {"source": f"passage {i // 4}"} for i, r in enumerate(problems(marks))]
+    plain, found = save(tmp_path, "plain", problems(marks)), save(tmp_path, "found", records, search__n=4)
+    rows = compared(tmp_path, plain, found)["rows"]
+    assert rows[1]["interval"] == "clustered standard error"
+    assert rows[1]["standard_error"] == pytest.approx(0.5)  # two passages, one all right and one all wrong
+    assert rows[0]["accuracy_95"][0] > rows[1]["accuracy_95"][0] == 0.0
+
+
+def test_a_failed_problem_is_wrong_and_holm_counts_every_pair(tmp_path: Path) -> None:
+    broken = [*problems(A)[:-1], record("p7", 1, error="VerifierError: no", branches=[])]
+    folders = [save(tmp_path, "a", broken), save(tmp_path, "b", problems(B), search__n=4)]
+    folders.append(save(tmp_path, "c", problems(A[::-1]), search__n=8))
+    rows = compared(tmp_path, *folders)["rows"]
+    assert (rows[0]["accuracy"], rows[0]["failed"]) == (5 / 8, 1)
+    pairs = compared(tmp_path, *folders, "--all-pairs")["differences"]
+    assert [(p["row"], p["against"]) for p in pairs] == [("b", "a"), ("c", "a"), ("c", "b")]
+    lowest = min(p["p"] for p in pairs)
+    assert min(p["p_holm"] for p in pairs) == pytest.approx(min(1.0, 3 * lowest))
+
+
+def test_flops_are_two_per_parameter_and_token(tmp_path: Path) -> None:
+    summary = {"parameters": {"model": 1000, "verifier": 10}, "seconds": 4.0}
+    row = compared(tmp_path, save(tmp_path, "a", problems(A), summary))["rows"][0]
+    assert row["flops"] == 2 * (1000 * (10 + 4) + 10 * 3)
+    assert row["seconds"] == 0.5
+
+
+def test_the_frontier_is_what_no_cheaper_row_reaches() -> None:
+    assert frontier([(5, 0.5), (1, 0.2), (3, 0.6), (2, 0.2), (9, 0.7), (3, 0.1)]) == [1, 2, 4]
+
+
+# ---------------------------------------------------------------- what is written
+
+
+def test_the_screen_has_markdown_and_the_files_hold_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = save(tmp_path, "a|1", problems(A)), save(tmp_path, "<b>", problems(B), search__n=4)
+    out = {form: tmp_path / "made" / f"found.{form}" for form in ("csv", "html")}
+    compare(parsed([a, b, "--csv", str(out["csv"]), "--html", str(out["html"])]))
+    text = capsys.readouterr().out
+    assert re.search(r"\| a\\\|1 +\| +75\.0%", text) and "p, Holm" in text
+    assert len({line.count(" | ") for line in text.splitlines() if line.startswith("| run ")}) >= 1
+    rows = list(csv.DictReader(out["csv"].open()))
+    assert [row["row"] for row in rows] == ["a|1", "<b>"]
+    assert float(rows[0]["accuracy"]) == 0.75 and float(rows[1]["difference"]) == -0.5 and rows[0]["p"] == ""
+    assert float(rows[1]["pass_at_k.2"]) == 1.0
+    page = out["html"].read_text()
+    assert (
+        "&lt;b&gt;" in page
+        and "<td>75.0%</td>" in page
+        and "http" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.S)
+    )
+
+
+def test_the_plot_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
+    compare(parsed([a, b, "--plot", str(tmp_path / "plot.png"), "--html", str(tmp_path / "page.html")]))
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "page.html").read_text()
+    with pytest.raises(InvalidInput, match=r"--plot=.*plot\.zip"):
+        compare(parsed([a, b, "--plot", str(tmp_path / "plot.zip")]))
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def test_other_problems_are_refused_by_name_and_paired_where_asked(tmp_path: Path) -> None:
+    a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B)[:6], search__n=4)
+    with pytest.raises(InvalidInput, match=r"2 problems \(p6, p7\) in .*a alone\n--different-problems"):
+        compared(tmp_path, a, b)
+    (pair,) = compared(tmp_path, a, b, "--different-problems")["differences"]
+    assert (pair["problems"], pair["test"]) == (6, "McNemar")
+    changed = [*problems(B)[:7], record("p7", 1, gold="9")]
+    c = save(tmp_path, "c", changed, search__n=8)
+    with pytest.raises(InvalidInput, match=r"gold answer of 1 problem \(p7\) differs"):
+        compared(tmp_path, a, c)
+    assert compared(tmp_path, a, c, "--different-problems")["differences"][0]["problems"] == 7
+    elsewhere = save(tmp_path, "d", [record(f"q{i}", i % 2) for i in range(6)], search__n=16)
+    (pair,) = compared(tmp_path, a, elsewhere, "--different-problems")["differences"]
+    assert (pair["problems"], pair["test"], pair["correlation"]) == (0, "z, not paired", None)
+
+
+def test_other_prompts_are_refused_by_name(tmp_path: Path) -> None:
+    a = save(tmp_path, "a", problems(A))
+    other = [r | {"prompt": r["prompt"] + " Think."} for r in problems(B)]
+    b = save(tmp_path, "b", other, search__n=4)
+    with pytest.raises(InvalidInput, match=r"the prompt of 8 problems \(p0, p1, p2 and 5 more\)\n--different-prompts"):
+        compared(tmp_path, a, b)
+    assert compared(tmp_path, a, b, "--different-prompts")["differences"][0]["difference"] == -0.5
+    c = save(tmp_path, "c", other, model__name="another")  # a chat template of its own: the settings count
+    assert len(compared(tmp_path, a, c)["rows"]) == 2
+    d = save(tmp_path, "d", other, model__name="another", dataset__instruction="Solve: {question}")
+    with pytest.raises(InvalidInput, match=r"dataset\.instruction: '\{question\}' -> 'Solve: \{question\}'"):
+        compared(tmp_path, a, d)
+    e = save(tmp_path, "e", problems(A), dataset__answer_kind="text")
+    with pytest.raises(InvalidInput, match=r"answer_kind, by which answers are graded: 'number' -> 'text'"):
+        compared(tmp_path, a, e)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    a = save(tmp_path, "a", problems(A))
+    with pytest.raises(InvalidInput, match="given twice"):
+        compared(tmp_path, a, a + "/.")
+    with pytest.raises(InvalidInput, match="is no folder"):
+        compared(tmp_path, str(tmp_path / "missing"))
+    with pytest.raises(InvalidInput, match=r"holds no config\.yaml"):
+        (tmp_path / "bare").mkdir()
+        compared(tmp_path, str(tmp_path / "bare"))
+    with pytest.raises(InvalidInput, match="holds no problem yet"):
+        compared(tmp_path, save(tmp_path, "empty", []))
+    with pytest.raises(InvalidInput, match=r"record 2 has no branches and no usage: another version"):
+        compared(tmp_path, save(tmp_path, "foreign", [record("p0", 1), {"id": "p1", "correct": True, "error": None}]))
+    with pytest.raises(InvalidInput, match=r"same configuration with the same run\.seed=0"):
+        compared(tmp_path, a, save(tmp_path, "again", problems(B)))
+
+
+def test_runs_of_older_versions_compare(tmp_path: Path) -> None:
+    """Before strict grading, prompts, times and fingerprints were kept."""
+    late = ("correct_strict", "prompt", "timing")
+    old = [{key: value for key, value in r.items() if key not in late} for r in problems(A)]
+    found = compared(tmp_path, save(tmp_path, "old", old), save(tmp_path, "new", problems(B), search__n=4))
+    row = found["rows"][0]
+    assert (row["accuracy"], row["accuracy_strict"], row["kv_peak_bytes"]) == (0.75, 0.75, None)
+    assert found["differences"][0]["p"] == mcnemar(0, 4)
+
+
+def test_private_questions_are_compared_by_their_marks(tmp_path: Path) -> None:
+    hidden = {"question": None, "prompt": None}
+    a, b = save(tmp_path, "a", problems(A, **hidden)), save(tmp_path, "b", problems(B, **hidden), search__n=4)
+    for folder, mark in ((a, "x"), (b, "y")):
+        marks = {f"p{i}": mark if i == 3 else "same" for i in range(8)}
+        (Path(folder) / "fingerprint.json").write_text(json.dumps({"data": marks}))
+    with pytest.raises(InvalidInput, match=r"gold answer of 1 problem \(p3\) differs"):
+        compared(tmp_path, a, b)

@@ -38,10 +38,10 @@ class Task:
 
 
 def graded(task: Task, result: Result, kind: str) -> dict[str, Any]:
-    """A result's answer and whether it is right, also if only a number that is stated outright counts."""
+    """A result's answer and whether it is right, also if only what is stated in the form asked for counts."""
     strict = result.answer
-    if kind == "number" and result.best is not None:
-        strict = extract_answer(result.best.text, "strict")
+    if kind != "text" and result.best is not None:
+        strict = extract_answer(result.best.text, kind, strict=True)
     return {
         "answer": result.answer,
         "correct": task.is_correct(result.problem, result.answer),
@@ -221,6 +221,30 @@ def _math500(row: Row, name: str, config: DatasetConfig) -> Problem:
     return Problem(question, name, answer, about)
 
 
+def _competition(row: Row, name: str, config: DatasetConfig) -> Problem:
+    """AIME and AMC, whose sets on the hub differ in names (problem, Problem, question) and write 27 as 27.0."""
+    fields = {str(key).lower(): key for key in row}
+    asked = config.fields.question or fields.get("problem") or fields.get("question") or "problem"
+    gold = _text(row, config.fields.answer or fields.get("answer") or "answer")
+    solution = row.get(config.fields.solution or fields.get("solution") or "solution")
+    return Problem(_text(row, asked), name, re.sub(r"\.0+$", "", gold), {"solution": solution} if solution else {})
+
+
+def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:
+    """Up to ten choices. Those that are N/A are left out, and the others keep their letters, which the worked solution
+    uses; it begins with `A: `."""
+    gold = _text(row, config.fields.answer or "answer")
+    options = zip(LETTERS, map(str, row["options"]), strict=False)
+    choices = {letter: text for letter, text in options if text.strip() != "N/A"}
+    if gold not in choices:
+        raise InvalidInput(f"the gold answer {gold!r} is none of the choices {', '.join(choices)}")
+    asked = _text(row, config.fields.question or "question")
+    question = "\n".join([asked, *(f"({letter}) {text}" for letter, text in choices.items())])
+    worked = str(row.get(config.fields.solution or "cot_content") or "").strip().removeprefix("A:").strip()
+    about = {"category": row.get("category")} | ({"solution": worked} if worked else {})
+    return Problem(question, name, gold, about)
+
+
 def _arc(row: Row, name: str, config: DatasetConfig) -> Problem:
     choices, labels = row["choices"]["text"], list(map(str, row["choices"]["label"]))
     gold = str(row["answerKey"])
@@ -256,6 +280,8 @@ READERS: dict[str, Reader] = {
     "math500": _math500,
     "arc_challenge": _arc,
     "gpqa": _gpqa,
+    "competition": _competition,
+    "mmlu_pro": _mmlu_pro,
 }
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from experiments.data import READERS, load_task
-from experiments.schema import DatasetConfig
+from experiments.data import READERS, load_examples, load_task
+from experiments.schema import DatasetConfig, register
 from ttc import InvalidInput
+from ttc.text.answers import extract_answer
 
 ROWS = [
     {"question": "Ann has 2 pens and buys 3. How many?", "answer": "2 + 3 = 5\n#### 5"},
@@ -23,6 +25,13 @@ ROWS = [
 def dataset(**fields: Any) -> Any:
     name = fields.setdefault("name", "gsm8k")
     return OmegaConf.structured(DatasetConfig(**({"reader": name if name in READERS else "plain"} | fields)))
+
+
+def composed(choice: str, path: str) -> Any:
+    """The data set that is typed as dataset=choice, read from a file."""
+    register()
+    with initialize_config_module("conf", version_base="1.3"):
+        return compose("config", overrides=[f"dataset={choice}", f"dataset.path={path}"]).dataset
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -155,6 +164,57 @@ def test_arc_and_math(tmp_path: Path) -> None:
     path = write(tmp_path / "math.jsonl", [{"problem": "Half?", "answer": r"\frac{1}{2}"}])
     task = load_task(dataset(name="math500", path=path, answer_kind="math"))
     assert task.is_correct(task.problems[0], "0.5") and not task.is_correct(task.problems[0], "2")
+
+
+@pytest.mark.parametrize(
+    ("choice", "row", "asked", "gold"),
+    [
+        (
+            "aime",
+            {"id": 60, "problem": "Find x.", "solution": "s", "answer": "033", "url": "u", "year": "2024"},
+            "Find x.",
+            "033",
+        ),
+        ("aime", {"ID": "2024-I-1", "Problem": "Find x.", "Solution": "s", "Answer": 204}, "Find x.", "204"),
+        ("aime", {"problem": "Find x.", "answer": "70", "id": "0"}, "Find x.", "70"),
+        ("amc", {"id": 0, "problem": "How many?", "answer": 142.0, "url": "u"}, "How many?", "142"),
+        ("amc", {"id": 1, "question": "How many?", "answer": "2.50", "url": "u"}, "How many?", "2.50"),
+    ],
+)
+def test_competitions_in_the_layouts_of_the_hub(
+    tmp_path: Path, choice: str, row: dict[str, Any], asked: str, gold: str
+) -> None:
+    config = composed(choice, write(tmp_path / "rows.jsonl", [row, {"id": 3}]))
+    task = load_task(config)
+    (problem,) = task.problems
+    assert (problem.question, problem.answer, len(task.failures)) == (asked, gold, 1)
+    said = extract_answer(f"First 5.\nSo it is \\boxed{{{float(gold):g}}}.", config.answer_kind)
+    assert task.is_correct(problem, said) and not task.is_correct(problem, "5")
+    assert "\\boxed{}" in config.instruction
+
+
+def test_mmlu_pro_has_up_to_ten_choices_and_worked_examples(tmp_path: Path) -> None:
+    row = {
+        "question_id": 1,
+        "question": "Which?",
+        "options": ["one", "N/A", "two", "None", *"efghij"],
+        "answer": "C",
+        "answer_index": 2,
+        "cot_content": "A: Let's think step by step. It is two. The answer is (C).",
+        "category": "law",
+        "src": "ori_mmlu-law",
+    }
+    config = composed("mmlu_pro", write(tmp_path / "rows.parquet", [row, row | {"answer": "B"}, row | {"answer": "J"}]))
+    task = load_task(config)
+    first, last = task.problems
+    lines = "Which?\n(A) one\n(C) two\n(D) None\n(E) e"
+    assert first.question.startswith(lines) and first.question.endswith("(J) j") and "N/A" not in first.question
+    assert (first.answer, last.answer) == ("C", "J") and first.metadata["category"] == "law"
+    assert "'B' is none of the choices A, C, D" in task.failures[0][1]
+    assert task.is_correct(last, extract_answer("The answer is (J).", "choice"))
+    shown = OmegaConf.merge(config, {"shots": 1, "shots_path": config.path, "offset": 2})
+    (example,) = load_examples(shown)
+    assert example[1] == "Let's think step by step. It is two. The answer is (C)."
 
 
 def test_reasoning_gym_scores_by_its_own_rules() -> None:

@@ -25,17 +25,19 @@ _CHOICES = [
 _STATED_SUM = re.compile(r"(?:[-−+*/×÷()$€£%, \t\d]|\.(?=\d))*=(?!=)[ \t]*")
 
 
-def extract_answer(text: str, kind: str = "number") -> str | None:
+def extract_answer(text: str, kind: str = "number", strict: bool = False) -> str | None:
     """The answer that `text` states, or None.
 
     kind: "number" takes what follows `####`, "answer is" or "Answer:", then a `\\boxed{}`, then the last number;
     "strict" only a number right after `####` or "answer is" (of an equation there, its result); "choice" a letter,
     stated after "answer", boxed, in brackets or alone on a line, in this order; "math" a `\\boxed{}` or a stated or
     last expression; "text" what follows the last "answer is", or the last line.
+    strict: only what is said in the form that the prompts ask for: "number" as kind "strict", "choice" a letter after
+    "answer is" or "answer:", "math" a `\\boxed{}`. "text" has one form.
     """
     if kind not in _EXTRACTORS:
         raise InvalidInput(f"answer kind {kind!r} is unknown; use one of {', '.join(_EXTRACTORS)}")
-    return _EXTRACTORS[kind](text)
+    return (_STRICT if strict else _EXTRACTORS)[kind](text)
 
 
 def check_gold(gold: str, kind: str) -> None:
@@ -84,13 +86,22 @@ def _choice(text: str) -> str | None:
     return next((found[-1] for pattern in _CHOICES if (found := pattern.findall(text))), None)
 
 
+def _stated_choice(text: str) -> str | None:
+    found = _CHOICES[0].findall(text)
+    return found[-1] if found else None
+
+
+def _boxed(text: str) -> str | None:
+    return (boxed(text) or "").strip() or None
+
+
 def _math(text: str) -> str | None:
-    content = boxed(text)
-    if content is not None:
-        return content.strip() or None
+    if boxed(text) is not None:
+        return _boxed(text)
     marks = list(_STATED.finditer(text))
     if marks:
-        stated = text[marks[-1].end() :].strip().split("\n")[0].strip(" $.*")
+        line = text[marks[-1].end() :].strip().split("\n")[0]
+        stated = re.split(r"\.\s+(?=[A-Z])", line)[0].strip(" $.*")  # up to the next sentence
         if stated:
             return stated
     return _number(text)
@@ -110,6 +121,7 @@ _EXTRACTORS: dict[str, Callable[[str], str | None]] = {
     "math": _math,
     "text": _text,
 }
+_STRICT = _EXTRACTORS | {"number": _strict, "choice": _stated_choice, "math": _boxed}
 
 
 def boxed(text: str) -> str | None:

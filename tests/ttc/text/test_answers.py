@@ -74,6 +74,39 @@ def test_answers_are_found(text: str, kind: str, answer: str | None) -> None:
     assert extract_answer(text, kind) == answer
 
 
+@pytest.mark.parametrize(
+    ("text", "kind", "strict", "flexible"),
+    [
+        ("I have 12 apples.\n#### 15\n\nQuestion: how many of 9?", "number", "15", "15"),
+        ("The answer is not 5. The answer is 6.", "number", "6", "6"),
+        ("The answer is twelve, so 12", "number", None, "12"),
+        (r"\boxed{12}, so the answer is \boxed{144}", "number", None, "144"),
+        ("####", "number", None, None),
+        ("It is 10% of 50, that is 5.", "number", None, "5"),
+        ("(A) is wrong and (B) is right. The answer is (B).", "choice", "B", "B"),
+        ("the answer is not (A) but (C)", "choice", None, "C"),
+        ("The correct answer is: option E", "choice", "E", "E"),
+        ("The answer is **J**.", "choice", "J", "J"),
+        ("The answer is I.", "choice", "I", "I"),
+        ("Answer: I am not sure", "choice", None, None),
+        ("We drop B.\nC", "choice", None, "C"),
+        (r"\boxed{\text{(B)}}", "choice", None, "B"),
+        (r"\boxed{1}, no: \boxed{2}. The answer is 3", "math", "2", "2"),
+        ("The answer is 12. Then 13 would be next.", "math", None, "12"),
+        ("The answer is 0.5 or so.", "math", None, "0.5 or so"),
+        (r"so \boxed{\frac{1}{2}", "math", None, "2"),
+        (r"\boxed{}", "math", None, None),
+        (r"\boxed{033}", "math", "033", "033"),
+        ("red\ngreen", "text", "green", "green"),
+    ],
+)
+def test_strict_reads_the_form_that_was_asked_for_and_flexible_more(
+    text: str, kind: str, strict: str | None, flexible: str | None
+) -> None:
+    assert extract_answer(text, kind, strict=True) == strict
+    assert extract_answer(text, kind) == flexible
+
+
 def test_an_unknown_kind_is_named_with_the_known_ones() -> None:
     with pytest.raises(InvalidInput, match="'letter' is unknown; use one of number, strict, choice, math, text"):
         extract_answer("A", "letter")

@@ -21,7 +21,8 @@ from omegaconf import OmegaConf
 from experiments.command import perform
 from experiments.paper.rksc.stats import difference
 from experiments.records import read_records
-from experiments.summary import failed, wilson
+from experiments.stats import wilson
+from experiments.summary import failed
 from ttc.errors import InvalidInput
 
 SAMPLING = ("search.BestOfN", "search.SelfConsistency")

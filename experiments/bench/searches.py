@@ -21,8 +21,8 @@ from experiments.build import make_engine, make_template, make_verifier
 from experiments.data import Task, graded, load_task
 from experiments.fingerprint import data_fingerprint, model_fingerprint
 from experiments.provenance import commit, provenance
-from experiments.significance import holm, mcnemar
-from experiments.summary import failed, wilson
+from experiments.stats import holm, mcnemar, wilson
+from experiments.summary import failed
 from search import BestOfN, Search, SelfConsistency, solve
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem, Result

@@ -13,29 +13,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from experiments.bench import budgets, searches
 from experiments.report import searches as shown
 from experiments.schema import SEARCHES
-from experiments.significance import holm, mcnemar
 from search import MCTS, BeamSearch, BestOfN, ComputeOptimal
 from ttc.errors import InvalidInput
 from ttc.model.loading import load_tokenizer
 from ttc.protocols import Problem
-
-# ---------------------------------------------------------------- significance
-
-
-@pytest.mark.parametrize(
-    ("wins", "losses", "p"),
-    [(0, 0, 1.0), (5, 5, 1.0), (1, 0, 1.0), (6, 0, 2 / 64), (0, 6, 2 / 64), (8, 1, 2 * (1 + 9) / 512)],
-)
-def test_mcnemars_exact_test_is_a_coin_thrown_for_each_problem_that_one_way_alone_solves(
-    wins: int, losses: int, p: float
-) -> None:
-    assert mcnemar(wins, losses) == pytest.approx(p)
-
-
-def test_holms_method_multiplies_the_smallest_by_their_number_and_keeps_the_order() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.9, 0.5]) == [1.0, 1.0] and holm([]) == []
-
 
 # ---------------------------------------------------------------- settings
 

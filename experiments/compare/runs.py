@@ -170,6 +170,15 @@ def differing_settings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     return {row.name: {k: config[k] for k in apart if k in config} for row, config in zip(rows, configs, strict=True)}
 
 
+def prompt_settings(run: Run) -> dict[str, Any]:
+    """The settings that make the prompts."""
+    return {
+        key: value
+        for key, value in run.config.items()
+        if key.startswith("dataset.") and key.split(".")[1] in OF_THE_PROMPT
+    }
+
+
 def _json(file: Path) -> dict[str, Any]:
     """What an optional file of a run holds; nothing where there is none."""
     if not file.is_file():
@@ -218,7 +227,7 @@ def _other_prompts(a: Run, b: Run) -> Iterator[str]:
             yield f"the prompt of {_some(changed)}"
         else:
             return
-    settings = [_prompt_settings(run) for run in (a, b)]
+    settings = [prompt_settings(run) for run in (a, b)]
     for key in sorted(settings[0].keys() | settings[1].keys()):
         if settings[0].get(key) != settings[1].get(key):
             yield f"{key}: {settings[0].get(key)!r} -> {settings[1].get(key)!r}"
@@ -230,11 +239,3 @@ def _other_prompts(a: Run, b: Run) -> Iterator[str]:
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"{len(names)} problem{'s' if len(names) > 1 else ''} ({', '.join(names[:SHOWN])}{more})"
-
-
-def _prompt_settings(run: Run) -> dict[str, Any]:
-    return {
-        key: value
-        for key, value in run.config.items()
-        if key.startswith("dataset.") and key.split(".")[1] in OF_THE_PROMPT
-    }

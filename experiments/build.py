@@ -79,6 +79,12 @@ def make_template(config: DictConfig) -> PromptTemplate:
     return PromptTemplate(data.instruction, data.system, examples, data.chat, data.raw, options)
 
 
+def check_batch(config: DictConfig) -> None:
+    """Refuse a number of problems with which nothing would be solved."""
+    if config.run.batch is not None and config.run.batch < 1:
+        raise InvalidInput(f"run.batch={config.run.batch} must be at least 1, or null for what there is room for")
+
+
 def make_engine(config: DictConfig) -> Engine:
     model, tokenizer, runner = loaded(config.model.name, config.model.device, config.model.dtype)
     return Engine(model, tokenizer, runner=runner, **engine_options(config))

@@ -29,7 +29,7 @@ Settings of a run
   run.name=NAME            the folder for the results; the same name goes on where it stopped
   run.output_dir=FOLDER    where those folders are made (outputs)
   run.seed=N               fixes every sampled token (0)
-  run.batch=N              problems that are solved together (16)
+  run.batch=N              the most problems under way at once (what there is room for)
   run.max_tokens=N         budget for each problem: generated and verifier tokens
   run.max_generated_tokens=N  the same, without the verifier's
   run.max_calls=N          budget for each problem: expansions

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.build import make_engine, make_template, make_verifier, resolved
+from experiments.build import check_batch, make_engine, make_template, make_verifier, resolved
 from experiments.data import Task, graded, load_task
 from experiments.dry import describe
 from experiments.example import example, telling
@@ -20,8 +20,8 @@ from experiments.parameters import run_parameters
 from experiments.provenance import commit, machine
 from experiments.records import RunFolder, own_figures
 from experiments.screen import Progress, failures, say, show_logged, table
-from experiments.summary import failed, summarise
-from search import solve, try_verifier
+from experiments.summary import failed, seconds_at_work, summarise
+from search import solve_each, try_verifier
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, VerifierError
 from ttc.protocols import Problem, Result
@@ -51,8 +51,7 @@ def run(config: DictConfig) -> dict[str, Any]:
             f"{type(search).__name__} compares scores of different ratings, which do not compare where each rating "
             "leaves at a depth of its own; use a search that rates once, or verifier.exit.rule=entropy"
         )
-    if config.run.batch < 1:
-        raise InvalidInput(f"run.batch={config.run.batch} must be at least 1")
+    check_batch(config)
     template = make_template(config)
     task = load_task(config.dataset)
     if config.run.dry:
@@ -68,22 +67,22 @@ def run(config: DictConfig) -> dict[str, Any]:
             folder.forget([name for name, record in folder.records.items() if failed(record)])
         folder.check_inputs(inputs)
         folder.made_by({"commit": commit(), "machine": machine()})
-        batches = _unfinished(task.problems, config.run.batch, folder)
-        done = total - sum(p.id not in folder.records for p in task.problems)
+        problems = [problem for problem in task.problems if problem.id not in folder.records]
+        done = total - len(problems)
         done -= sum(name not in folder.records for name, _ in task.failures)
         if done:
             say(f"{done} of {total} were done already")
-        engine = make_engine(config) if batches else None
+        engine = make_engine(config) if problems else None
         if not inputs["model"]:  # it came from the hub just now
             folder.check_inputs(inputs | {"model": model_fingerprint(config.model.name)})
         if engine is not None and search.needs_verifier:
-            _try_verifier(verifier, template, engine, batches[0])
+            _try_verifier(verifier, template, engine, problems)
         for name, reason in task.failures:
             if name not in folder.records:
                 unusable = Result(Problem("", name), None, [], None, Usage(), [], config.run.seed, reason)
                 folder.append(_record(unusable, task, config.dataset.answer_kind))
         if engine is not None:
-            _solve(config, search, verifier, template, engine, task, batches, folder)
+            _solve(config, search, verifier, template, engine, task, problems, folder)
         summary = _summary(config, task, folder)
         folder.write_summary(summary)
     if config.run.show_example:
@@ -125,16 +124,6 @@ def _try_verifier(verifier: Any, template: PromptTemplate, engine: Engine, probl
             raise VerifierError(f"{error}, on a branch made to try it; no problem was solved") from error
 
 
-def _unfinished(problems: list[Problem], size: int, folder: RunFolder) -> list[list[Problem]]:
-    """The batches with a problem left, whole.
-
-    In 16 bits a sampled token can depend on what is computed beside it, so the batch that an interruption cut is
-    computed again as it was; its finished records stay as they are.
-    """
-    batches = [problems[i : i + size] for i in range(0, len(problems), size)]
-    return [batch for batch in batches if any(p.id not in folder.records for p in batch)]
-
-
 def _solve(
     config: DictConfig,
     search: Any,
@@ -142,16 +131,29 @@ def _solve(
     template: PromptTemplate,
     engine: Engine,
     task: Task,
-    batches: list[list[Problem]],
+    problems: list[Problem],
     folder: RunFolder,
 ) -> None:
+    """Write the record of each problem as soon as it has ended."""
     total = len(task.problems) + len(task.failures)
-    with Progress(config.dataset.name, total, folder.records, engine) as progress:
-
-        def finished(result: Result) -> None:
+    results = solve_each(
+        search,
+        problems=problems,
+        engine=engine,
+        verifier=verifier,
+        seed=config.run.seed,
+        template=template,
+        answer_kind=config.dataset.answer_kind,
+        end=tuple(config.dataset.end),
+        max_tokens=config.run.max_tokens,
+        max_generated_tokens=config.run.max_generated_tokens,
+        max_calls=config.run.max_calls,
+        max_wall_s=config.run.max_wall_s,
+        concurrency=config.run.batch,
+    )
+    with closing(results), Progress(config.dataset.name, total, folder.records, engine) as progress:
+        for result in results:
             progress.solved(result.usage.generated_tokens)
-            if result.problem.id in folder.records:
-                return
             record = _record(result, task, config.dataset.answer_kind) | _asked(config, template, engine, result)
             record["timing"]["kv_peak_bytes"] = _kv_peak_bytes(engine)
             folder.append(record)
@@ -159,24 +161,6 @@ def _solve(
                 progress.note(
                     f"{record['id']}: {result.problem.question}\n  -> {record['answer']} (gold {record['gold']})"
                 )
-
-        for batch in batches:
-            solve(
-                search,
-                engine=engine,
-                verifier=verifier,
-                problem=batch,
-                seed=config.run.seed,
-                template=template,
-                answer_kind=config.dataset.answer_kind,
-                end=tuple(config.dataset.end),
-                max_tokens=config.run.max_tokens,
-                max_generated_tokens=config.run.max_generated_tokens,
-                max_calls=config.run.max_calls,
-                max_wall_s=config.run.max_wall_s,
-                concurrency=len(batch),
-                on_result=finished,
-            )
 
 
 def _asked(config: DictConfig, template: PromptTemplate, engine: Engine, result: Result) -> dict[str, Any]:
@@ -236,9 +220,7 @@ def _summary(config: DictConfig, task: Task, folder: RunFolder) -> dict[str, Any
     summary = summarise(records)
     if config.memory.get("link_gbps") is not None:
         summary["simulated_link_gbps"] = config.memory.link_gbps
-    size = config.run.batch  # the problems of a batch run side by side
-    batches = [task.problems[i : i + size] for i in range(0, len(task.problems), size)]
-    summary["seconds"] = sum(max(folder.records[p.id]["timing"]["wall_s"] for p in batch) for batch in batches)
+    summary["seconds"] = seconds_at_work(records)
     summary["parameters"] = run_parameters(config.model.name, OmegaConf.to_container(config.verifier, resolve=True))
     summary["made_by"] = folder.goes
     return summary

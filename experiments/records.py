@@ -19,6 +19,7 @@ from ttc.errors import InvalidInput, TTCError
 from ttc.results import BranchRecord
 
 MAY_CHANGE = (
+    "run.batch",
     "run.output_dir",
     "run.show_questions",
     "run.dry",

@@ -102,7 +102,8 @@ class DatasetConfig:
 
 @dataclass
 class RunConfig:
-    """name: the folder under output_dir; the same name goes on where it stopped. batch: problems solved together.
+    """name: the folder under output_dir; the same name goes on where it stopped. batch: the most problems under way at
+    once, null for as many as there is room for.
 
     max_tokens, max_generated_tokens, max_calls, max_wall_s: budgets per problem (generated plus verifier tokens,
     generated tokens, expansions, seconds).
@@ -114,7 +115,7 @@ class RunConfig:
     name: str = "???"
     output_dir: str = "outputs"
     seed: int = 0
-    batch: int = 16
+    batch: int | None = None
     max_tokens: int | None = None
     max_generated_tokens: int | None = None
     max_calls: int | None = None

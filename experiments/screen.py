@@ -6,7 +6,7 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from threading import Event, Thread
 from typing import Any, TextIO, TypeVar
 
@@ -45,17 +45,25 @@ def show_logged() -> None:
 T = TypeVar("T")
 
 
-def with_progress(items: Sequence[T], label: str, what: str = "problems", every_s: float = 30.0) -> Iterator[T]:
-    """The items one by one, and how far it is: a bar on a terminal, elsewhere a plain line every `every_s` seconds."""
+def with_progress(
+    items: Iterable[T], label: str, what: str = "problems", every_s: float = 30.0, total: int | None = None
+) -> Iterator[T]:
+    """The items one by one, and how far it is: a bar on a terminal, elsewhere a plain line every `every_s` seconds.
+
+    total: how many there are, of what has no length.
+    """
+    total = total if total is not None or not isinstance(items, Sized) else len(items)
     if sys.stderr.isatty():
         columns = min(WIDTH, shutil.get_terminal_size().columns)
-        yield from tqdm(items, label, file=sys.stderr, ncols=columns, leave=False, disable=False, unit=f" {what}")
+        yield from tqdm(
+            items, label, total, file=sys.stderr, ncols=columns, leave=False, disable=False, unit=f" {what}"
+        )
         return
     last = time.monotonic()
     for done, item in enumerate(items):
         if (now := time.monotonic()) - last >= every_s:
             last = now
-            say(f"{label}: {done} of {len(items)} {what}")
+            say(f"{label}: {done} of {total} {what}")
         yield item
 
 

@@ -61,6 +61,16 @@ def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def seconds_at_work(records: Sequence[dict[str, Any]]) -> float:
+    """Seconds in which at least one problem was under way; the time between two sittings of a run is none of them."""
+    spans = sorted((r["timing"]["finished_at"] - r["timing"]["wall_s"], r["timing"]["finished_at"]) for r in records)
+    total, until = 0.0, float("-inf")
+    for start, end in spans:
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
+
+
 def approximations(records: Sequence[dict[str, Any]]) -> dict[str, int]:
     """How often what is approximate took effect."""
     usages = [r["usage"] for r in records]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from search.revision import Revision
     from search.self_consistency import SelfConsistency
     from search.self_refine import SelfRefine
-    from search.solving import solve, stream
+    from search.solving import solve, solve_each, stream
     from search.tree_of_thoughts import TreeOfThoughts
     from ttc.protocols import Append, Expand, Rate, Release, Step, Vary
     from ttc.results import Problem, Progress, Result
@@ -65,6 +65,7 @@ __all__ = [
     "TreeOfThoughts",
     "Vary",
     "solve",
+    "solve_each",
     "stream",
     "try_verifier",
 ]
@@ -105,6 +106,7 @@ __getattr__, __dir__ = lazy_names(
         "TreeOfThoughts": "search.tree_of_thoughts",
         "Vary": "ttc.protocols",
         "solve": "search.solving",
+        "solve_each": "search.solving",
         "stream": "search.solving",
         "try_verifier": "search.rating",
     },

@@ -15,7 +15,8 @@ MOST_ROWS = 256
 """Branches that decode at once unless the caller says otherwise: enough to keep any one machine busy."""
 
 PROBLEMS = 16
-"""Problems under way at once, unless the caller says otherwise, on a backend that does not say what it has room for."""
+"""Problems under way at once, unless the caller says otherwise, until the first has ended, which tells what one needs,
+and on a backend that does not say what it has room for."""
 
 
 @dataclass
@@ -71,8 +72,10 @@ class Room:
     decode at once, None for `MOST_ROWS` where `concurrency` is None too, else for no limit.
 
     A problem is taken to need as many rows, and as many tokens of KV, as the most that any problem before has asked
-    for at once: its prompt, and for each branch of a step a tail and what that is frozen into. Half of the memory is
-    left to what stays of earlier steps. So the first problem begins alone.
+    for at once: its prompt, a step for each branch that it keeps, and for each branch of the next step a tail and what
+    that is frozen into. Half of the memory is left to trees that grow larger. So the first problem begins alone.
+
+    at_first: the most problems under way before one has ended.
     """
 
     batch: Batch
@@ -80,6 +83,7 @@ class Room:
     max_rows: int | None
     rows: int = 0
     tokens: int = 0
+    at_first: float = inf
 
     @classmethod
     def of(cls, backend: Backend, concurrency: int | None, max_rows: int | None) -> Room:
@@ -87,13 +91,17 @@ class Room:
         if not isinstance(backend, RunsBatches):
             return cls(Draining(backend), PROBLEMS if concurrency is None else concurrency, None)
         if concurrency is None and max_rows is None:
-            max_rows = MOST_ROWS
+            return cls(backend.running_batch(MOST_ROWS), None, MOST_ROWS, at_first=PROBLEMS)
         return cls(backend.running_batch(max_rows), concurrency, max_rows)
 
-    def asked(self, rows: int, prompt_tokens: int, step_tokens: int) -> None:
-        """A problem has asked for so many branches, each of which may grow by `step_tokens`."""
+    def asked(self, rows: int, prompt_tokens: int, step_tokens: int, kept: int = 0) -> None:
+        """A problem that keeps so many branches has asked for `rows` more, each of which may grow by `step_tokens`."""
         self.rows = max(self.rows, rows)
-        self.tokens = max(self.tokens, prompt_tokens + 2 * rows * step_tokens)
+        self.tokens = max(self.tokens, prompt_tokens + (kept + 2 * rows) * step_tokens)
+
+    def ended(self) -> None:
+        """A problem has ended, so that it is known what one needs."""
+        self.at_first = inf
 
     def problems(self, active: int, waiting: int) -> int:
         """How many of the `waiting` problems may begin beside those that are under way."""
@@ -102,5 +110,5 @@ class Room:
             most = min(most, (self.max_rows - len(self.batch)) // self.rows)
         if self.concurrency is None:
             fitting = self.batch.kv_tokens() / 2 // self.tokens if self.tokens else 1
-            most = int(min(most, fitting - active))
+            most = int(min(most, fitting - active, self.at_first - active))
         return max(most, int(not active and waiting > 0))

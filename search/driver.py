@@ -6,7 +6,6 @@ expands others) while those of other problems decode, and new problems begin as 
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
@@ -17,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from search.base import Case, Search, SearchSteps
+from search.base import Case, Search
 from search.batching import Room
 from search.options import as_strings, check_parts, check_reading, statistics_option
 from search.rating import Rater, aggregate
-from search.run import Budget, Run
+from search.run import Budget, Run, steps_of
 from ttc.errors import InvalidInput, VerifierError
 from ttc.protocols import Aggregation, Append, Backend, Batch, Expand, Extract, Problem, Rate, Release, Vary, Verifier
 from ttc.results import Did, Progress, Result
@@ -46,7 +45,7 @@ Tell = Callable[[Run, Did, Sequence[Branch]], None]
 
 @dataclass
 class Driver:
-    """Answers the requests of searches. One per call of `solve` or `stream`.
+    """Answers the requests of searches. One per call of `solve`, `solve_each` or `stream`.
 
     decoding: the branches whose step is under way, and the problem of each.
     """
@@ -100,7 +99,7 @@ class Driver:
         waiting, active = list(enumerate(problems)), list[Run]()
         try:
             while waiting or active:
-                yield from self._finish(active)
+                yield from self._finish(active, room)
                 busy = set(self.decoding.values())
                 if resting := [run for run in active if run not in busy]:
                     done = self._serve(resting, room)
@@ -111,6 +110,9 @@ class Driver:
                 else:
                     done = self._decode(room.batch)
                 yield from (event for event in done if watched or event[1].result is not None)
+        except Exception:
+            yield from self._finish([run for run in active if run.done], room)  # what the others have found is not lost
+            raise
         finally:
             self.decoding.clear()
             try:
@@ -120,7 +122,7 @@ class Driver:
 
     # ------------------------------------------------------------ start and finish
 
-    def _finish(self, active: list[Run]) -> Events:
+    def _finish(self, active: list[Run], room: Room) -> Events:
         """The results of searches that have ended; a search may first spend its reserve."""
         for run in [r for r in active if r.done]:
             run.close(self.search)
@@ -128,6 +130,7 @@ class Driver:
                 result = run.result(self.search)
                 self._let_go([run])
                 active.remove(run)
+                room.ended()
                 yield run.index, run.progress("finished", result=result)
 
     def _start(self, batch: list[tuple[int, Problem]], strict: bool) -> tuple[list[Run], list[tuple[int, Progress]]]:
@@ -147,7 +150,7 @@ class Driver:
             for (index, problem, _), root in zip(prompts, roots, strict=True):
                 rng = np.random.default_rng(random_key(self._seed(problem), "search"))
                 case = Case(problem.question, self.end, self.extract, rng)
-                run = Run(problem, index, root, case, _steps(self.search, root, case), self.budget, self.seed)
+                run = Run(problem, index, root, case, steps_of(self.search, root, case), self.budget, self.seed)
                 run.record(root, None)
                 run.advance(None)
                 runs.append(run)
@@ -308,7 +311,7 @@ class Driver:
             run.advance([])
             return
         step = request.step
-        room.asked(len(run.waiting), len(run.root.tokens), step.max_tokens)
+        room.asked(len(run.waiting), len(run.root.tokens), step.max_tokens, len(run.live) - 1)
         count, limit = run.next_part(self._price(run))
         if count:
             children = []
@@ -385,16 +388,3 @@ class Driver:
             return [self._scores([request])[0] for request in requests]
         found = iter(scores)
         return [[next(found) for _ in request.branches] for _, request in requests]
-
-
-def _steps(search: Search, root: Branch, case: Case) -> SearchSteps:
-    """The search's coroutine. One written as `run(self, root, end)` still works, with a warning."""
-    names = list(inspect.signature(search.run).parameters)
-    if names[1:2] == ["end"]:
-        warnings.warn(
-            f"{type(search).__name__}.run(root, end) is now run(root, case), with case.end",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return search.run(root, case.end)  # type: ignore[arg-type]
-    return search.run(root, case)

@@ -1,4 +1,4 @@
-"""What `solve` and `stream` take, and the refusal of what they cannot use."""
+"""What `solve`, `solve_each` and `stream` take, and the refusal of what they cannot use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ttc.text.prompt import PromptTemplate
 
 
 class SearchOptions(TypedDict, total=False):
-    """The options of `search.stream`; `search.solve` says what each means."""
+    """The options of `search.stream` and `search.solve_each`; `search.solve` says what each means."""
 
     verifier: Verifier | None
     seed: int
@@ -78,6 +78,13 @@ def check_reading(template: Any, extract: Any, answer_kind: Any, seed: Any) -> N
         check_kind("template", template, isinstance(template, PromptTemplate), "a PromptTemplate(instruction=...)")
     if extract is not None and not callable(extract):
         raise InvalidInput(f"extract={extract!r} cannot be called; give a function of the text, or answer_kind=...")
+
+
+def check_room(concurrency: int | None, max_rows: int | None) -> None:
+    """Refuse numbers of problems or rows that nothing could run with."""
+    for name, most in (("concurrency", concurrency), ("max_rows", max_rows)):
+        if most is not None:
+            check_whole(name, most, 1)
 
 
 def as_strings(name: str, given: Any) -> tuple[str, ...]:

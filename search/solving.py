@@ -1,14 +1,14 @@
-"""The calls: run a search on problems, or watch it on one."""
+"""The calls: run a search on problems, read the results one by one, or watch one problem."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Unpack, overload
 
 from search.base import Search
 from search.driver import Driver, Events
-from search.options import SearchOptions, SolveOptions, as_problem, as_problems
-from ttc.checks import check_kind, check_whole
+from search.options import SearchOptions, SolveOptions, as_problem, as_problems, check_room
+from ttc.checks import check_kind
 from ttc.protocols import Backend, Extract, Problem, Verifier
 from ttc.results import Progress, Result
 from ttc.text.prompt import PromptTemplate
@@ -57,17 +57,15 @@ def solve(
     reserve: so many of the last tokens, and the last call, are kept to finish the best branch so far, where a budget
         ended the search before that branch was finished; no time is. final_text: put after it first, to ask for the
         answer.
-    concurrency: the most problems under way at once; by default as many as there are free rows and memory for (16 on a
-        backend that does not say what it has). max_rows: the most branches that decode at once, by default 256 where
-        `concurrency` is not given, else no limit. Results depend on neither.
+    concurrency: the most problems under way at once; by default as many as there are free rows and memory for (16 until
+        the first has ended, and on a backend that does not say what it has). max_rows: the most branches that decode at
+        once, by default 256 where `concurrency` is not given, else no limit. Results depend on neither.
     on_result: called as each problem finishes. on_step: called after each request of a search (see `Progress`).
     With a list, a problem that cannot be used or whose verifier fails gives a Result with `error`; alone it raises
     what stopped it before any branch existed.
     Threads may share an engine (see `Engine`), and so may `asyncio.to_thread`.
     """
-    for name, most in (("concurrency", concurrency), ("max_rows", max_rows)):
-        if most is not None:
-            check_whole(name, most, 1)
+    check_room(concurrency, max_rows)
     for name, called in (("on_result", on_result), ("on_step", on_step)):
         check_kind(name, called, called is None or callable(called), "a function of one argument")
     single = isinstance(problem, str | Problem)
@@ -101,6 +99,34 @@ def solve(
     finally:
         events.close()  # lets go of what an exception left
     return results[0] if single else [results[i] for i in range(len(problems))]
+
+
+def solve_each(
+    search: Search,
+    *,
+    problems: Sequence[str | Problem],
+    engine: Backend,
+    concurrency: int | None = None,
+    max_rows: int | None = None,
+    **options: Unpack[SearchOptions],
+) -> Generator[Result, None, None]:
+    """Run `search` on a list of problems as `solve` does, and give each result as soon as its problem has ended.
+
+    The searches go on as the iterator is read. It keeps no result that it has given, so the list may be long. Closing
+    it frees everything. options: as for `solve`.
+    """
+    check_room(concurrency, max_rows)
+    driver = Driver.make(search, engine, **options)
+    return _results(driver.events(as_problems(problems), concurrency, False, False, max_rows))
+
+
+def _results(events: Events) -> Generator[Result, None, None]:
+    try:
+        for _, progress in events:
+            if progress.result is not None:
+                yield progress.result
+    finally:
+        events.close()
 
 
 def stream(

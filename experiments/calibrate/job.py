@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -11,10 +12,10 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.build import make_engine, make_template, make_verifier, resolved
+from experiments.build import check_batch, make_engine, make_template, make_verifier, resolved
 from experiments.data import Task, load_task
 from experiments.screen import show_logged, with_progress
-from search import Search, solve
+from search import Search, solve_each
 from ttc.approximate.confidence import confidence, gap_ratio
 from ttc.calibration.confidence_gate import GateCalibration, Observation, calibrate
 from ttc.calibration.early_exit import ExitCalibration, calibrate_exit
@@ -22,7 +23,8 @@ from ttc.calibration.layer_profile import Profile, look_layers
 from ttc.calibration.statistics import CONFIDENCE
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
-from ttc.protocols import Backend, Problem, Result, Verifier
+from ttc.protocols import Backend, Problem, Verifier
+from ttc.results import BranchRecord
 from ttc.tree.branch import Branch, by_problem
 from verifiers import ConfidenceGatedVerifier, SelfVerifier
 
@@ -60,8 +62,7 @@ def _check(config: DictConfig) -> None:
         raise InvalidInput(f"calibrate.level={wanted.level} is neither 1, the confidence gate, nor 2, the early exit")
     if wanted.level == 1 and wanted.eps is not None:
         raise InvalidInput(f"calibrate.eps={wanted.eps} belongs to calibrate.level=2; leave it out")
-    if config.run.batch < 1:
-        raise InvalidInput(f"run.batch={config.run.batch} must be at least 1")
+    check_batch(config)
 
 
 def _inner(config: DictConfig) -> Verifier:
@@ -88,13 +89,7 @@ def _observed(config: DictConfig, search: Any, inner: Any, task: Task, engine: E
         "max_wall_s": config.run.max_wall_s,
         "concurrency": config.run.batch,
     }
-    size = config.run.batch
-    batches = [task.problems[i : i + size] for i in range(0, len(task.problems), size)]
-    return [
-        one
-        for batch in with_progress(batches, "calibrate", "batches")
-        for one in observed(search, inner, batch, **options)
-    ]
+    return observed(search, inner, task.problems, **options)
 
 
 def _made(
@@ -133,15 +128,22 @@ def observe(search: Any, inner: Verifier, problems: Sequence[Problem], **options
     choose the same tokens. options: as for `search.solve`.
     """
     first = _FirstRating(ConfidenceGatedVerifier(inner, tau_conf=0.0, r_gap=0.0))
-    verified: list[Result] = solve(search, problem=list(problems), verifier=inner, **options)
-    skipped: list[Result] = solve(search, problem=list(problems), verifier=first, **options)
-    observations = []
-    for full, short in zip(verified, skipped, strict=True):
-        if full.best is None or short.best is None or full.error or short.error:
-            continue
-        max_p, gap = first.seen[short.best.root_id]
-        observations.append(Observation(max_p, gap, full.best.generated == short.best.generated))
-    return observations
+    verified = _best(search, problems, "verified", verifier=inner, **options)
+    skipped = _best(search, problems, "not verified", verifier=first, **options)
+    return [
+        Observation(*first.seen[short.root_id], full.generated == short.generated)
+        for full, short in zip(verified, skipped, strict=True)
+        if full is not None and short is not None
+    ]
+
+
+def _best(search: Any, problems: Sequence[Problem], label: str, **options: Any) -> list[BranchRecord | None]:
+    """The best branch of each problem; None of one that could not be solved."""
+    best: dict[tuple[str, str], BranchRecord | None] = {}
+    with closing(solve_each(search, problems=problems, **options)) as results:
+        for result in with_progress(results, f"calibrate: {label}", total=len(problems)):
+            best[result.problem.id, result.problem.question] = None if result.error else result.best
+    return [best[problem.id, problem.question] for problem in problems]
 
 
 @dataclass
@@ -198,9 +200,8 @@ def observe_exits(search: Any, inner: SelfVerifier, problems: Sequence[Problem],
             "chooses; use search=best_of_n"
         )
     profiled = _Profiled(inner)
-    results: list[Result] = solve(search, problem=list(problems), verifier=profiled, **options)
-    solved = [r.best for r in results if r.best is not None and not r.error]
-    return [profiled.seen[best.root_id] for best in solved]
+    best = _best(search, problems, "all layers", verifier=profiled, **options)
+    return [profiled.seen[branch.root_id] for branch in best if branch is not None]
 
 
 @dataclass

@@ -45,6 +45,7 @@ def test_a_changed_configuration_is_refused_with_the_difference(tmp_path: Path) 
     with pytest.raises(InvalidInput, match=r"run\.seed: 0 -> 5"):
         RunFolder(config(tmp_path, seed=5))
     RunFolder(config(tmp_path, show_questions=True)).close()
+    RunFolder(config(tmp_path, batch=2)).close()
 
 
 def test_a_run_that_never_started_leaves_its_name_free(tmp_path: Path) -> None:

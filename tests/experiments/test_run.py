@@ -16,11 +16,12 @@ from hydra.errors import HydraException
 
 from experiments.job import run
 from tests.helpers.configurations import configuration
+from tests.helpers.records import roughly, without_costs
 from ttc import TTCError, VerifierError
 from ttc.compiling import LINE
 from verifiers import ArithmeticVerifier
 
-FAST = ["dataset.size=6", "run.batch=3", "search=beam_search", "search.beam_size=2", "search.beam_width=2"]
+FAST = ["dataset.size=6", "model.dtype=float32", "run.batch=3", "search.beam_size=2", "search.beam_width=2"]
 
 
 def job(folder: Path, *arguments: str) -> list[str]:
@@ -34,10 +35,8 @@ def run_here(folder: Path, *arguments: str) -> dict[str, Any]:
 
 def records(folder: Path, name: str) -> dict[str, Any]:
     lines = (folder / name / "records.jsonl").read_text().splitlines()
-    found = {record["id"]: record for record in map(json.loads, lines)}
+    found = {record["id"]: without_costs(record) for record in map(json.loads, lines)}
     assert len(found) == len(lines)  # no problem twice
-    for record in found.values():
-        del record["timing"]
     return found
 
 
@@ -59,7 +58,7 @@ def test_a_killed_run_goes_on_to_the_same_records(tmp_path: Path) -> None:
     file.write_bytes(before + b'{"id": "torn')
     done = subprocess.run(job(tmp_path, "run.name=killed", *FAST), check=True, capture_output=True, text=True)
     assert file.read_bytes().startswith(before)
-    assert records(tmp_path, "killed") == whole
+    assert records(tmp_path, "killed") == roughly(whole)
     summary = json.loads((tmp_path / "killed" / "summary.json").read_text())
     assert summary["problems"] == 6 and f"{summary['accuracy']:.1%}" in done.stdout
 
@@ -140,7 +139,7 @@ def test_ctrl_c_says_what_is_safe_and_how_to_go_on(tmp_path: Path) -> None:
     assert how == "run the same command to go on"
 
 
-SHORT = ["search=best_of_n", "search.n=2", "search.max_tokens=12", "dataset.size=3", "run.batch=3"]
+SHORT = ["model.dtype=float32", "search=best_of_n", "search.n=2", "search.max_tokens=12", "dataset.size=3"]
 
 
 def test_a_verifier_that_cannot_rate_is_known_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +185,7 @@ def test_a_failed_problem_counts_as_wrong_until_it_is_retried(
     assert run_here(tmp_path, *SHORT, "run.retry_failed=true")["failures"] == 0
     assert "2 of 3 were done already" in capsys.readouterr().err
     again = records(tmp_path, "r")
-    assert again["sums-1"] == records(tmp_path, "whole")["sums-1"]
+    assert again["sums-1"] == roughly(records(tmp_path, "whole")["sums-1"])
 
 
 def test_a_sweep_runs_every_search(tmp_path: Path) -> None:

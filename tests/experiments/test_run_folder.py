@@ -22,7 +22,9 @@ from experiments.fingerprint import model_fingerprint
 from experiments.job import run
 from experiments.records import RunFolder
 from experiments.schema import register
+from tests.helpers.records import roughly, without_costs
 from ttc import InvalidInput
+from ttc.passes import decode
 
 ROWS = [{"question": f"{i} and {i} ?", "answer": str(2 * i)} for i in range(4)]
 
@@ -245,6 +247,71 @@ def test_answers_that_were_cut_off_are_counted_and_shown(place: Path, capsys: py
 def test_a_verifier_that_is_never_asked_is_not_in_the_records(place: Path) -> None:
     run(composed(place, "verifier=confidence"))
     assert OmegaConf.load(place / "outputs" / "r" / "config.yaml").verifier == {"_target_": None}
+
+
+# ---------------------------------------------------------------- many problems under way
+
+LONG = ["search=self_consistency", "search.n=2", "search.max_tokens=40", "dataset.end=['3']"]
+"""Two samples a problem, which end at very different lengths."""
+
+
+def long_rows(place: Path, count: int = 9) -> None:
+    save_rows(place / "rows.jsonl", [{"question": f"{i} and {i + 1} ?", "answer": str(i)} for i in range(count)])
+
+
+def by_id(place: Path, name: str) -> dict[str, Any]:
+    found = {record["id"]: without_costs(record) for record in records(place, name)}
+    assert len(found) == len(records(place, name))  # no problem twice
+    return found
+
+
+def test_a_slow_problem_holds_back_nobody(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes are those of two places, each of which takes the next problem as soon as it is free."""
+    long_rows(place)
+    passes = list[int]()
+    draw = decode.draw_tokens
+    monkeypatch.setattr(decode, "draw_tokens", lambda rows, *rest: [passes.append(len(rows)), draw(rows, *rest)])
+    run(composed(place, *LONG, "run.batch=2"))
+    lengths = [max(b["tokens"] for b in by_id(place, "r")[f"file-{i}"]["branches"]) for i in range(9)]
+    free = [0, 0]  # the pass at which each place is free
+    for length in lengths:
+        free[free.index(min(free))] += length
+    assert len(passes) == max(free)
+    in_turn = sum(map(max, zip(lengths[::2], [*lengths[1::2], 0], strict=True)))
+    assert len(passes) < 0.9 * in_turn  # which is what two at a time would take if they waited for each other
+
+
+def test_records_do_not_depend_on_how_many_are_under_way(place: Path) -> None:
+    long_rows(place)
+    for batch in ("1", "3", "null"):
+        run(composed(place, *LONG, f"run.batch={batch}", f"run.name=b{batch}"))
+    alone = by_id(place, "b1")
+    assert len(alone) == 9
+    assert by_id(place, "b3") == roughly(alone) and by_id(place, "bnull") == roughly(alone)
+
+
+@pytest.mark.parametrize("stopped_by", [KeyboardInterrupt, OSError])
+def test_a_run_that_is_stopped_in_the_middle_goes_on_to_the_same_records(
+    place: Path, monkeypatch: pytest.MonkeyPatch, stopped_by: type[BaseException]
+) -> None:
+    long_rows(place)
+    run(composed(place, *LONG, "run.name=whole"))
+    whole, append, solved = by_id(place, "whole"), RunFolder.append, list[str]()
+
+    def stopping(folder: RunFolder, record: dict[str, Any]) -> None:
+        if len(folder.records) == 4:
+            raise stopped_by
+        append(folder, record)
+
+    monkeypatch.setattr(RunFolder, "append", stopping)
+    with pytest.raises(stopped_by):
+        run(composed(place, *LONG, "run.batch=3"))
+    before = records(place)
+    assert len(before) == 4
+    monkeypatch.setattr(RunFolder, "append", lambda folder, r: [solved.append(r["id"]), append(folder, r)])
+    run(composed(place, *LONG, "run.batch=2"))  # with less side by side, say
+    assert by_id(place, "r") == roughly(whole) and records(place)[:4] == before
+    assert sorted(solved) == sorted(whole.keys() - {record["id"] for record in before})  # nothing was solved again
 
 
 # ---------------------------------------------------------------- a dry run, and where folders lie

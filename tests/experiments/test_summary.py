@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiments.summary import failure_reasons, summarise, votes
+from experiments.summary import failure_reasons, seconds_at_work, summarise, votes
 
 
 def test_answers_that_are_the_same_number_are_one_vote() -> None:
@@ -33,7 +33,7 @@ def test_the_summary_of_two_problems() -> None:
     assert summary["pass_at_k"] == pytest.approx({"1": 0.5, "2": (5 / 6 + 5 / 6) / 2, "4": 1.0})
     assert summary["maj_at_k"] == {"1": 0.5, "2": 0.5, "4": 1.0}
     assert (summary["host_to_device_bytes"], summary["device_to_host_bytes"]) == (14, 6)
-    assert (summary["generated_tokens"], summary["verifier_tokens"]) == (20, 4)
+    assert (summary["generated_tokens"], summary["verifier_tokens"], summary["prompt_tokens"]) == (20, 4, 10)
     assert summary["approximate"] == {}
     failed = record(["1"], "2") | {"branches": [], "error": "InvalidInput: ..."}
     failed["usage"] |= {"gated_branches": 3, "verifications_skipped": 2}
@@ -57,6 +57,13 @@ def test_a_failed_problem_is_wrong_whatever_its_branches_hold() -> None:
     assert (summary["correct"], summary["failures"]) == (2, 1)
     assert summary["accuracy"] == summary["accuracy_strict"] == pytest.approx(2 / 3)
     assert summary["pass_at_k"] == summary["maj_at_k"] == {"1": pytest.approx(2 / 3)}
+
+
+def test_time_in_which_several_problems_are_under_way_counts_once_and_pauses_do_not() -> None:
+    spans = [(100.0, 10.0), (103.0, 5.0), (104.0, 14.0), (200.0, 2.0), (90.0, 0.0)]  # ends, and lengths
+    records = [{"timing": {"finished_at": end, "wall_s": wall}} for end, wall in spans]
+    assert seconds_at_work(records) == 14 + 2
+    assert seconds_at_work([]) == 0
 
 
 def test_reasons_that_differ_in_numbers_or_names_are_one() -> None:

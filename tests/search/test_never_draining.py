@@ -262,8 +262,22 @@ def test_the_first_problem_says_what_others_need() -> None:
     assert room.problems(1, 100) == 3  # and 4 of 1,060; as many as there are rows for
     room.batch.add([None] * 20, 5)  # type: ignore[list-item]
     assert room.problems(1, 100) == 2
+    room.batch.close()
+    room.asked(4, 100, 30, kept=30)
+    assert room.problems(1, 100) == 3  # 4 of 1,240
     room.asked(1000, 100, 1000)
     assert (room.problems(1, 100), room.problems(0, 100)) == (0, 1)  # one at a time, whatever it takes
+
+
+def test_until_a_problem_has_ended_only_a_few_begin() -> None:
+    room = Room.of(make_engine(), None, None)
+    room.asked(1, 10, 10)
+    assert (room.problems(1, 100), room.problems(PROBLEMS, 100)) == (PROBLEMS - 1, 0)
+    room.ended()
+    assert room.problems(PROBLEMS, 1000) == MOST_ROWS
+    room = Room.of(make_engine(), None, 64)  # rows that are asked for are filled at once
+    room.asked(1, 10, 10)
+    assert room.problems(1, 100) == 64
 
 
 def test_what_is_given_is_the_most() -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from experiments.bench.prefix import prompt, read_bandwidth
+from experiments.bench.prefix import prompt
 from experiments.provenance import provenance
 from ttc.attention.plan import Plan
+from ttc.calibration.bandwidth import read_bandwidth
 from ttc.engine import Engine
 from ttc.model.loading import load
 from ttc.model.packed_linear import PackedProduct

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from experiments.provenance import provenance
+from ttc.calibration.bandwidth import read_bandwidth
 from ttc.engine import Engine
 from ttc.model.choice import runner_for
 from ttc.model.loading import load
@@ -136,19 +137,6 @@ def run_arm(name: str, tokens: int, branches: int, model_name: str) -> None:
     figures = ARMS[name](model, tokenizer, prompt(tokens), branches)
     figures["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps(figures))
-
-
-def read_bandwidth() -> float:
-    """Bytes per second that summing a large buffer reads, all threads, best of five."""
-    buffer = torch.ones(1 << 27, dtype=torch.float32)
-    best = min(_seconds(buffer.sum) for _ in range(5))
-    return buffer.numel() * 4 / best
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def run(size: str, model_name: str, out: Path) -> None:

@@ -1,0 +1,139 @@
+"""`python -m experiments.profile`: measure this machine for the cost model, and write what was found to a file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from experiments.command import perform
+from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.errors import InvalidInput
+
+DTYPES = ("bfloat16", "float32", "float16")
+SAME = ("cpu", "gpu", "threads")
+"""What has to be the same on the machine that a profile is used on."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a file holds: the machine's devices by their names ("cpu bfloat16"), and its link."""
+
+    devices: dict[str, DeviceProfile]
+    link: LinkProfile
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.profile", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("profile.json"), help="default: profile.json")
+    parser.add_argument("--dtypes", default="bfloat16,float32", help=f"with commas, of {', '.join(DTYPES)}")
+    parser.add_argument(
+        "--link-gbps", type=float, default=16.0, help="without a GPU: of the simulated link; default: 16"
+    )
+    arguments = parser.parse_args()
+    perform(lambda: measure(arguments), f"profile {' '.join(sys.argv[1:])}")
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Measure, print and write. Raises InvalidInput for an unknown dtype, a link without speed or a file that cannot be
+    written, before anything is measured."""
+    dtypes = list(dict.fromkeys(name.strip() for name in arguments.dtypes.split(",")))
+    for name in dtypes:
+        if name not in DTYPES:
+            raise InvalidInput(f"--dtypes {name!r} is unknown; use names of {', '.join(DTYPES)}, with commas")
+    if not arguments.link_gbps > 0:
+        raise InvalidInput(f"--link-gbps {arguments.link_gbps} must be above 0, as 16 for PCIe 4.0 x8")
+    if not arguments.out.parent.is_dir() or arguments.out.is_dir():
+        raise InvalidInput(f"--out {arguments.out} cannot be written; name a file in a folder that is there")
+
+    import torch
+
+    from experiments.provenance import provenance
+    from ttc.calibration.device_profile import profile_device, profile_link
+
+    start = perf_counter()
+    kinds = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
+    devices = []
+    for kind in kinds:
+        for name in dtypes:
+            print(f"measuring {kind} {name}", file=sys.stderr, flush=True)
+            devices.append(profile_device(torch.device(kind), getattr(torch, name)))
+    link = profile_link(torch.device(kinds[0]), arguments.link_gbps)
+    record = provenance(
+        f"python -m experiments.profile {' '.join(sys.argv[1:])}".strip(),
+        model=f"random layers in {', '.join(dtypes)}",
+        simulated="the link" if link.simulated else "nothing",
+    )
+    record |= {"seconds": perf_counter() - start, "devices": [asdict(d) for d in devices], "link": asdict(link)}
+    arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(report(Profile({d.name: d for d in devices}, link)))
+    print(f"\nwritten to {arguments.out} after {record['seconds']:.0f} s")
+
+
+def read(path: Path) -> Profile:
+    """A profile that `measure` has written on this machine.
+
+    Raises InvalidInput for a file that is no profile or is damaged, and for one of another machine, naming both.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        devices = [_device(found) for found in record["devices"]]
+        link, made_on = LinkProfile(**record["link"]), dict(record["machine"])
+    except OSError as error:
+        raise InvalidInput(
+            f"{path} cannot be read ({error.strerror}); make a profile with python -m experiments.profile --out {path}"
+        ) from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"{path} is no profile of this version ({error}); make one with python -m experiments.profile"
+        ) from error
+
+    from experiments.provenance import machine
+
+    here = machine()
+    if different := [name for name in SAME if made_on.get(name) != here.get(name)]:
+        both = "; ".join(f"{name} {made_on.get(name)!r} there and {here.get(name)!r} here" for name in different)
+        raise InvalidInput(
+            f"{path} is a profile of another machine ({both}); measure this one: python -m experiments.profile"
+        )
+    return Profile({device.name: device for device in devices}, link)
+
+
+def _device(found: dict[str, Any]) -> DeviceProfile:
+    rates = {name: {int(rows): rate for rows, rate in found[name].items()} for name in ("flops", "attention_flops")}
+    return DeviceProfile(**(found | rates))
+
+
+def report(profile: Profile) -> str:
+    """Markdown: a column for each device, and the link."""
+    devices = list(profile.devices.values())
+    lines = [f"| | {' | '.join(device.name for device in devices)} |", "|---" * (len(devices) + 1) + "|"]
+
+    def line(what: str, values: list[str]) -> None:
+        lines.append(f"| {what} | {' | '.join(values)} |")
+
+    line("read bandwidth, GB/s", [f"{device.bandwidth / 1e9:.1f}" for device in devices])
+    line("last cache, MiB", [f"{device.l3_bytes / 2**20:.0f}" for device in devices])
+    line("its bandwidth, GB/s", [f"{device.l3_bandwidth / 1e9:.1f}" for device in devices])
+    line("a block's overhead, ms", [f"{device.block_overhead_s * 1e3:.3f}" for device in devices])
+    line("a pass's overhead, ms", [f"{device.pass_overhead_s * 1e3:.3f}" for device in devices])
+    for rows in devices[0].flops:
+        line(f"GFLOP/s of products, rows: {rows}", [f"{device.flops[rows] / 1e9:.0f}" for device in devices])
+    for rows in devices[0].attention_flops:
+        line(f"GFLOP/s of attention, rows: {rows}", [f"{device.attention_flops[rows] / 1e9:.0f}" for device in devices])
+    link = profile.link
+    lines += [
+        "",
+        f"link{' (simulated)' if link.simulated else ''}: {link.to_device_bandwidth / 1e9:.1f} GB/s and "
+        f"{link.to_device_latency_s * 1e6:.0f} µs to the device, {link.to_host_bandwidth / 1e9:.1f} GB/s and "
+        f"{link.to_host_latency_s * 1e6:.0f} µs to the host",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

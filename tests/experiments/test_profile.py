@@ -1,0 +1,88 @@
+"""`python -m experiments.profile`: the file that it writes and reads again, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import experiments.profile
+import ttc.calibration.device_profile as measuring
+from experiments.profile import Profile, read, report
+from experiments.provenance import machine
+from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.errors import InvalidInput
+
+LINK = LinkProfile(to_device_bandwidth=16e9, to_host_bandwidth=15e9, to_device_latency_s=5e-6, simulated=True)
+
+
+def device(name: str) -> DeviceProfile:
+    return DeviceProfile(
+        name=name, bandwidth=40e9, flops={1: 30e9, 256: 300e9}, attention_flops={1: 20e9}, l3_bytes=2**25,
+        l3_bandwidth=150e9, block_overhead_s=5e-5, pass_overhead_s=2e-4,
+    )  # fmt: skip
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["experiments.profile", *arguments])
+    experiments.profile.main()
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A file with made-up figures, which the command has written."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(measuring, "profile_device", lambda where, dtype: device(f"cpu {str(dtype)[6:]}"))
+    monkeypatch.setattr(measuring, "profile_link", lambda where, gbps: LINK)
+    out = tmp_path / "profile.json"
+    run(monkeypatch, "--out", str(out))
+    return out
+
+
+def test_what_is_written_is_read_again(written: Path) -> None:
+    profile = read(written)
+    assert profile.devices == {name: device(name) for name in ("cpu bfloat16", "cpu float32")}
+    assert profile.link == LINK
+    record = json.loads(written.read_text())
+    assert record["machine"] == machine() and record["simulated"] == "the link"
+
+
+def test_the_report_has_a_column_for_each_device() -> None:
+    printed = report(Profile({name: device(name) for name in ("cpu bfloat16", "cpu float32")}, LINK))
+    assert "| | cpu bfloat16 | cpu float32 |" in printed
+    assert "| read bandwidth, GB/s | 40.0 | 40.0 |" in printed
+    assert "| GFLOP/s of products, rows: 256 | 300 | 300 |" in printed
+    assert "link (simulated): 16.0 GB/s and 5 µs to the device, 15.0 GB/s and 0 µs to the host" in printed
+
+
+def test_a_profile_of_another_machine_is_refused_with_both_names(written: Path) -> None:
+    record = json.loads(written.read_text())
+    record["machine"]["cpu"] = "Another"
+    written.write_text(json.dumps(record))
+    with pytest.raises(InvalidInput, match=r"profile of another machine \(cpu 'Another' there and .* here\); measure"):
+        read(written)
+
+
+def test_what_is_no_profile_is_refused(tmp_path: Path, written: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"cannot be read .*experiments.profile --out"):
+        read(tmp_path / "missing.json")
+    for text in ("{}", "[1]", "nonsense", written.read_text().replace('"bandwidth"', '"width"')):
+        written.write_text(text)
+        with pytest.raises(InvalidInput, match="is no profile of this version"):
+            read(written)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dtypes", "int4"], "--dtypes 'int4' is unknown; use names of bfloat16"),
+        (["--link-gbps", "0"], "--link-gbps 0.0 must be above 0"),
+        (["--out", "no/such/folder.json"], "cannot be written; name a file in a folder that is there"),
+    ],
+)
+def test_bad_arguments_are_refused(monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run(monkeypatch, *arguments)
+    assert str(stopped.value).startswith("error: ") and message in str(stopped.value)

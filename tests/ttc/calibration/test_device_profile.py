@@ -1,0 +1,68 @@
+"""Measuring a machine: what is timed is what runs, and rates follow from times."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from tests.helpers.models import COMMON
+from ttc.calibration import device_profile
+from ttc.calibration.device_profile import profile_device, profile_link
+from ttc.calibration.pass_timer import LEAST, MOST, PassTimer
+from ttc.errors import TTCError
+
+CPU = torch.device("cpu")
+
+
+def test_passes_of_a_random_model_are_counted_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TTC_FUSED", "0")
+    timer = PassTimer(LlamaConfig(**COMMON), CPU, torch.float32)
+    assert timer.seconds(3, 20) > 0
+    assert 1 + LEAST <= len(timer._seconds) <= 1 + MOST  # the prompt's pass is not among them
+    assert timer.engine.kv_bytes() == 0
+
+
+def test_rates_are_operations_over_the_difference_between_two_depths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which a layer takes 0.1 s, 0.01 s for each row and 1e-5 s for each row and token."""
+
+    class Timer:
+        def __init__(self, config: object, *_: object):
+            self.layers = config.num_hidden_layers  # type: ignore[attr-defined]
+            self.wide = config.hidden_size == 2048  # type: ignore[attr-defined]
+
+        def seconds(self, rows: int, context: int) -> float:
+            products = rows * (0.01 + context * 1e-5) if self.wide else 0
+            return 7 + self.layers * (0.1 + products)
+
+    monkeypatch.setattr(device_profile, "PassTimer", Timer)
+    monkeypatch.setattr(device_profile, "read_bandwidth", lambda device=None: 5.0)
+    monkeypatch.setattr(device_profile, "measure_cache", lambda: (8, 9.0))
+    found = profile_device(CPU, torch.bfloat16)
+    assert (found.name, found.bandwidth, found.l3_bytes, found.l3_bandwidth) == ("cpu bfloat16", 5.0, 8, 9.0)
+    assert found.block_overhead_s == pytest.approx(0.1)
+    assert found.pass_overhead_s == pytest.approx(7)
+    weights = 2048 * (2 * 2048 + 2 * 1024 + 3 * 6144)
+    for rows in (1, 4, 16, 64, 256):
+        assert found.flops[rows] == pytest.approx(2 * rows * weights / (rows * (0.01 + 16e-5)))
+        assert found.attention_flops[rows] == pytest.approx(4 * 16 * 128 / 1e-5)
+
+
+def test_a_machine_that_is_too_busy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Timer:
+        def __init__(self, config: object, *_: object):
+            self.layers = config.num_hidden_layers  # type: ignore[attr-defined]
+
+        def seconds(self, rows: int, context: int) -> float:
+            return 1 / self.layers
+
+    monkeypatch.setattr(device_profile, "PassTimer", Timer)
+    with pytest.raises(TTCError, match=r"a narrow layer seemed to take -400\.000 ms; the machine is too busy"):
+        profile_device(CPU, torch.bfloat16)
+
+
+def test_a_simulated_link_is_not_faster_than_stated() -> None:
+    link = profile_link(CPU, 1.0)
+    assert link.simulated
+    assert 0 < link.to_device_bandwidth <= 1.01e9 and 0 < link.to_host_bandwidth <= 1.01e9
+    assert link.to_device_latency_s > 0 and link.to_host_latency_s > 0

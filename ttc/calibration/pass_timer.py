@@ -1,0 +1,72 @@
+"""How long the engine's decoding passes take, with random weights of any shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.initialization import no_init_weights
+
+from ttc.attention.plan import DecodePlan, Plan
+from ttc.engine import Engine
+from ttc.model.choice import runner_for
+
+LEAST, MOST, ENOUGH_S = 3, 12, 0.3
+"""Passes that are timed: at least, at most, and after how many seconds no more."""
+
+
+class PassTimer:
+    """An engine over a model of this configuration with random weights, as `Engine.from_pretrained` would run it.
+
+    config: of transformers. No second copy of the weights is made. Raises UnsupportedModel for a model that the engine
+    does not run.
+    """
+
+    def __init__(self, config: Any, device: torch.device, dtype: torch.dtype):
+        with no_init_weights(), torch.device(device):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        random = torch.Generator(device).manual_seed(0)
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.data.uniform_(-0.03, 0.03, generator=random)
+            else:
+                weight.data.fill_(1.0)
+        self.engine = Engine(model, SimpleNamespace(eos_token_id=None), runner=runner_for(model, "auto", pack=True))
+        self.engine.limits.eos_ids = frozenset()
+        self._seconds: list[float] = []
+        self._forward = self.engine.runner.forward
+        self.engine.runner.forward = self._timed  # type: ignore[method-assign]
+
+    def seconds(self, rows: int, context: int) -> float:
+        """The median time of a pass of `rows` branches, one token each, on one shared prefix of `context` tokens.
+
+        The first pass is not counted. A branch has a dozen tokens of its own at most.
+        """
+        vocabulary = self.engine.limits.vocab_size
+        root = self.engine.root([7 * (n + 1) % vocabulary for n in range(context + 1)])  # the last one has no KV yet
+        branches = self.engine.fork(root, rows)
+        try:
+            self._seconds.clear()
+            self.engine.generate(branches, 1 + LEAST)
+            passes = min(MOST, int(ENOUGH_S / self._seconds[-1])) - LEAST
+            if passes > 0:
+                self.engine.generate(branches, passes)
+        finally:
+            self.engine.release([root, *branches])
+        return median(self._seconds[1:])
+
+    def _timed(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
+        if not isinstance(plan, DecodePlan):
+            return self._forward(tokens, plan, keep)
+        start = perf_counter()
+        logits = self._forward(tokens, plan, keep)
+        if logits.device.type == "cuda":
+            torch.cuda.synchronize(logits.device)
+        self._seconds.append(perf_counter() - start)
+        return logits

@@ -79,19 +79,22 @@ def draw(figures: Path, out: Path) -> bool:
     from matplotlib import pyplot
 
     rows = [r for r in json.loads(figures.read_text(encoding="utf-8"))["rows"] if r["task"] == "default task"]
+    budgets = sorted({row["budget"] for row in rows})
     curves = {name: _curve(rows, name) for name in dict.fromkeys(row["search"] for row in rows)}
-    figure, grid = pyplot.subplots(2, 3, figsize=(11, 6.4), sharex=True, sharey=True, layout="constrained")
+    figure, grid = pyplot.subplots(2, 3, figsize=(13, 6), sharex=True, sharey=True, layout="constrained")
     for axis, (family, members) in zip(grid.flat, FAMILIES.items(), strict=True):
         for name, (tokens, accuracy, _) in curves.items():
             if name not in members:
-                axis.plot(tokens, accuracy, color="0.87", linewidth=0.8, zorder=0)
+                axis.plot(tokens, accuracy, ".-", color="0.85", markersize=3, linewidth=0.8, zorder=0)
         if REFERENCE not in members and REFERENCE in curves:
-            axis.plot(*curves[REFERENCE][:2], "k--", linewidth=1, label=REFERENCE)
+            axis.plot(*curves[REFERENCE][:2], "k.--", linewidth=1, label=REFERENCE)
         for name in (name for name in members if name in curves):
             tokens, accuracy, spread = curves[name]
             axis.errorbar(tokens, accuracy, yerr=spread, fmt="o-", markersize=4, capsize=2, linewidth=1.4, label=name)
         axis.set(title=family, xscale="log")
-        axis.legend(fontsize="small", loc="upper left")
+        axis.set_xticks(budgets, map(str, budgets))
+        axis.minorticks_off()
+        axis.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     for axis in grid[1]:
         axis.set_xlabel("generated tokens of a problem")
     for axis in grid[:, 0]:

@@ -22,10 +22,14 @@ from ttc.attention.cpu_vectors import (
     fetch_add,
     floats,
     integers,
+    largest_of,
     load,
+    multiplies_pairs,
     prefetch,
     tile,
+    tile_pairs,
     transpose,
+    transpose_pairs,
     widen,
 )
 
@@ -60,20 +64,30 @@ def padded(count: int) -> int:
 
 
 @njit(**FLAGS)
-def product(a, a_row, b, b_row, c, c_row, terms, keep, rows, columns):  # type: ignore[no-untyped-def]
-    """c = c x keep + a @ b at float32 addresses; `columns` is a multiple of 16."""
+def product(a, a_row, b, b_row, c, c_row, terms, keep, rows, columns, pairs):  # type: ignore[no-untyped-def]
+    """c = c x keep + a @ b at float32 addresses; `columns` is a multiple of 16. pairs: a and b hold `terms` pairs of
+    bfloat16 instead."""
     for i in range(0, rows, 4):
         j = 0
         while j < columns:
             vectors = 4 if columns - j >= 64 else (2 if columns - j >= 32 else 1)
-            tile(min(4, rows - i), vectors, a + 4 * i * a_row, a_row, b + 4 * j, b_row,
-                 c + 4 * (i * c_row + j), c_row, terms, keep)  # fmt: skip
+            a_here, b_here, c_here = a + 4 * i * a_row, b + 4 * j, c + 4 * (i * c_row + j)
+            if pairs:
+                tile_pairs(min(4, rows - i), vectors, a_here, a_row, b_here, b_row, c_here, c_row, terms, keep)
+            else:
+                tile(min(4, rows - i), vectors, a_here, a_row, b_here, b_row, c_here, c_row, terms, keep)
             j += LANES * vectors
 
 
 @njit(**FLAGS)
+def in_pairs(like, dim):  # type: ignore[no-untyped-def]
+    """Whether queries and keys stay bfloat16 and are multiplied in pairs: their products are exact either way."""
+    return multiplies_pairs(like) and dim % (2 * LANES) == 0
+
+
+@njit(**FLAGS)
 def copy(like, source, target, count):  # type: ignore[no-untyped-def]
-    """Copy KV numbers from one address to another."""
+    """Copy numbers of KV's type from one address to another."""
     old, new = carray(at(like, source), (count,)), carray(at(like, target), (count,))
     for i in range(count):
         new[i] = old[i]
@@ -131,7 +145,8 @@ def attend_run(P, like, scratch, queries, row, key, key_token, value, value_toke
     """Let the queries of a unit attend `count` keys at positions from `start` on. low, high: the rows' positions."""
     groups, dim, value_dim = P[GROUPS], P[KEY_DIM], P[VALUE_DIM]
     window, itemsize = P[WINDOW], P[ITEMSIZE]
-    softcap = as_float(np.int32(P[SOFTCAP]))
+    scale, softcap = as_float(np.int32(P[SCALE])), as_float(np.int32(P[SOFTCAP]))
+    pairs = in_pairs(like, dim)
     width = (value_dim + LANES - 1) // LANES * LANES
     q, s, o, kt, v, tops, sums = parts_of(P, scratch)
     positions = carray(integers(P[POSITIONS]), (P[ROWS],))
@@ -150,7 +165,11 @@ def attend_run(P, like, scratch, queries, row, key, key_token, value, value_toke
         k_here, v_here = key + first * key_token * itemsize, value + first * value_token * itemsize
         for j in range(0, columns, LANES):
             source = k_here + j * key_token * itemsize
-            if dim < LANES:
+            if pairs:
+                for d in range(0, dim // 2, LANES):
+                    place = kt + 4 * (d * BLOCK + j)
+                    transpose_pairs(source + 2 * d * itemsize, key_token, n - 1 - j, place, BLOCK)
+            elif dim < LANES:
                 for d in range(dim):
                     to = carray(floats(kt + 4 * (d * BLOCK + j)), (LANES,))
                     for i in range(LANES):
@@ -161,10 +180,12 @@ def attend_run(P, like, scratch, queries, row, key, key_token, value, value_toke
                     transpose(like, source + d * itemsize, key_token, n - 1 - j, kt + 4 * (d * BLOCK + j), BLOCK)
         for j in range(n):
             widen_row(like, v_here + j * value_token * itemsize, v + 4 * j * width, value_dim, itemsize)
-        product(q, dim, kt, BLOCK, s, BLOCK, dim, False, queries, columns)
+        product(q, dim, kt, BLOCK, s, BLOCK, dim // 2 if pairs else dim, False, queries, columns, pairs)
         masked = (causal and begin + n - 1 > low) or (window > 0 and begin <= high - window)
         for i in range(queries):
             scores = carray(floats(s + 4 * i * BLOCK), (BLOCK,))
+            for j in range(columns):
+                scores[j] *= scale
             if softcap > 0:
                 for j in range(columns):
                     scores[j] = softcap * tanh(scores[j] / softcap)
@@ -177,9 +198,7 @@ def attend_run(P, like, scratch, queries, row, key, key_token, value, value_toke
                     scores[j] = scores[j] if visible else HIDDEN
             for j in range(n, columns):
                 scores[j] = HIDDEN
-            largest = top[i]
-            for j in range(columns):
-                largest = max(largest, scores[j])
+            largest = largest_of(top[i], s + 4 * i * BLOCK, columns // LANES)
             added = np.float32(0.0)
             for j in range(columns):
                 weight = exp(scores[j] - largest)
@@ -193,7 +212,7 @@ def attend_run(P, like, scratch, queries, row, key, key_token, value, value_toke
                     out[d] *= shrink
                 top[i] = largest
             total[i] += added
-        product(s, BLOCK, v, width, o, width, n, True, queries, width)
+        product(s, BLOCK, v, width, o, width, n, True, queries, width, False)
 
 
 @njit(**FLAGS)
@@ -218,16 +237,15 @@ def attend_unit(P, like, unit, scratch):  # type: ignore[no-untyped-def]
     positions = carray(integers(P[POSITIONS]), (P[ROWS],))
     queries = (end - row) * groups
     width = (value_dim + LANES - 1) // LANES * LANES
-    scale = as_float(np.int32(P[SCALE]))
     q, _, o, _, _, tops, sums = parts_of(P, scratch)
     top, total = carray(floats(tops), (queries,)), carray(floats(sums), (queries,))
     out = carray(floats(o), (queries * width,))
     for i in range(queries):
         source = P[Q] + (head * P[Q_HEAD] + i % groups * P[Q_GROUP] + (row + i // groups) * P[Q_ROW]) * itemsize
-        widen_row(like, source, q + 4 * i * dim, dim, itemsize)
-        query = carray(floats(q + 4 * i * dim), (dim,))
-        for d in range(dim):
-            query[d] *= scale
+        if in_pairs(like, dim):
+            copy(like, source, q + 4 * i * dim, dim)
+        else:
+            widen_row(like, source, q + 4 * i * dim, dim, itemsize)
         top[i], total[i] = NOTHING, np.float32(0.0)
     out[:] = np.float32(0.0)
     low, high = positions[row], positions[row]

@@ -18,6 +18,25 @@ _FLOAT, _INT = ir.FloatType(), ir.IntType(64)
 _VECTOR = ir.VectorType(_FLOAT, LANES)
 
 
+class _BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite has no name for."""
+
+    intrinsic_name = "bf16"
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+"""16 pairs of bfloat16 numbers."""
+
+
 def _const(value: int) -> Any:
     return ir.Constant(_INT, value)
 
@@ -64,36 +83,60 @@ def widen(typing: Any, like: Any, source: Any, target: Any) -> Any:
     return types.void(like, types.int64, types.int64), emit
 
 
+def _emit_transpose(builder: Any, element: Any, itemsize: int, args: Any) -> None:
+    source, stride, last, target, target_stride = args
+    rows = []
+    for i in range(LANES):
+        row = builder.select(builder.icmp_signed("<", _const(i), last), _const(i), last)
+        start = builder.add(source, builder.mul(builder.mul(row, stride), _const(itemsize)))
+        rows.append(_load(builder, element, start, _const(0), LANES))
+    span = 1
+    while span < LANES:  # swap ever larger blocks across the diagonal
+        lower = [j if not j & span else LANES + j - span for j in range(LANES)]
+        upper = [j + span if not j & span else LANES + j for j in range(LANES)]
+        masks = [ir.Constant(ir.VectorType(ir.IntType(32), LANES), mask) for mask in (lower, upper)]
+        for i in range(LANES):
+            if not i & span:
+                pair = rows[i], rows[i + span]
+                rows[i], rows[i + span] = (builder.shuffle_vector(*pair, mask) for mask in masks)
+        span *= 2
+    for i, row in enumerate(rows):
+        place = _address(builder, target, builder.mul(_const(i), target_stride), 4, _VECTOR)
+        builder.store(row, place, align=4)
+
+
 @intrinsic
 def transpose(typing: Any, like: Any, source: Any, stride: Any, last: Any, target: Any, target_stride: Any) -> Any:
     """Write 16 KV numbers of each of 16 rows, `stride` apart, as columns of float32. Rows after `last` repeat it."""
 
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, source, stride, last, target, target_stride = args
-        rows = []
-        for i in range(LANES):
-            row = builder.select(builder.icmp_signed("<", _const(i), last), _const(i), last)
-            rows.append(_load(builder, signature.args[0].dtype, source, builder.mul(row, stride), LANES))
-        span = 1
-        while span < LANES:  # swap ever larger blocks across the diagonal
-            lower = [j if not j & span else LANES + j - span for j in range(LANES)]
-            upper = [j + span if not j & span else LANES + j for j in range(LANES)]
-            masks = [ir.Constant(ir.VectorType(ir.IntType(32), LANES), mask) for mask in (lower, upper)]
-            for i in range(LANES):
-                if not i & span:
-                    pair = rows[i], rows[i + span]
-                    rows[i], rows[i + span] = (builder.shuffle_vector(*pair, mask) for mask in masks)
-            span *= 2
-        for i, row in enumerate(rows):
-            place = _address(builder, target, builder.mul(_const(i), target_stride), 4, _VECTOR)
-            builder.store(row, place, align=4)
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> None:
+        element = signature.args[0].dtype
+        _emit_transpose(builder, element, 4 if element == types.float32 else 2, args[1:])
 
     i64 = types.int64
     return types.void(like, i64, i64, i64, i64, i64), emit
 
 
-def _emit_tile(builder: Any, rows: int, vectors: int, args: Any) -> None:
+@intrinsic
+def transpose_pairs(typing: Any, source: Any, stride: Any, last: Any, target: Any, target_stride: Any) -> Any:
+    """The same with 16 pairs of 16-bit numbers, as they are."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> None:
+        _emit_transpose(builder, types.float32, 2, args)
+
+    i64 = types.int64
+    return types.void(i64, i64, i64, i64, i64), emit
+
+
+def _multiplies_pairs(context: Any) -> bool:
+    return "+avx512bf16" in context.codegen().magic_tuple()[2].split(",")
+
+
+def _emit_tile(builder: Any, rows: int, vectors: int, pairs: bool, args: Any) -> None:
     """c = c x keep + a @ b for so many rows and vectors of columns, held in registers."""
+    kind = ir.FunctionType(_VECTOR, [_VECTOR, PAIRS, PAIRS])
+    name = "llvm.x86.avx512bf16.dpbf16ps.512"
+    multiply = cgutils.get_or_insert_function(builder.module, kind, name) if pairs else None
     a, a_row, b, b_row, c, c_row, terms, keep = args
     zero, nothing = ir.Constant(_VECTOR, [0.0] * LANES), ir.Constant(_VECTOR, ir.Undefined)
     first_lane = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
@@ -115,42 +158,97 @@ def _emit_tile(builder: Any, rows: int, vectors: int, args: Any) -> None:
             single = builder.insert_element(nothing, number, ir.Constant(ir.IntType(32), 0))
             spread = builder.shuffle_vector(single, nothing, first_lane)
             for cell, column in zip(cells[i * vectors :], columns, strict=False):
-                term = builder.fmul(spread, column, flags=["contract"])
-                builder.store(builder.fadd(builder.load(cell), term, flags=["contract"]), cell)
+                if multiply is not None:
+                    numbers = (builder.bitcast(x, PAIRS) for x in (spread, column))
+                    total = builder.call(multiply, [builder.load(cell), *numbers])
+                else:
+                    term = builder.fmul(spread, column, flags=["contract"])
+                    total = builder.fadd(builder.load(cell), term, flags=["contract"])
+                builder.store(total, cell)
     for cell, place in zip(cells, places, strict=True):
         builder.store(builder.load(cell), place, align=4)
 
 
+def _tile(pairs: bool) -> Any:
+    @intrinsic
+    def tile(
+        typing: Any,
+        rows: Any,
+        vectors: Any,
+        a: Any,
+        a_row: Any,
+        b: Any,
+        b_row: Any,
+        c: Any,
+        c_row: Any,
+        terms: Any,
+        keep: Any,
+    ) -> Any:
+        """c = c x keep + a @ b for 1 to 4 rows and 1, 2 or 4 vectors of columns, last strides 1. c is float32; a and b
+        are too, or pairs of bfloat16."""
+
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            if pairs and not _multiplies_pairs(context):
+                return  # never called
+            end = builder.append_basic_block("tile.end")
+            switch = builder.switch(builder.add(builder.mul(args[0], _const(8)), args[1]), end)
+            for rows in (1, 2, 3, 4):
+                for vectors in (1, 2, 4):
+                    block = builder.append_basic_block("tile")
+                    switch.add_case(_const(8 * rows + vectors), block)
+                    builder.position_at_end(block)
+                    _emit_tile(builder, rows, vectors, pairs, args[2:])
+                    builder.branch(end)
+            builder.position_at_end(end)
+
+        i64 = types.int64
+        return types.void(i64, i64, i64, i64, i64, i64, i64, i64, i64, types.boolean), emit
+
+    return tile
+
+
+tile, tile_pairs = _tile(False), _tile(True)
+
+
 @intrinsic
-def tile(
-    typing: Any,
-    rows: Any,
-    vectors: Any,
-    a: Any,
-    a_row: Any,
-    b: Any,
-    b_row: Any,
-    c: Any,
-    c_row: Any,
-    terms: Any,
-    keep: Any,
-) -> Any:
-    """c = c x keep + a @ b for 1 to 4 rows and 1, 2 or 4 vectors of columns; float32, last strides 1."""
+def multiplies_pairs(typing: Any, like: Any) -> Any:
+    """Whether KV is bfloat16 and the processor multiplies pairs of such numbers; the compiler knows."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        end = builder.append_basic_block("tile.end")
-        switch = builder.switch(builder.add(builder.mul(args[0], _const(8)), args[1]), end)
-        for rows in (1, 2, 3, 4):
-            for vectors in (1, 2, 4):
-                block = builder.append_basic_block("tile")
-                switch.add_case(_const(8 * rows + vectors), block)
-                builder.position_at_end(block)
-                _emit_tile(builder, rows, vectors, args[2:])
-                builder.branch(end)
-        builder.position_at_end(end)
+        short = signature.args[0].dtype == types.uint16
+        return ir.Constant(ir.IntType(1), int(short and _multiplies_pairs(context)))
 
-    i64 = types.int64
-    return types.void(i64, i64, i64, i64, i64, i64, i64, i64, i64, types.boolean), emit
+    return types.boolean(like), emit
+
+
+@intrinsic
+def largest_of(typing: Any, least: Any, address: Any, vectors: Any) -> Any:
+    """The largest of `least` and the float32 numbers of some vectors."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        least, address, vectors = args
+        nothing = ir.Constant(_VECTOR, ir.Undefined)
+
+        def larger(a: Any, b: Any) -> Any:
+            return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+        def shuffled(x: Any, lanes: Any) -> Any:
+            return builder.shuffle_vector(x, nothing, ir.Constant(ir.VectorType(ir.IntType(32), LANES), lanes))
+
+        cell = cgutils.alloca_once(builder, _VECTOR)
+        single = builder.insert_element(nothing, least, ir.Constant(ir.IntType(32), 0))
+        builder.store(shuffled(single, [0] * LANES), cell)
+        with cgutils.for_range(builder, vectors, intp=_INT) as loop:
+            offset = builder.mul(loop.index, _const(LANES))
+            numbers = builder.load(_address(builder, address, offset, 4, _VECTOR), align=4)
+            builder.store(larger(numbers, builder.load(cell)), cell)
+        found, span = builder.load(cell), LANES // 2
+        while span:
+            found = larger(found, shuffled(found, [i ^ span for i in range(LANES)]))
+            span //= 2
+        return builder.extract_element(found, ir.Constant(ir.IntType(32), 0))
+
+    return types.float32(types.float32, types.int64, types.int64), emit
 
 
 @intrinsic

@@ -12,31 +12,13 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ttc.attention.cpu_vectors import LANES
+from ttc.attention.cpu_vectors import LANES, PAIRS
 
 VECTOR_BYTES = 64
 """Bytes of one vector of the model's numbers: rows are whole vectors."""
 
 _I32, _I64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _SUMS = ir.VectorType(_FLOAT, LANES)
-
-
-class _BFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite has no name for."""
-
-    intrinsic_name = "bf16"
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
 
 
 def _const(value: int) -> Any:
@@ -53,8 +35,8 @@ def _fold(builder: Any, a: Any, b: Any, span: int) -> Any:
 
 def _emit_dots(builder: Any, short: bool, rows: int, columns: int, args: Any) -> None:
     x, x_row, w, w_row, vectors, out, out_row, more, ahead = args
-    vector = _PAIRS if short else _SUMS
-    kind = ir.FunctionType(_SUMS, [_SUMS, _PAIRS, _PAIRS])
+    vector = PAIRS if short else _SUMS
+    kind = ir.FunctionType(_SUMS, [_SUMS, PAIRS, PAIRS])
     name = "llvm.x86.avx512bf16.dpbf16ps.512"
     multiply = cgutils.get_or_insert_function(builder.module, kind, name) if short else None
     byte = ir.IntType(8).as_pointer()
@@ -127,6 +109,89 @@ def _dots(rows: int, columns: int) -> Any:
 
 dots_8x2, dots_4x4, dots_2x8, dots_1x16 = _dots(8, 2), _dots(4, 4), _dots(2, 8), _dots(1, 16)
 dots_1x1 = _dots(1, 1)
+
+
+@intrinsic
+def multiply_8(
+    typing: Any,
+    like: Any,
+    x: Any,
+    x_row: Any,
+    packed: Any,
+    packed_2: Any,
+    vectors: Any,
+    out: Any,
+    out_row: Any,
+    more: Any,
+    soon: Any,
+    soon_2: Any,
+    lines: Any,
+) -> Any:
+    """out[r, c] = x[r] . w[c] in float32, for 8 rows of bfloat16 and 2 x 16 columns of weights.
+
+    Vector n of `packed` and of `packed_2` holds numbers 2n and 2n + 1 of 16 columns; a column is as long as so many
+    `vectors`. Strides are in bytes.
+
+    more: add the products to what is there. Memory from `soon` and `soon_2` on is asked for meanwhile, `lines` of each
+    for each vector.
+    """
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> None:
+        if signature.args[0].dtype == types.uint16:  # never called with others
+            _emit_multiply(builder, 8, args[1:])
+
+    return types.void(like, *[types.int64] * 7, types.boolean, *[types.int64] * 3), emit
+
+
+def _emit_multiply(builder: Any, rows: int, args: Any) -> None:
+    x, x_row, packed, packed_2, vectors, out, out_row, more, soon, soon_2, lines = args
+    kind = ir.FunctionType(_SUMS, [_SUMS, PAIRS, PAIRS])
+    multiply = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32])
+    expect = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    hints = [ir.Constant(_I32, hint) for hint in (0, 2, 1)]  # to be read, from the second cache, as data
+    spread = ir.VectorType(_I32, LANES)
+    nothing, first_lane = ir.Constant(spread, ir.Undefined), ir.Constant(spread, [0] * LANES)
+
+    def pointer(address: Any, kind: Any, offset: int = 0) -> Any:
+        return builder.inttoptr(builder.add(address, _const(offset)), kind.as_pointer())
+
+    def row_of(base: Any, stride: Any, row: int) -> Any:
+        return builder.add(base, builder.mul(stride, _const(row)))
+
+    places = [pointer(row_of(out, out_row, i), _SUMS, offset) for i in range(rows) for offset in (0, VECTOR_BYTES)]
+    cells = [cgutils.alloca_once(builder, _SUMS) for _ in places]
+    for cell, place in zip(cells, places, strict=True):
+        builder.store(builder.select(more, builder.load(place, align=4), ir.Constant(_SUMS, [0.0] * LANES)), cell)
+    with cgutils.for_range(builder, vectors, intp=_I64) as loop:
+        with cgutils.for_range(builder, lines, intp=_I64) as line:
+            offset = builder.mul(builder.add(builder.mul(loop.index, lines), line.index), _const(VECTOR_BYTES))
+            for address in (soon, soon_2):
+                builder.call(expect, [builder.inttoptr(builder.add(address, offset), byte), *hints])
+        here = builder.add(x, builder.mul(loop.index, _const(VECTOR_BYTES)))
+        block = builder.mul(loop.index, _const(VECTOR_BYTES * LANES))
+        weights = [builder.add(start, block) for start in (packed, packed_2)]
+        for n in range(LANES):
+            columns = [builder.load(pointer(w, PAIRS, n * VECTOR_BYTES), align=2) for w in weights]
+            for i in range(rows):
+                pair = builder.load(pointer(row_of(here, x_row, i), _I32, 4 * n), align=2)
+                single = builder.insert_element(nothing, pair, ir.Constant(_I32, 0))
+                numbers = builder.bitcast(builder.shuffle_vector(single, nothing, first_lane), PAIRS)
+                for cell, column in zip(cells[2 * i :], columns, strict=False):
+                    builder.store(builder.call(multiply, [builder.load(cell), numbers, column]), cell)
+    for cell, place in zip(cells, places, strict=True):
+        builder.store(builder.load(cell), place, align=4)
+
+
+@intrinsic
+def is_short(typing: Any, like: Any) -> Any:
+    """Whether numbers are kept as bfloat16; the compiler knows."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return ir.Constant(ir.IntType(1), int(signature.args[0].dtype == types.uint16))
+
+    return types.boolean(like), emit
 
 
 @intrinsic

@@ -17,7 +17,7 @@ from ttc.model.structure import Decoder, DecoderLayer
 GRAIN = 100_000
 """Multiplications worth another thread."""
 PANEL = 16
-"""Columns of a unit of a linear layer."""
+"""Columns of a unit of a linear layer, twice as many where rows are many."""
 
 
 @cache
@@ -69,7 +69,7 @@ class Program:
             int((self.table[a:b, cpu_layers.WIDTH] * columns[a:b]).sum()) // self.dtype.itemsize
             for a, b in zip(self.firsts, self.firsts[1:], strict=False)
         ]
-        stride = 2 * 4 * cpu_layers.BLOCK * int(panels.max())
+        stride = cpu_layers.scratch_bytes(max(2 * PANEL, int(panels.max())))
         self.scratch = np.zeros(max(1, torch.get_num_threads()) * stride + 64, np.uint8)
         self.threads = len(self.scratch) // stride
         self.head = np.zeros(cpu_layers.HEAD, np.int64)
@@ -86,6 +86,7 @@ class Program:
         self.rows = rows
         table[:, at.NEXT] = 0
         table[:, at.ROWS] = rows
+        table[table[:, at.KIND] == at.PROJECT, at.PANEL] = 2 * PANEL if rows >= at.MANY_ROWS else PANEL
         table[-2:, at.ROWS] = len(logits)
         table[-2, at.INDEX] = 0 if index is None else index.data_ptr()
         table[-1, at.OUTPUT], table[-1, at.OUTPUT_ROW] = logits.data_ptr(), logits.stride(0) * self.dtype.itemsize

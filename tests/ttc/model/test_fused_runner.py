@@ -47,6 +47,10 @@ MODELS: dict[str, tuple[type, dict[str, Any]]] = {
     "heads wider than the states": (hf.Qwen3Config, {"head_dim": 32, "num_key_value_heads": 1}),
     "mistral, with a window": (hf.MistralConfig, {"sliding_window": 8}),
     "rows of more than one slice": (hf.LlamaConfig, {"intermediate_size": 1600, "num_hidden_layers": 1}),
+    "wide rows": (
+        hf.LlamaConfig,
+        {"intermediate_size": 1600, "head_dim": 64, "attention_bias": True, "mlp_bias": True},
+    ),
 }
 
 
@@ -102,31 +106,70 @@ def test_bfloat16_is_rounded_where_the_modules_round(name: str) -> None:
     assert (ours - true).abs().mean() <= 2 * rounding + 1e-3
 
 
+def logits_of(runner: FusedRunner, tokens: list[int]) -> torch.Tensor:
+    """Each token is a sequence of its own, so attention gives back its value."""
+    kv = KV(len(runner.shapes), len(tokens))
+    kv.device = [
+        LayerKV.empty(shape, len(tokens), None, runner.dtype, runner.device, on_host=False) for shape in runner.shapes
+    ]
+    pieces = [Piece(slice(n, n + 1), [(kv, n, 1)]) for n in range(len(tokens))]
+    return runner.forward(tokens, ExtendPlan([], [9] * len(tokens), pieces))
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("name", ["biases everywhere", "qwen 3, which normalises heads", "rows of more than one slice"])
 @torch.inference_mode()
 def test_a_row_gives_the_same_bits_beside_any_others(name: str, threads: int) -> None:
     runner = fused(model_of(name))
-
-    def logits(tokens: list[int]) -> torch.Tensor:
-        """Each token is a sequence of its own, so attention gives back its value."""
-        kv = KV(len(runner.shapes), len(tokens))
-        kv.device = [
-            LayerKV.empty(shape, len(tokens), None, runner.dtype, runner.device, on_host=False)
-            for shape in runner.shapes
-        ]
-        pieces = [Piece(slice(n, n + 1), [(kv, n, 1)]) for n in range(len(tokens))]
-        return runner.forward(tokens, ExtendPlan([], [9] * len(tokens), pieces))
-
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        alone = logits([5])
+        alone = logits_of(runner, [5])
         for others in (1, 2, 3, 6, 7, 8, 33, 200):
-            assert torch.equal(logits([5, *prompt(2, others)])[:1], alone)
-            assert torch.equal(logits([*prompt(2, others), 5])[-1:], alone)
+            assert torch.equal(logits_of(runner, [5, *prompt(2, others)])[:1], alone)
+            assert torch.equal(logits_of(runner, [*prompt(2, others), 5])[-1:], alone)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_two_threads_that_wait_for_each_other_find_what_one_finds(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if dtype == torch.bfloat16 and not has("avx512bf16"):
+        pytest.skip("this processor does not multiply bfloat16")
+    model, before, teams = model_of("wide rows", dtype), torch.get_num_threads(), list[int]()
+    run = ttc.model.program.team()
+
+    def watched(function: int, parameters: int, threads: int) -> None:
+        teams.append(threads)
+        run(function, parameters, threads)
+
+    monkeypatch.setattr(ttc.model.program, "team", lambda: watched)
+    found = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(logits_of(fused(model), prompt(3, 150)))
+    finally:
+        torch.set_num_threads(before)
+    assert set(teams) == {2}
+    assert torch.equal(*found)
+
+
+@pytest.mark.skipif(not has("avx512bf16"), reason="this processor does not multiply bfloat16")
+@pytest.mark.parametrize("rows", [96, 109, 270])
+@torch.inference_mode()
+def test_many_rows_of_bfloat16_are_as_near_to_the_truth_as_few(rows: int) -> None:
+    plain = model_of("wide rows", torch.bfloat16)
+    few, many, true = fused(plain), fused(plain), fused(copy.deepcopy(plain).float())
+    tokens = prompt(3, rows)
+    exact = logits_of(true, tokens)
+    error = (logits_of(many, tokens) - exact).abs()
+    by_few = (torch.cat([logits_of(few, tokens[n : n + 9]) for n in range(0, rows, 9)]) - exact).abs()
+    assert error.mean() <= 1.2 * by_few.mean()
+    assert error.max() <= 2 * by_few.max()
 
 
 def with_hook(model: Any) -> None:

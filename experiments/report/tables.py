@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.bench import breakdown, cache, default_task, memory, prefix, reward_model, search
+from experiments.bench import breakdown, cache, default_task, memory, prefix, reward_model, search_tables
 from experiments.paper.rksc import plots
 from experiments.paper.rksc import tables as rksc
 from experiments.report import searches
@@ -24,8 +24,9 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "docs/benchmarks.md": {
         "prefix": ("prefix", prefix.table),
         "breakdown": ("breakdown", breakdown.table),
-        "search_steps": ("search", search.steps_table),
-        "search": ("search", search.searches_table),
+        "search_steps": ("search", search_tables.steps_table),
+        "search": ("search", search_tables.searches_table),
+        "search_aims": ("search", search_tables.aims_table),
         "memory_bytes": ("memory", memory.bytes_table),
         "memory_sweep": ("memory", memory.sweep_table),
         "memory_time": ("memory", memory.time_table),

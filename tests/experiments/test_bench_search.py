@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from experiments.bench import search, steps
+from experiments.bench import search, search_tables, steps
 from search import BeamSearch, BestOfN
 from ttc.errors import InvalidInput
 from ttc.model.loading import load_tokenizer
@@ -67,7 +67,20 @@ def test_more_problems_in_flight_take_fewer_steps_of_more_rows(rows: Path, model
     one, both = (search.solve_watched(BestOfN(n=2, max_tokens=3), n, 2, rows, model) for n in (1, 2))
     assert one["rows_at_work"] == both["rows_at_work"] == 1
     assert (one["decode_steps"], one["rows"]) == (6, 2) and (both["decode_steps"], both["rows"]) == (3, 4)
-    assert one["tokens"] == both["tokens"] == 12
+    assert one["tokens"] == both["tokens"] == 12 and one["ended"] == both["ended"] == 2
+
+
+def test_a_search_is_cut_short_when_its_time_is_up(rows: Path, model: str) -> None:
+    found = search.solve_watched(BestOfN(n=2, max_tokens=3), 1, 3, rows, model, 0.0)
+    assert (found["ended"], found["decode_steps"], found["tokens"], found["rows_at_work"]) == (1, 3, 6, 1)
+
+
+def test_a_search_takes_the_rows_of_its_problems_and_best_of_8_fills_those_of_a_quarter() -> None:
+    assert search.cases_for(["beam_search", "best_of_8"], [1, 4, 16, 64]) == [
+        *(("beam_search", *counts) for counts in ((1, 4), (4, 4), (16, 16), (64, 64))),
+        ("best_of_8", 16, 64),
+    ]
+    assert search.cases_for(["best_of_8", "best_of_16"], [1]) == [("best_of_8", 1, 1), ("best_of_16", 1, 1)]
 
 
 def test_every_way_takes_two_steps_of_each_case(model: str) -> None:
@@ -87,41 +100,124 @@ def record(ways: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {"steps": {"branches": 16, "ways": ways}}
 
 
-def test_the_steps_table_gives_ratios_and_leaves_a_missing_peer_empty() -> None:
-    engine = {"problems": 1, "first_ms": 20.0, "second_ms": 30.0, "first_equal_ms": 25.0}
-    engine |= {"first_entries": 1, "second_entries": 17}
-    other, floor = {"first_ms": 60.0, "second_ms": 60.0}, {"first_ms": 10.0, "second_ms": 10.0}
-    ways = {"engine": {"cases": [engine]}, "generate": {"cases": [other]}, "floor": {"cases": [floor]}}
-    *_, first, second = search.steps_table(record(ways)).splitlines()
+def engine_case(problems: int) -> dict[str, Any]:
+    times = {"first_ms": 20.0, "second_ms": 30.0, "first_equal_ms": 24.0}
+    return {"problems": problems, "first_entries": 1, "second_entries": 17} | times
+
+
+def test_the_steps_table_gives_ratios_and_leaves_what_is_missing_empty() -> None:
+    other, floor = ({"problems": 1, "first_ms": ms, "second_ms": ms} for ms in (60.0, 10.0))
+    ways = {"engine": {"cases": [engine_case(1)]}, "generate": {"cases": [other]}, "floor": {"cases": [floor]}}
+    *_, first, second = search_tables.steps_table(record(ways)).splitlines()
     assert first == "| 1 x 16 | first | 1 | 20.0 ms |  | 60.0 ms | 3.00 |  |  | 10.0 ms | 2.00 |"
-    assert second == "| 1 x 16 | second | 17 | 30.0 ms | 1.20 | 60.0 ms | 2.00 |  |  | 10.0 ms | 3.00 |"
-    ways["vllm"] = {"cases": [{"first_ms": 30.0, "second_ms": 45.0}]}
-    assert search.searches_table(record(ways)) == "Not measured yet: `python -m experiments.bench search searches`"
-    assert "| 45.0 ms | 1.50 |" in search.steps_table(record(ways)).splitlines()[-1]
-
-
-def test_without_a_peer_one_line_says_what_to_give(
-    rows: Path, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[list[str]] = []
-    case = {"first_ms": 1.0, "second_ms": 1.0}
-    monkeypatch.setattr(
-        search, "_measured", lambda command, work: asked.append(command) or {"cases": [case], "peak_bytes": 1}
+    assert second == "| 1 x 16 | second | 17 | 30.0 ms | 1.25 | 60.0 ms | 2.00 |  |  | 10.0 ms | 3.00 |"
+    ways["vllm"] = {"cases": [{"problems": 1, "first_ms": 30.0, "second_ms": 45.0}]}
+    assert "| 45.0 ms | 1.50 |" in search_tables.steps_table(record(ways)).splitlines()[-1]
+    del ways["engine"]
+    assert search_tables.steps_table(record(ways)).splitlines()[-1] == (
+        "| 1 x 16 | second |  |  |  | 60.0 ms |  | 45.0 ms |  | 10.0 ms |  |"
     )
-    found = search.measure_steps([1], 1, True, rows, None, model)
-    assert list(found) == ["engine", "generate", "floor"] and "give --peer PYTHON" in capsys.readouterr().out
-    assert found["floor"]["cases"] == [{"problems": 1} | case]
-    search.measure_steps([1], 1, True, rows, "/a/python", model)
-    assert asked[-1][0] == "/a/python" and asked[-1][1].endswith("vllm_steps.py")
+    nothing: dict[str, Any] = {}
+    for part, table in (("steps", search_tables.steps_table), ("searches", search_tables.searches_table)):
+        assert table(nothing) == f"Not measured yet: `python -m experiments.bench search {part}`"
+    assert search_tables.aims_table(nothing).startswith("Not measured yet")
 
 
-def test_a_run_keeps_the_other_parts_figures(rows: Path, model: str, tmp_path: Path) -> None:
+def test_aims_are_ratios_of_one_record_and_say_whether_they_are_reached() -> None:
+    others = {"vllm": 42.0, "generate": 120.0, "floor": 10.0}
+    ways = {way: {"cases": [{"problems": n, "second_ms": ms} for n in (1, 16)]} for way, ms in others.items()}
+    found = record(ways | {"engine": {"cases": [engine_case(1), engine_case(16)]}})
+    beams = [{"search": "beam_search", "in_flight": n, "tokens_per_s": 100.0 * n} for n in (1, 16)]
+    samples = {"search": "best_of_8", "in_flight": 16, "problems": 64, "max_rows": 128}
+    found["searches"] = {"rows": [*beams, samples | {"rows_at_work": 0.95, "rows_to_the_end": 0.8}]}
+    ratios = [round(measured, 2) for *_, measured in search_tables.aims(found)]
+    assert ratios == [
+        1.25,
+        1.25,
+        1.4,
+        1.4,
+        4.0,
+        3.0,
+        16.0,
+        0.95,
+        0.8,
+    ]
+    lines = search_tables.aims_table(found).splitlines()[2:]
+    reached = [line.endswith("| reached |") for line in lines]
+    assert reached == [False, False, True, False, True, False, True, True, False]
+    assert lines[3] == "| 16 x 16, second step, time of vLLM / engine's | at least 1.5 | 1.40 | not reached |"
+
+
+# ---------------------------------------------------------------- the record
+
+
+def measure(part: str, out: Path, rows: Path, model: str, **options: Any) -> dict[str, Any]:
+    search.run(
+        part, options.get("problems", [1]), options.get("searches", ["beam_search"]), options.get("rounds"), 45.0, True,
+        rows, options.get("peer"), model, out, options.get("ways"),
+    )  # fmt: skip
+    return dict(json.loads(out.read_text()))
+
+
+def test_steps_are_written_as_they_come_and_a_way_that_fails_stops_no_other(
+    rows: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, asked, written = tmp_path / "search.json", list[str](), list[list[str]]()
+    case = {name: value for name, value in engine_case(1).items() if name != "problems"}
+
+    def measured(command: list[str], work: str) -> dict[str, Any]:
+        asked.append(command[0] if command[0] == "/a/python" else command[3])
+        written.append(list(json.loads(out.read_text())["steps"]["ways"]) if out.exists() else [])
+        if asked[-1] == "generate":
+            raise RuntimeError("no memory")
+        return {"cases": [case], "peak_bytes": 1}
+
+    monkeypatch.setattr(search, "_measured", measured)
+    with pytest.raises(RuntimeError, match=r"no memory; the figures of the others are in .*search\.json"):
+        measure("steps", out, rows, model, rounds=2, peer="/a/python")
+    assert asked == ["engine", "generate", "floor", "/a/python", "engine", "floor", "/a/python"]
+    assert written[:4] == [[], ["engine"], ["engine"], ["engine", "floor"]]
+    found = json.loads(out.read_text())["steps"]
+    assert list(found["ways"]) == ["engine", "floor", "vllm"] and found["ways"]["floor"]["rounds"] == 2
+    assert found["ways"]["engine"]["cases"] == [engine_case(1)] and "commit" in found and len(found["commands"]) == 1
+    capsys.readouterr()
+    monkeypatch.setattr(search, "_measured", lambda *_: {"cases": [case]})
+    found = measure("steps", out, rows, model, ways=["generate"])["steps"]  # the missing one alone
+    assert list(found["ways"]) == ["engine", "floor", "vllm", "generate"]
+    assert "--peer" not in capsys.readouterr().out
+    measure("steps", out, rows, model)
+    assert "give --peer PYTHON" in capsys.readouterr().out
+    with pytest.raises(InvalidInput, match="give --peer PYTHON"):
+        measure("steps", out, rows, model, ways=["vllm"])
+    found = measure("steps", out, rows, model, ways=["floor"], problems=[2])["steps"]
+    assert list(found["ways"]) == ["floor"]  # other steps than those
+
+
+def test_generate_runs_in_the_first_round_alone(
+    rows: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+    case = {"first_ms": 1.0, "second_ms": 1.0}
+    monkeypatch.setattr(search, "_measured", lambda command, _: asked.append(command[3]) or {"cases": [case]})
+    measure("steps", tmp_path / "search.json", rows, model, rounds=3, ways=["generate", "floor"])
+    assert asked == ["generate", "floor", "floor", "floor"]
+
+
+def test_searches_join_what_the_same_code_has_measured(
+    rows: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "search.json"
-    out.write_text(json.dumps({"steps": {"branches": 16, "ways": {"engine": {"cases": []}}}}))
-    search.run("searches", [1], ["beam_search"], None, None, True, rows, None, model, out)
-    written = json.loads(out.read_text())
+    out.write_text(json.dumps({"steps": {"branches": 16, "ways": {}}}))
+    written = measure("searches", out, rows, model)
     assert written["steps"]["branches"] == 16 and "commit" in written["searches"]
     (row,) = written["searches"]["rows"]
     assert (row["search"], row["tokens"], row["rows_at_work"]) == ("beam_search", 2 * 4 * 16, 1)
-    last = search.searches_table(written).splitlines()[-1]
-    assert last.startswith("| beam search | 1 of 1 | ") and " | 100% | 100% | " in last
+    last = search_tables.searches_table(written).splitlines()[-1]
+    assert last.startswith("| beam search | 1 | 1 | 16 | ") and " | 100% | 100% | " in last
+    monkeypatch.setattr(search, "_measured", lambda *_: row | {"search": "best_of_8"})
+    both = measure("searches", out, rows, model, searches=["best_of_8"])["searches"]
+    assert [r["search"] for r in both["rows"]] == ["best_of_8", "beam_search"] and both["rows"][1] == row
+    both["code"]["search.beam_search"] = "another"
+    out.write_text(json.dumps({"searches": both}))
+    alone = measure("searches", out, rows, model, searches=["best_of_8"])["searches"]
+    assert [r["search"] for r in alone["rows"]] == ["best_of_8"]

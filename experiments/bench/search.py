@@ -28,7 +28,7 @@ from experiments.schema import DatasetConfig
 from search import BeamSearch, BestFirst, BestOfN, Search, solve, solve_each
 from ttc.attention.plan import DecodePlan, Plan
 from ttc.engine import Engine
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, TTCError
 from ttc.model.loading import load_tokenizer, local_path
 from ttc.protocols import Problem
 from ttc.text.prompt import PromptTemplate
@@ -224,7 +224,7 @@ def run(
     result = record.result
     print(steps_table(result), searches_table(result), aims_table(result), sep="\n\n")
     if failed:
-        raise RuntimeError(f"{failed[0]}; the figures of the others are in {out}")
+        raise TTCError(f"{failed[0]}; the figures of the others are in {out}")
 
 
 class Record:

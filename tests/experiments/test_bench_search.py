@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from experiments.bench import search, search_tables, steps
 from search import BeamSearch, BestOfN
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, TTCError
 from ttc.model.loading import load_tokenizer
 
 
@@ -173,7 +173,7 @@ def test_steps_are_written_as_they_come_and_a_way_that_fails_stops_no_other(
         return {"cases": [case], "peak_bytes": 1}
 
     monkeypatch.setattr(search, "_measured", measured)
-    with pytest.raises(RuntimeError, match=r"no memory; the figures of the others are in .*search\.json"):
+    with pytest.raises(TTCError, match=r"no memory; the figures of the others are in .*search\.json"):
         measure("steps", out, rows, model, rounds=2, peer="/a/python")
     assert asked == ["engine", "generate", "floor", "/a/python", "engine", "floor", "/a/python"]
     assert written[:4] == [[], ["engine"], ["engine"], ["engine", "floor"]]

@@ -111,7 +111,7 @@ def paired(a: Sequence[float], b: Sequence[float], clusters: Clusters = None) ->
     else:  # without a spread the signs are left: all of G independent differences have the same one, or there are none
         p = 1.0 if mean == 0 else 2.0 ** (1 - (len(a) if clusters is None else len(set(clusters))))
     known = error if error > 0 else 0.0
-    difference = Estimate(mean, error, mean - Z95 * known, mean + Z95 * known)
+    difference = Estimate(mean, error, max(-1.0, mean - Z95 * known), min(1.0, mean + Z95 * known))
     detectable = detectable_effect(error * error * len(a), len(a)) if error > 0 else None
     return Paired(difference, correlation(a, b), p, "McNemar" if single else "z", detectable)
 

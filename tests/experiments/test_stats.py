@@ -107,7 +107,8 @@ def test_a_paired_difference_knows_what_both_got_right(rows: list[tuple[int, int
     assert found.difference.mean == pytest.approx(mean(gaps))
     error = math.sqrt(variance(gaps) / len(gaps))
     assert found.difference.error == pytest.approx(error)
-    assert found.difference.high - found.difference.low == pytest.approx(2 * 1.959963984540054 * error)
+    assert found.difference.low == pytest.approx(max(-1.0, mean(gaps) - 1.959963984540054 * error))
+    assert found.difference.high == pytest.approx(min(1.0, mean(gaps) + 1.959963984540054 * error))
     back = paired(b, a)
     assert (back.p, back.difference.mean) == pytest.approx((found.p, -found.difference.mean))
     if (r := correlation(a, b)) is not None:  # the more alike, the smaller the error

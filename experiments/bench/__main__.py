@@ -91,6 +91,10 @@ def parser() -> argparse.ArgumentParser:
     rewards = commands.add_parser("reward_model", help="a reward model that follows the tree, against whole texts")
     rewards.add_argument("--problems", type=int, default=4)
     rewards.add_argument("--out", type=Path, default=RESULTS / "reward_model.json")
+    costs = commands.add_parser("cost_model", help="HELM's cost model: passes predicted and measured on this CPU")
+    costs.add_argument("--quick", action="store_true", help="four cases")
+    costs.add_argument("--profile", type=Path, help="from experiments.profile; default: measure now")
+    costs.add_argument("--out", type=Path, default=RESULTS / "cost_model.json")
     arm = commands.add_parser("arm", help="one measurement in this process (what `prefix` starts)")
     arm.add_argument("name")
     arm.add_argument("tokens", type=int)
@@ -104,6 +108,7 @@ def measure(arguments: argparse.Namespace) -> None:
         architectures,
         breakdown,
         cache,
+        cost_model,
         default_task,
         memory,
         prefix,
@@ -146,6 +151,8 @@ def measure(arguments: argparse.Namespace) -> None:
         cache.run(arguments.problems, arguments.model, arguments.out)
     elif arguments.command == "breakdown":
         breakdown.run(arguments.model, arguments.out)
+    elif arguments.command == "cost_model":
+        cost_model.run(arguments.quick, arguments.profile, arguments.out)
     elif arguments.command == "sampling":
         sampling.run(arguments.model, arguments.out)
     elif arguments.command == "memory" and arguments.part == "device":

@@ -19,7 +19,7 @@ from ttc.calibration.bandwidth import best_of_five, measure_cache, read_bandwidt
 from ttc.calibration.pass_timer import PassTimer
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.partition import partition_units
-from ttc.cost_model.unit import Pass, Unit
+from ttc.cost_model.unit import Pass
 from ttc.errors import TTCError
 from ttc.memory.link import Link, Transfer
 
@@ -33,6 +33,9 @@ WIDE: dict[str, Any] = {
 }  # fmt: skip
 """Blocks of Qwen3-1.7B: their weights lie in memory, not in a cache."""
 
+ATTENDING = WIDE | {"hidden_size": 128, "intermediate_size": 256}
+"""Blocks with the same heads and little else."""
+
 NARROW = WIDE | {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2, "num_key_value_heads": 2}
 """Blocks that cost little but their overhead."""
 
@@ -44,13 +47,12 @@ def profile_device(device: torch.device, dtype: torch.dtype) -> DeviceProfile:
     """
     name = f"{device.type} {str(dtype).removeprefix('torch.')}"
     block_overhead_s, pass_overhead_s = _overheads(device, dtype)
-    flops, attention_flops = _rates(device, dtype, block_overhead_s)
     l3_bytes, l3_bandwidth = measure_cache() if device.type == "cpu" else (0, 0.0)
     return DeviceProfile(
         name=name,
         bandwidth=read_bandwidth(device),
-        flops=flops,
-        attention_flops=attention_flops,
+        flops=_products(device, dtype, block_overhead_s),
+        attention_flops=_attention(device, dtype),
         l3_bytes=l3_bytes,
         l3_bandwidth=l3_bandwidth,
         block_overhead_s=block_overhead_s,
@@ -89,22 +91,30 @@ def _overheads(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
     return block_s, max(0.0, shallow - few * block_s)
 
 
-def _rates(
-    device: torch.device, dtype: torch.dtype, block_overhead_s: float
-) -> tuple[dict[int, float], dict[int, float]]:
-    """FLOP/s of products and of attention, by rows."""
+def _products(device: torch.device, dtype: torch.dtype, block_overhead_s: float) -> dict[int, float]:
+    """FLOP/s of matrix products, by rows."""
     few, many = 1, 3
     shallow, deep = (_timer(WIDE, layers, device, dtype) for layers in (few, many))
-    block: Unit = partition_units(_config(WIDE, 1), dtype)[1]
-    flops, attention = dict[int, float](), dict[int, float]()
+    block = partition_units(_config(WIDE, 1), dtype)[1]
+    found = {}
     for rows in ROWS:
-        layer_s = {c: (deep.seconds(rows, c) - shallow.seconds(rows, c)) / (many - few) for c in (SHORT, LONG)}
-        products_s = _positive(layer_s[SHORT] - block_overhead_s, f"a layer at {rows} rows")
-        attention_s = _positive(layer_s[LONG] - layer_s[SHORT], f"attention at {rows} rows")
-        flops[rows] = block.f_proj(rows) / products_s
+        layer_s = (deep.seconds(rows, SHORT) - shallow.seconds(rows, SHORT)) / (many - few)
+        found[rows] = block.f_proj(rows) / _positive(layer_s - block_overhead_s, f"a wide layer at {rows} rows")
+    return found
+
+
+def _attention(device: torch.device, dtype: torch.dtype) -> dict[int, float]:
+    """FLOP/s of attention to a shared prefix, by rows."""
+    layers = 4
+    timer = _timer(ATTENDING, layers, device, dtype)
+    block = partition_units(_config(ATTENDING, 1), dtype)[1]
+    seconds = {context: {rows: timer.seconds(rows, context) for rows in ROWS} for context in (SHORT, LONG)}
+    found = {}
+    for rows in ROWS:
         far, near = (block.f_attn(Pass(rows, shared_tokens=context)) for context in (LONG, SHORT))
-        attention[rows] = (far - near) / attention_s
-    return flops, attention
+        layer_s = (seconds[LONG][rows] - seconds[SHORT][rows]) / layers
+        found[rows] = (far - near) / _positive(layer_s, f"attention at {rows} rows")
+    return found
 
 
 def _timer(shape: dict[str, Any], layers: int, device: torch.device, dtype: torch.dtype) -> PassTimer:

@@ -16,6 +16,7 @@ from transformers.initialization import no_init_weights
 from ttc.attention.plan import DecodePlan, Plan
 from ttc.engine import Engine
 from ttc.model.choice import runner_for
+from ttc.tree.branch import Branch
 
 LEAST, MOST, ENOUGH_S = 3, 12, 0.3
 """Passes that are timed: at least, at most, and after how many seconds no more."""
@@ -40,17 +41,21 @@ class PassTimer:
         self.engine = Engine(model, SimpleNamespace(eos_token_id=None), runner=runner_for(model, "auto", pack=True))
         self.engine.limits.eos_ids = frozenset()
         self._seconds: list[float] = []
+        self._root: Branch | None = None
         self._forward = self.engine.runner.forward
         self.engine.runner.forward = self._timed  # type: ignore[method-assign]
 
     def seconds(self, rows: int, context: int) -> float:
         """The median time of a pass of `rows` branches, one token each, on one shared prefix of `context` tokens.
 
-        The first pass is not counted. A branch has a dozen tokens of its own at most.
+        The first pass is not counted. A branch has a dozen tokens of its own at most. The prefix is kept for the next
+        call, until that wants another length.
         """
-        vocabulary = self.engine.limits.vocab_size
-        root = self.engine.root([7 * (n + 1) % vocabulary for n in range(context + 1)])  # the last one has no KV yet
-        branches = self.engine.fork(root, rows)
+        if self._root is None or len(self._root.tokens) != context + 1:
+            self.release()
+            vocabulary = self.engine.limits.vocab_size
+            self._root = self.engine.root([7 * (n + 1) % vocabulary for n in range(context + 1)])  # the last has no KV
+        branches = self.engine.fork(self._root, rows)
         try:
             self._seconds.clear()
             self.engine.generate(branches, 1 + LEAST)
@@ -58,8 +63,14 @@ class PassTimer:
             if passes > 0:
                 self.engine.generate(branches, passes)
         finally:
-            self.engine.release([root, *branches])
+            self.engine.release(branches)
         return median(self._seconds[1:])
+
+    def release(self) -> None:
+        """Free the prefix."""
+        if self._root is not None:
+            self.engine.release([self._root])
+            self._root = None
 
     def _timed(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
         if not isinstance(plan, DecodePlan):

@@ -20,20 +20,22 @@ def test_passes_of_a_random_model_are_counted_and_timed(monkeypatch: pytest.Monk
     timer = PassTimer(LlamaConfig(**COMMON), CPU, torch.float32)
     assert timer.seconds(3, 20) > 0
     assert 1 + LEAST <= len(timer._seconds) <= 1 + MOST  # the prompt's pass is not among them
+    timer.release()
     assert timer.engine.kv_bytes() == 0
 
 
 def test_rates_are_operations_over_the_difference_between_two_depths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which a layer takes 0.1 s, 0.01 s for each row and 1e-5 s for each row and token."""
+    """A layer takes 0.1 s, 0.01 s for each row where it is wide, and 1e-5 s for each row and token where it has
+    16 heads."""
 
     class Timer:
         def __init__(self, config: object, *_: object):
             self.layers = config.num_hidden_layers  # type: ignore[attr-defined]
-            self.wide = config.hidden_size == 2048  # type: ignore[attr-defined]
+            self.row_s = 0.01 if config.hidden_size == 2048 else 0.0  # type: ignore[attr-defined]
+            self.token_s = 1e-5 if config.num_attention_heads == 16 else 0.0  # type: ignore[attr-defined]
 
         def seconds(self, rows: int, context: int) -> float:
-            products = rows * (0.01 + context * 1e-5) if self.wide else 0
-            return 7 + self.layers * (0.1 + products)
+            return 7 + self.layers * (0.1 + rows * (self.row_s + context * self.token_s))
 
     monkeypatch.setattr(device_profile, "PassTimer", Timer)
     monkeypatch.setattr(device_profile, "read_bandwidth", lambda device=None: 5.0)

@@ -1,0 +1,113 @@
+"""HELM's cost model against this machine: the time of a decoding pass, predicted and measured."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, Qwen3Config
+
+from experiments.profile import read
+from experiments.provenance import provenance
+from ttc.calibration.device_profile import profile_device
+from ttc.calibration.pass_timer import PassTimer
+from ttc.cost_model.device_profile import DeviceProfile
+from ttc.cost_model.partition import partition_units
+from ttc.cost_model.roofline import roofline_time
+from ttc.cost_model.unit import Pass
+
+CONTEXT = {"max_position_embeddings": 16384, "tie_word_embeddings": True}
+SHAPES: dict[str, tuple[type, dict[str, int]]] = {
+    "SmolLM2-360M": (LlamaConfig, {"hidden_size": 960, "intermediate_size": 2560, "num_attention_heads": 15,
+                                   "num_key_value_heads": 5, "vocab_size": 49152}),
+    "Qwen3-0.6B": (Qwen3Config, {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16,
+                                 "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}),
+    "Llama-3.2-1B": (LlamaConfig, {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
+                                   "num_key_value_heads": 8, "vocab_size": 128256}),
+}  # fmt: skip
+"""Published shapes; their weights are random here."""
+
+LAYERS, ROWS, CONTEXTS = (2, 8), (1, 4, 16, 64), (128, 1024, 8192)
+QUICK = {"Qwen3-0.6B": ((2,), (1, 16), (128, 1024))}
+OWN_TOKENS = 4
+"""What a branch has of its own at the middle of the passes that are timed."""
+
+
+def run(quick: bool, profile: Path | None, out: Path) -> None:
+    """Measure and predict each case in bfloat16, print the table, and write the figures.
+
+    profile: a file of `experiments.profile`; None to measure this machine first.
+    """
+    dtype, name = torch.bfloat16, "cpu bfloat16"
+    device = profile_device(torch.device("cpu"), dtype) if profile is None else read(profile).devices[name]
+    cases = QUICK if quick else dict.fromkeys(SHAPES, (LAYERS, ROWS, CONTEXTS))
+    rows = [
+        row
+        for model, (depths, branches, contexts) in cases.items()
+        for layers in depths
+        for row in measured(model, layers, branches, contexts, device, dtype)
+    ]
+    record = provenance(f"python -m experiments.bench {' '.join(sys.argv[1:])}", model="random weights, bfloat16")
+    out.write_text(json.dumps(record | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    print(table(rows))
+
+
+def measured(
+    model: str,
+    layers: int,
+    branches: tuple[int, ...],
+    contexts: tuple[int, ...],
+    device: DeviceProfile,
+    dtype: torch.dtype,
+) -> list[dict[str, Any]]:
+    """One row per context and number of branches, times in ms."""
+    kind, shape = SHAPES[model]
+    config = kind(**shape, **CONTEXT, num_hidden_layers=layers)
+    units, timer = partition_units(config, dtype), PassTimer(config, torch.device("cpu"), dtype)
+    rows = []
+    for context in contexts:
+        for count in branches:
+            work = Pass(count, own_tokens=OWN_TOKENS, shared_tokens=context)
+            rows.append(
+                {
+                    "model": model,
+                    "layers": layers,
+                    "context": context,
+                    "rows": count,
+                    "predicted_ms": roofline_time(units, device, work) * 1e3,
+                    "measured_ms": timer.seconds(count, context) * 1e3,
+                }
+            )
+            print(_line(rows[-1]), file=sys.stderr, flush=True)
+    return rows
+
+
+def error(row: dict[str, Any]) -> float:
+    """Predicted over measured, less 1."""
+    return float(row["predicted_ms"] / row["measured_ms"] - 1)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: the cases, then the median and the largest error without their signs."""
+    errors = [abs(error(row)) for row in rows]
+    within = f"{sum(e <= 0.15 for e in errors)} of {len(rows)} within 15%"
+    return "\n".join(
+        [
+            "| model | layers | context | rows | predicted, ms | measured, ms | error |",
+            "|---|---|---|---|---|---|---|",
+            *map(_line, rows),
+            "",
+            f"median error {statistics.median(errors):.1%}, largest {max(errors):.1%}; {within}",
+        ]
+    )
+
+
+def _line(row: dict[str, Any]) -> str:
+    return (
+        f"| {row['model']} | {row['layers']} | {row['context']:,} | {row['rows']} | {row['predicted_ms']:.2f} "
+        f"| {row['measured_ms']:.2f} | {error(row):+.1%} |"
+    )

@@ -1,0 +1,61 @@
+"""`python -m experiments.bench cost_model`: what is predicted for which pass, and how errors are summed up."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import experiments.bench.__main__ as bench
+from experiments.bench import cost_model
+from ttc.cost_model.device_profile import DeviceProfile
+
+# Each byte read takes a nanosecond, each operation next to nothing, each block a second and each pass two.
+DEVICE = DeviceProfile(name="cpu bfloat16", bandwidth=1e9, flops={1: 1e18}, block_overhead_s=1, pass_overhead_s=2)
+
+
+class Timer:
+    def __init__(self, *_: object):
+        pass
+
+    def seconds(self, rows: int, context: int) -> float:
+        return 10.0
+
+
+def test_a_pass_is_predicted_from_the_shapes_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_model, "PassTimer", Timer)
+    rows = cost_model.measured("Qwen3-0.6B", 2, (1, 16), (128,), DEVICE, torch.bfloat16)
+    assert [(row["model"], row["layers"], row["context"], row["rows"]) for row in rows] == [
+        ("Qwen3-0.6B", 2, 128, 1), ("Qwen3-0.6B", 2, 128, 16)]  # fmt: skip
+    block = 2 * (1024 * (2 * 2048 + 2 * 1024 + 3 * 3072) + 2 * 1024 + 2 * 128)
+    head = 2 * (151936 * 1024 + 1024)
+    for row, branches in zip(rows, (1, 16), strict=True):
+        kv = 2 * 8 * 128 * 2 * (128 + branches * (cost_model.OWN_TOKENS + 1))
+        embedded = branches * 1024 * 2
+        seconds = (embedded + 2 * block + head + 2 * kv) / 1e9 + 2 * 1 + 2
+        assert row["predicted_ms"] == pytest.approx(seconds * 1e3)
+        assert row["measured_ms"] == 10_000
+
+
+def test_errors_are_summed_up_without_their_signs() -> None:
+    times = [(110, 100), (80, 100), (100, 100)]
+    rows = [
+        {"model": "m", "layers": 2, "context": 1024, "rows": 4, "predicted_ms": p, "measured_ms": m} for p, m in times
+    ]
+    printed = cost_model.table(rows)
+    assert "| m | 2 | 1,024 | 4 | 110.00 | 100.00 | +10.0% |" in printed
+    assert printed.endswith("median error 10.0%, largest 20.0%; 2 of 3 within 15%")
+
+
+def test_the_command_measures_first_and_writes_its_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cost_model, "PassTimer", Timer)
+    monkeypatch.setattr(cost_model, "profile_device", lambda device, dtype: DEVICE)
+    out = tmp_path / "cost_model.json"
+    monkeypatch.setattr(sys, "argv", ["experiments.bench", "cost_model", "--quick", "--out", str(out)])
+    bench.main()
+    record = json.loads(out.read_text())
+    assert record["model"] == "random weights, bfloat16"
+    assert [(row["context"], row["rows"]) for row in record["rows"]] == [(128, 1), (128, 16), (1024, 1), (1024, 16)]

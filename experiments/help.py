@@ -67,6 +67,46 @@ the runs that will use the file: choose them by dataset.offset, dataset.limit, d
 """
 
 
+TRAIN_VERIFIER = """\
+Train a verifier on the model's own solutions: a value head on its last hidden state, which rates every step.
+
+  python -m experiments.train_verifier [train.SETTING=VALUE ...] [GROUP=CHOICE ...] [GROUP.SETTING=VALUE ...]
+
+Examples
+  python -m experiments.train_verifier
+      a head for the default model on sums, in outputs/value_head-sums
+  python -m experiments.run verifier=value_head verifier.model=outputs/value_head-sums
+      a run with it
+  python -m experiments.train_verifier dataset=gsm8k train.problems=200 train.step_tokens=64 train.max_steps=8
+      another data set; its train split is trained on, the first 200 problems of its test split are tested
+  python -m experiments.train_verifier dataset=file dataset.path=test.jsonl +train.data.path=train.jsonl
+      your own problems
+
+The data set as it is set is the test set. Problems to train on whose questions are in it are left out.
+
+Settings
+  train.folder=FOLDER       where the head, its card and the data go (outputs/value_head-DATASET)
+  +train.data.KEY=VALUE    how the settings of the data set differ for the problems to train on; by default another
+                            seed for generated problems, and for the hub the split that solved examples come from
+  train.problems=N          problems to train on (400); dataset.limit says how many to test on (200)
+  train.validation=X        the share of them that the strength of regularisation is chosen on (0.2)
+  train.rollouts=N          solutions of each problem (8)
+  train.continuations=N     continuations from the end of each step, which say what the step is worth (4)
+  train.labels=NAME         soft: the share of right continuations; hard: whether any is right; outcome: whether the
+                            solution itself is right (soft)
+  train.temperature=X       of solutions, continuations and samples (0.8)
+  train.step_tokens=N       tokens of a step at most (32)
+  train.max_steps=N         steps of a solution at most (8)
+  train.separator=TEXT      what ends a step (a line break)
+  train.prompt=TEXT         what the head reads before a solution, with {question} in it; null for the model's own prompt
+  train.samples=N           best-of-n on the problems to test (16)
+  train.record=FILE         also write the figures there
+
+The head is compared with confidence, with `verifier` and with a majority, in best-of-n and in `search`.
+Groups and their choices are those of `python -m experiments.run --help`.
+"""
+
+
 def choices(group: str) -> list[str]:
     """What a group of the configuration can be set to."""
     folder = _conf() / group

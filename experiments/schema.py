@@ -184,6 +184,33 @@ class CalibrateConfig:
     eps: float | None = None
 
 
+@dataclass
+class TrainConfig:
+    """folder: where the head, its card and its data go. record: a file for the figures too.
+
+    data: how the settings of the data set differ for the problems to train on; see `train_verifier.problems.source`.
+    problems: how many of those. validation: the share of them that regularisation is chosen on.
+    rollouts: solutions of each. continuations: of each step's end. labels: see `train_verifier.rollouts.Solution`.
+    temperature: of these and of the samples. step_tokens, max_steps: of a solution. separator: what ends a step.
+    prompt: what the head reads before a solution, null for the policy's own prompt.
+    samples: of best-of-n, on the problems to test.
+    """
+
+    folder: str = "???"
+    record: str | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+    problems: int = 400
+    validation: float = 0.2
+    rollouts: int = 8
+    continuations: int = 4
+    labels: str = "soft"
+    temperature: float = 0.8
+    step_tokens: int = 32
+    max_steps: int = 8
+    separator: str = "\n"
+    prompt: str | None = None
+    samples: int = 16
+
 SEARCHES = {
     "greedy": search.Greedy,
     "best_of_n": search.BestOfN,
@@ -346,5 +373,6 @@ def register() -> None:
     store.store(group="verifier", name="confidence_gated_schema", node=ConfidenceGatedConfig)
     store.store(group="verifier", name="ensemble_schema", node=EnsembleConfig)
     store.store(name="calibrate_schema", node=extended("calibrate", CalibrateConfig))
+    store.store(name="train_verifier_schema", node=extended("train", TrainConfig))
     for group in ("verifier", "cache", "gate"):
         store.store(group=group, name="none_schema", node={"_target_": None})

@@ -98,7 +98,7 @@ Settings
   train.step_tokens=N       tokens of a step at most (32)
   train.max_steps=N         steps of a solution at most (8)
   train.separator=TEXT      what ends a step (a line break)
-  train.prompt=TEXT         what the head reads before a solution, with {question} in it; null for the model's own prompt
+  train.prompt=TEXT         what the head reads before a solution, {question} in it; null for the model's own prompt
   train.samples=N           best-of-n on the problems to test (16)
   train.record=FILE         also write the figures there
 

@@ -28,7 +28,7 @@ def test_the_tables_are_the_committed_figures(document: str, monkeypatch: pytest
     assert filled(document) == Path(document).read_text()
     text = Path(document).read_text()
     for name, (file, _) in TABLES[document].items():
-        unmeasured = f"<!-- results:{name} -->\nNot measured yet: `python -m experiments.bench"
+        unmeasured = f"<!-- results:{name} -->\nNot measured yet: `python -m experiments."
         assert (RESULTS / f"{file}.json").exists() or unmeasured in text
 
 

@@ -12,6 +12,7 @@ from experiments.bench import breakdown, cache, default_task, memory, prefix, re
 from experiments.paper.rksc import plots
 from experiments.paper.rksc import tables as rksc
 from experiments.report import searches
+from experiments.train_verifier import card
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -37,6 +38,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "docs/searches.md": {
         "searches": ("searches", searches.plot_link),
     },
+    "docs/verifiers.md": {"value_head": ("value_head", card.tables)},
     "docs/rksc.md": {
         **{f"rksc_{part}": (f"rksc_{part}", table) for part, table in rksc.TABLES.items()},
         "rksc_thresholds": ("rksc_answers", rksc.thresholds),

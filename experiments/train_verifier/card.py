@@ -33,10 +33,10 @@ def searches_table(record: dict[str, Any]) -> str:
 
 def gains_table(record: dict[str, Any]) -> str:
     """What the head gains over others on the same problems, in points of accuracy."""
-    lines = ["| search with the value head | over | gain in points | 95% interval |", "|---|---|---|---|"]
+    lines = ["| search with the value head | over | gain in points | 95% interval | p |", "|---|---|---|---|---|"]
     for row in record["gains"]:
         value, low, high = (100 * x for x in row["gain"])
-        lines.append(f"| {row['search']} | {row['over']} | {value:+.1f} | {low:+.1f} to {high:+.1f} |")
+        lines.append(f"| {row['search']} | {row['over']} | {value:+.1f} | {low:+.1f} to {high:+.1f} | {row['p']:.2g} |")
     return "\n".join(lines)
 
 
@@ -56,48 +56,50 @@ LABELS = {
 
 def card(record: dict[str, Any], config: DictConfig) -> str:
     """The README of the folder."""
-    data, fit = record["data"], record["fit"]
+    data, fit, seconds, machine = record["data"], record["fit"], record["seconds"], record["machine"]
     best = min(fit["validation_loss"].values())
     counts = "\n".join(
-        f"| {name} | {data[name]['problems']} | {data[name]['solutions']} | {data[name]['right']} | {data[name]['steps']} |"
-        for name in ("train", "validation", "test")
+        f"| {name} | {part['problems']} | {part['solutions']} | {part['right']} | {part['steps']} |"
+        for name, part in ((name, data[name]) for name in ("train", "validation", "test"))
     )
+    use = f"model.name={config.model.name} dataset={config.dataset.name} verifier=value_head"
     return f"""\
 # A value head for {config.model.name} on {data["dataset"]}
 
-Two linear outputs on the model's last hidden state at the end of each step; their softmax is the chance that the step is
-right. It was trained for {record["model"]}, and other weights need another head.
+Two linear outputs on the model's last hidden state at the end of each step. Their softmax is the chance that the step
+is right. It was trained for {record["model"]}; other weights need another head.
 
 ```
-python -m experiments.run model.name={config.model.name} dataset={config.dataset.name} verifier=value_head verifier.model={config.train.folder}
+python -m experiments.run {use} verifier.model={config.train.folder}
 ```
 
 ## Data
 
-The model's own solutions, {data["rollouts"]} for each problem at temperature {data["temperature"]}. From the end of each
-step but the last, {data["continuations"]} continuations. A step's label is {LABELS[data["labels"]]}; the last step's is
-whether its solution is right. The problems to train on differ from the test set by {data["source"]}; {data["dropped"]} of
-them were left out, since their questions are in the test set or come twice. The split into train and validation is by
-problem.
+The model's own solutions, {data["rollouts"]} for each problem at temperature {data["temperature"]}, and from the end of
+each step but the last {data["continuations"]} continuations. A step's label is {LABELS[data["labels"]]};
+that of a last step is whether its solution is right. The problems to train on differ from those of the test by
+{data["source"]}. Of them {data["dropped"]} were left out, since their questions are in the test set or come twice.
+Train and validation are parts of the other problems.
 
 | part | problems | solutions | right solutions | steps |
 |---|---|---|---|---|
 {counts}
 
 `train.jsonl`, `validation.jsonl` and `test.jsonl` hold these in the format of TRL's PRMTrainer (prompt, completions,
-labels), and beside that each step's value and the problem's id.
+labels), and beside that each step's value and the problem's id. A private data set leaves no such files.
 
 ## Training
 
-Logistic regression on scaled features, strength of regularisation {fit["strength"]:g}, chosen on the validation problems
-and then fitted to both parts. Mean loss in nats: {fit["loss_before"]:.4f} for a constant and {fit["loss"]:.4f} for the
-head; on the validation problems, when fitted without them, {fit["validation_loss_before"]:.4f} and {best:.4f}.
-It took {record["seconds"]["training"]:.0f} s, solutions included, on {record["machine"]["cpu"]} with
-{record["machine"]["threads"]} threads; all with the test {record["seconds"]["all"]:.0f} s.
+Logistic regression on scaled features. The strength of regularisation, {fit["strength"]:g}, was chosen on the
+validation problems; the head was then fitted to both parts. Mean loss in nats: {fit["loss_before"]:.4f} for a constant,
+{fit["loss"]:.4f} for the head; on the validation problems, fitted without them, {fit["validation_loss_before"]:.4f} and
+{best:.4f}. It took {seconds["training"]:.0f} s with the solutions, and {seconds["all"]:.0f} s with the test
+({machine["cpu"]}, threads: {machine["threads"]}).
 
 ## Test
 
-On {data["test"]["problems"]} problems that it was not trained on. Intervals are 95%, over problems.
+On {data["test"]["problems"]} problems that nothing was trained or chosen on. Intervals are 95%, over problems; p is
+McNemar's, of each comparison alone.
 
 {tables(record)}
 

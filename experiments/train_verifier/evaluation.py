@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.paper.rksc.stats import difference
-from experiments.summary import wilson
-from experiments.train_verifier.problems import Part
+from experiments.stats import paired, wilson
 from experiments.train_verifier.auc import auc, auc_within
+from experiments.train_verifier.problems import Part
 from search.rating import aggregate
 from search.selection import Sample, best, majority, weighted_majority
 from ttc.protocols import Backend, Forgets, Result, Verifier
@@ -89,6 +88,8 @@ def accuracy(right: Sequence[bool]) -> dict[str, Any]:
     return {"accuracy": sum(right) / len(right), "accuracy_95": list(wilson(sum(right), len(right)))}
 
 
-def gain(over: Sequence[bool], right: Sequence[bool]) -> list[float]:
-    """By how much more of the same problems are right, with its 95% interval over problems (paired bootstrap)."""
-    return list(difference(over, right))
+def gain(over: Sequence[bool], right: Sequence[bool]) -> dict[str, Any]:
+    """By how much more of the same problems are right, with its 95% interval and McNemar's p (`stats.paired`)."""
+    found = paired([float(hit) for hit in right], [float(hit) for hit in over])
+    difference = found.difference
+    return {"gain": [difference.mean, difference.low, difference.high], "p": found.p}

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any, get_args
 
@@ -126,8 +125,8 @@ class Work:
             return str(self.config.train.prompt)
         own = self.template.text("{question}", self.engine.tokenizer)
         own = own.removeprefix(getattr(self.engine.tokenizer, "bos_token", None) or "")  # which the head puts first
-        blanks = [answer[: len(answer) - len(answer.lstrip())] for _, answer in self.template.examples]
-        return own + commonprefix(blanks)  # steps come without blanks around them
+        blanks = {answer[: len(answer) - len(answer.lstrip())] for _, answer in self.template.examples}
+        return own + (blanks.pop() if len(blanks) == 1 else "")  # steps come without the blanks around them
 
     def solved(self, search: Search, problems: Sequence[Problem], verifier: Verifier | None, what: str) -> list[Result]:
         size, data = self.config.run.batch, self.config.dataset
@@ -203,7 +202,7 @@ class Work:
                 {
                     "search": name,
                     "over": f"{other} of {sampled}" if (name, other) not in right else other,
-                    "gain": gain(right.get((name, other), right[sampled, other]), right[name, HEAD]),
+                    **gain(right.get((name, other), right[sampled, other]), right[name, HEAD]),
                 }
                 for name in searches
                 for other in others

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from search.base import COUNT, Case, Limit, Search, SearchSteps
+from search.base import Case, Limit, Search, SearchSteps
 from ttc.protocols import Expand, Problem, Release, Result, Step
 from ttc.tree.branch import Branch
 from verifiers.reward_model import split_steps

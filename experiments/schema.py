@@ -211,6 +211,7 @@ class TrainConfig:
     prompt: str | None = None
     samples: int = 16
 
+
 SEARCHES = {
     "greedy": search.Greedy,
     "best_of_n": search.BestOfN,

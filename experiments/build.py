@@ -19,10 +19,13 @@ from ttc.calibration.early_exit import ExitCalibration
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
 from ttc.model.choice import runner_for
-from ttc.model.loading import load
+from ttc.model.loading import load, load_tokenizer
 from ttc.model.runner import ModelRunner
 from ttc.protocols import Verifier
+from ttc.remote.backend import RemoteBackend
+from ttc.residency.resident import Resident
 from ttc.text.prompt import PromptTemplate
+from ttc.tree.sharing import Sharing
 
 
 def resolved(config: DictConfig) -> DictConfig:
@@ -85,7 +88,46 @@ def check_batch(config: DictConfig) -> None:
         raise InvalidInput(f"run.batch={config.run.batch} must be at least 1, or null for what there is room for")
 
 
+def make_backend(config: DictConfig) -> Engine | RemoteBackend:
+    """What the searches of a run go on: an engine here, or a server."""
+    if not is_remote(config):
+        return make_engine(config)
+    tokenizer = load_tokenizer(config.model.name)
+    backend = RemoteBackend(instantiate(config.backend), tokenizer)
+    say(f"{backend.capabilities.model} at {config.backend.base_url}: {backend.capabilities.describe()}")
+    return backend
+
+
+def is_remote(config: DictConfig) -> bool:
+    return bool(config.backend.get("_target_"))
+
+
+def check_backend(config: DictConfig) -> None:
+    """Raise InvalidInput for settings of the engine of this machine where a server runs the model."""
+    if not is_remote(config):
+        return
+    unused = [f"model.{name}={config.model[name]}" for name in ("device", "dtype") if config.model[name] != "auto"]
+    for group in LOCAL_GROUPS:
+        default = OmegaConf.structured(schema_of(DEFAULTS[group])) if group in DEFAULTS else {"_target_": None}
+        if config[group] != default:
+            unused.append(group)
+    if unused:
+        raise InvalidInput(
+            f"backend={config.backend._target_}: the server decides about {', '.join(unused)}; leave that out here and "
+            "set it where the server is started"
+        )
+    instantiate(config.backend)  # refuses wrong settings before anything is loaded
+
+
+LOCAL_GROUPS = ("memory", "cache", "sharing", "gate")
+DEFAULTS = {"memory": Resident, "sharing": Sharing}
+"""The classes of those groups whose default does something."""
+
+
 def make_engine(config: DictConfig) -> Engine:
+    """An engine of this machine, for what cannot be done elsewhere."""
+    if is_remote(config):
+        raise InvalidInput("a server cannot do this; it needs the model on this machine: use backend=local")
     model, tokenizer, runner = loaded(config.model.name, config.model.device, config.model.dtype)
     return Engine(model, tokenizer, runner=runner, **engine_options(config))
 

@@ -18,6 +18,8 @@ Examples
       another search with a setting of its own, on the first 20 problems of GSM8K
   python -m experiments.run model=hf model.name=Qwen/Qwen3-0.6B dataset=file dataset.path=mine.jsonl
       another model (a hub id, a folder or a .gguf file) on your own questions and answers
+  python -m experiments.run backend=openai backend.base_url=http://localhost:8000/v1 model.name=Qwen/Qwen3-0.6B
+      a model that a server runs (vLLM, SGLang, llama.cpp's); model.name says whose tokenizer it is
   python -m experiments.run -m search=greedy,best_of_n,beam_search run.seed=0,1
       a sweep over six settings; a table of all of them at the end
   python -m experiments.run --cfg job search=beam_search
@@ -117,7 +119,7 @@ def page() -> str:
     check()
     defaults = _defaults()
     lines = []
-    for group in ("model", "dataset", "search", "verifier", "memory", "cache", "sharing", "gate"):
+    for group in ("model", "dataset", "search", "verifier", "memory", "cache", "sharing", "gate", "backend"):
         names = [f"{name}*" if name == defaults[group] else name for name in choices(group)]
         lines += _wrapped(f"  {group:<10}", names)
     lines += _wrapped("  +experiment=", choices("experiment"))

@@ -10,7 +10,15 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.build import check_batch, make_engine, make_template, make_verifier, resolved
+from experiments.build import (
+    check_backend,
+    check_batch,
+    is_remote,
+    make_backend,
+    make_template,
+    make_verifier,
+    resolved,
+)
 from experiments.data import Task, graded, load_task
 from experiments.dry import describe
 from experiments.example import example, telling
@@ -22,9 +30,9 @@ from experiments.records import RunFolder, own_figures
 from experiments.screen import Progress, failures, say, show_logged, table
 from experiments.summary import failed, seconds_at_work, summarise
 from search import solve_each, try_verifier
-from ttc.engine import Engine
 from ttc.errors import InvalidInput, VerifierError
-from ttc.protocols import Problem, Result
+from ttc.protocols import Backend, Problem, Result
+from ttc.remote.backend import RemoteBackend
 from ttc.text.answers import extract_answer
 from ttc.text.prompt import PromptTemplate
 from ttc.usage import Usage
@@ -39,6 +47,7 @@ def run(config: DictConfig) -> dict[str, Any]:
         raise InvalidInput(f"{' and '.join(missing)} must be given, as in {missing[0]}=VALUE")
     show_logged()
     config = resolved(config)
+    check_backend(config)
     search = instantiate(config.search, _convert_="all")
     verifier = make_verifier(config)
     if search.needs_verifier and verifier is None:
@@ -58,6 +67,8 @@ def run(config: DictConfig) -> dict[str, Any]:
         print(describe(config, template, task))
         return {}
     inputs = fingerprint(config.model.name, task.problems, task.failures, template.examples)
+    if is_remote(config):
+        inputs["model"] = {}  # until the server says which it is
     inputs["verifier"] = reward_fingerprint(OmegaConf.to_container(config.verifier, resolve=True))
     inputs["code"] = code_fingerprint(config)
     total = len(task.problems) + len(task.failures)
@@ -72,8 +83,11 @@ def run(config: DictConfig) -> dict[str, Any]:
         done -= sum(name not in folder.records for name, _ in task.failures)
         if done:
             say(f"{done} of {total} were done already")
-        engine = make_engine(config) if problems else None
-        if not inputs["model"]:  # it came from the hub just now
+        engine = make_backend(config) if problems else None
+        if isinstance(engine, RemoteBackend):
+            can = engine.capabilities
+            folder.check_inputs(inputs | {"model": {"served": f"{can.model}, context {can.context_length}"}})
+        elif not inputs["model"]:  # it came from the hub just now
             folder.check_inputs(inputs | {"model": model_fingerprint(config.model.name)})
         if engine is not None and search.needs_verifier:
             _try_verifier(verifier, template, engine, problems)
@@ -83,6 +97,8 @@ def run(config: DictConfig) -> dict[str, Any]:
                 folder.append(_record(unusable, task, config.dataset.answer_kind))
         if engine is not None:
             _solve(config, search, verifier, template, engine, task, problems, folder)
+        if isinstance(engine, RemoteBackend):
+            engine.close()
         summary = _summary(config, task, folder)
         folder.write_summary(summary)
     if config.run.show_example:
@@ -111,7 +127,7 @@ def _told_how_to_go_on(folder: RunFolder) -> Iterator[None]:
         raise KeyboardInterrupt(f"{safe}\nrun the same command to go on") from None
 
 
-def _try_verifier(verifier: Any, template: PromptTemplate, engine: Engine, problems: list[Problem]) -> None:
+def _try_verifier(verifier: Any, template: PromptTemplate, engine: Backend, problems: list[Problem]) -> None:
     """Rate one short branch, so that a verifier that cannot work is known before the run. Raises VerifierError."""
     inner = getattr(verifier, "inner", verifier)  # a gate might leave it out
     for problem in problems:  # the first that can be used
@@ -129,7 +145,7 @@ def _solve(
     search: Any,
     verifier: Any,
     template: PromptTemplate,
-    engine: Engine,
+    engine: Backend,
     task: Task,
     problems: list[Problem],
     folder: RunFolder,
@@ -163,14 +179,14 @@ def _solve(
                 )
 
 
-def _asked(config: DictConfig, template: PromptTemplate, engine: Engine, result: Result) -> dict[str, Any]:
+def _asked(config: DictConfig, template: PromptTemplate, engine: Backend, result: Result) -> dict[str, Any]:
     """The exact prompt of a solved problem; nothing of what is asked where the data set is private."""
     if config.dataset.private:
         return {"question": None, "prompt": None}
     return {"prompt": None if result.best is None else template.text(result.problem.question, engine.tokenizer)}
 
 
-def _kv_peak_bytes(engine: Engine) -> int | None:
+def _kv_peak_bytes(engine: Backend) -> int | None:
     """The most KV that the run has held so far, over both tiers; None for a backend that keeps it elsewhere."""
     memory = getattr(engine, "memory", None)
     return None if memory is None else memory.device.peak_bytes + memory.host.peak_bytes

@@ -27,6 +27,12 @@ MAY_CHANGE = (
     "run.retry_failed",
     "dataset.limit",
     "dataset.size",
+    "backend.base_url",
+    "backend.key_env",
+    "backend.concurrency",
+    "backend.timeout_s",
+    "backend.retries",
+    "backend.wait_s",
 )
 """Keys that may differ when a run goes on: they change which problems are left, or nothing, never a record."""
 

@@ -167,6 +167,7 @@ class Config:
     cache: Any = None
     sharing: Any = None
     gate: Any = None
+    backend: Any = None
     run: RunConfig = field(default_factory=RunConfig)
 
 
@@ -250,6 +251,7 @@ VERIFIERS = {
 CACHES = {"rsbcm": ttc.BlockCache, "lru": ttc.BlockCache}
 SHARING = {"exact": ttc.Sharing, "none": ttc.Sharing, "similar": ttc.Sharing}
 GATES = {"decode": ttc.DecodeGate}
+BACKENDS = {"openai": ttc.Endpoint}
 POLICIES = {
     "resident": ttc.Resident,
     "layerwise": ttc.Layerwise,
@@ -362,6 +364,7 @@ def register() -> None:
         ("cache", CACHES),
         ("sharing", SHARING),
         ("gate", GATES),
+        ("backend", BACKENDS),
     )
     for group, targets in groups:
         for name, target in targets.items():
@@ -377,3 +380,4 @@ def register() -> None:
     store.store(name="train_verifier_schema", node=extended("train", TrainConfig))
     for group in ("verifier", "cache", "gate"):
         store.store(group=group, name="none_schema", node={"_target_": None})
+    store.store(group="backend", name="local_schema", node={"_target_": None})

@@ -15,7 +15,7 @@ import numpy as np
 from search import selection
 from search.selection import C, ranked, whole
 from ttc.errors import InvalidInput
-from ttc.protocols import Aggregation, Append, Expand, Extract, Rate, Release, Vary
+from ttc.protocols import Aggregation, Append, Expand, Extract, Need, Rate, Release, Vary
 from ttc.sampling import Sampling
 from ttc.text.answers import extract_answer
 from ttc.tree.branch import Branch
@@ -122,6 +122,11 @@ class Search(ABC):
     @property
     def needs_verifier(self) -> bool:
         return True
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """What the search reads of its branches beyond their tokens, which not every backend offers."""
+        return ()
 
     @property
     def compares_ratings(self) -> bool:

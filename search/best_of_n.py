@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from search.base import Case, Search, SearchSteps, drop_gated
-from ttc.protocols import Aggregation, Expand, Rate, Step
+from ttc.protocols import Aggregation, Expand, Need, Rate, Step
 from ttc.tree.branch import Branch
 
 
@@ -20,6 +20,10 @@ class BestOfN(Search):
     max_tokens: int = 256
     aggregation: Aggregation = "last"
     statistics: bool = False
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return ("statistics",) if self.statistics else ()
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = Step(self.max_tokens, end=case.end, statistics=self.statistics)

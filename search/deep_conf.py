@@ -14,7 +14,7 @@ import numpy as np
 from search.base import COUNT, Case, Limit, Search, SearchSteps, drop_gated
 from search.selection import C, Candidate, Measure, Sample, confidence_vote, trace_confidence
 from ttc.errors import BudgetExceeded, InvalidInput
-from ttc.protocols import Expand, Extract, Release, Step
+from ttc.protocols import Expand, Extract, Need, Release, Step
 from ttc.ranking import comparable
 from ttc.text.answers import canonical
 from ttc.tree.branch import Branch
@@ -71,6 +71,10 @@ class DeepConf(Search):
     @property
     def needs_verifier(self) -> bool:
         return False
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return ("top_logprobs",)
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         first = self.n if self.mode == "offline" else min(self.warmup, self.n)

@@ -12,7 +12,7 @@ from search.growing import drop_repeated
 from search.selection import C, ranked, vote
 from ttc.approximate.confidence import mean_of_own
 from ttc.errors import BudgetExceeded
-from ttc.protocols import Aggregation, Expand, Extract, Rate, Release, Step
+from ttc.protocols import Aggregation, Expand, Extract, Need, Rate, Release, Step
 from ttc.ranking import comparable
 from ttc.tree.branch import Branch
 
@@ -92,6 +92,10 @@ class MCTS(Search):
     @property
     def compares_ratings(self) -> bool:
         return True
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return ("logprobs",) if self.rule == "puct" else ()
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         top = Node(root)

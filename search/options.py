@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from search.base import Search
 from ttc.checks import check_kind, check_whole
 from ttc.errors import InvalidInput
-from ttc.protocols import Backend, Extract, Problem, Step, Verifier
+from ttc.protocols import Backend, Extract, Problem, Step, Verifier, check_needs
 from ttc.results import Progress, Result
 from ttc.text.prompt import PromptTemplate
 
@@ -48,6 +48,9 @@ def check_parts(search: Any, engine: Any, verifier: Any) -> None:
     check_kind("engine", engine, backend, "a backend, as ttc.Engine(model, tokenizer)")
     if verifier is not None:
         check_kind("verifier", verifier, callable(getattr(verifier, "rate", None)), "a verifier, as SelfVerifier()")
+    check_needs(search, engine)
+    if search.needs_verifier:
+        check_needs(verifier, engine)
     name = type(search).__name__
     if search.needs_verifier and verifier is None:
         raise InvalidInput(f"{name} selects by score; give it verifier=...")

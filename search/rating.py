@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ttc.errors import VerifierError
-from ttc.protocols import Aggregation, Backend, Forgets, Priced, Problem, Verifier
+from ttc.protocols import Aggregation, Backend, Forgets, Priced, Problem, Verifier, check_needs
 from ttc.sampling import Sampling
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch
@@ -80,8 +80,9 @@ def try_verifier(
 ) -> list[float]:
     """Rate one short branch of `problem`, so that a verifier that cannot work fails before a long run, not in it.
 
-    Returns the step scores. Raises VerifierError with the reason.
+    Returns the step scores. Raises VerifierError with the reason, InvalidInput where the backend lacks what it needs.
     """
+    check_needs(verifier, engine)
     question = problem if isinstance(problem, str) else problem.question
     rater, made = Rater(verifier), list[Branch]()
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from search.base import C, Case, Search, SearchSteps, drop_gated
 from search.selection import vote
-from ttc.protocols import Aggregation, Expand, Extract, Rate, Step
+from ttc.protocols import Aggregation, Expand, Extract, Need, Rate, Step
 from ttc.tree.branch import Branch
 
 
@@ -27,6 +27,10 @@ class SelfConsistency(Search):
     @property
     def needs_verifier(self) -> bool:
         return self.weighted
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return ("statistics",) if self.statistics else ()
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = Step(self.max_tokens, end=case.end, statistics=self.statistics)

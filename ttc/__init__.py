@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         ContextExceeded,
         InvalidInput,
         OutOfMemory,
+        RemoteError,
         TTCError,
         UnsupportedModel,
         VerifierError,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         Backend,
         Expand,
         Forgets,
+        Limited,
         Priced,
         Rate,
         Release,
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
         Vary,
         Verifier,
     )
+    from ttc.remote.backend import RemoteBackend
+    from ttc.remote.endpoint import Endpoint
     from ttc.residency.beam_groups import BeamGroups
     from ttc.residency.headwise import Headwise
     from ttc.residency.layerwise import Layerwise
@@ -56,6 +60,7 @@ __all__ = [
     "ContextExceeded",
     "DecodeGate",
     "EarlyExit",
+    "Endpoint",
     "Engine",
     "ExitReport",
     "Expand",
@@ -63,6 +68,7 @@ __all__ = [
     "Headwise",
     "InvalidInput",
     "Layerwise",
+    "Limited",
     "Node",
     "OutOfMemory",
     "Paged",
@@ -71,6 +77,8 @@ __all__ = [
     "Progress",
     "Rate",
     "Release",
+    "RemoteBackend",
+    "RemoteError",
     "Resident",
     "Result",
     "Sampling",
@@ -101,6 +109,7 @@ __getattr__, __dir__ = lazy_names(
         "ContextExceeded": "ttc.errors",
         "DecodeGate": "ttc.approximate.decode_gate",
         "EarlyExit": "ttc.approximate.early_exit",
+        "Endpoint": "ttc.remote.endpoint",
         "Engine": "ttc.engine",
         "ExitReport": "ttc.approximate.early_exit",
         "Expand": "ttc.protocols",
@@ -108,6 +117,7 @@ __getattr__, __dir__ = lazy_names(
         "Headwise": "ttc.residency.headwise",
         "InvalidInput": "ttc.errors",
         "Layerwise": "ttc.residency.layerwise",
+        "Limited": "ttc.protocols",
         "Node": "ttc.results",
         "OutOfMemory": "ttc.errors",
         "Paged": "ttc.residency.paged",
@@ -116,6 +126,8 @@ __getattr__, __dir__ = lazy_names(
         "Progress": "ttc.results",
         "Rate": "ttc.protocols",
         "Release": "ttc.protocols",
+        "RemoteBackend": "ttc.remote.backend",
+        "RemoteError": "ttc.errors",
         "Resident": "ttc.residency.resident",
         "Result": "ttc.results",
         "Sampling": "ttc.sampling",

@@ -27,3 +27,7 @@ class VerifierError(TTCError):
 
 class BudgetExceeded(TTCError):
     """A search that asked for more tokens or model calls than its budget allows."""
+
+
+class RemoteError(TTCError):
+    """A server that cannot be reached, that refuses a request, or whose answers cannot be used."""

@@ -7,7 +7,7 @@ owns no model and no batching. A driver (`search.solve`) merges the requests of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -24,6 +24,8 @@ __all__ = [
     "Expand",
     "Extract",
     "Forgets",
+    "Limited",
+    "Need",
     "Priced",
     "Problem",
     "Purpose",
@@ -40,6 +42,16 @@ __all__ = [
 
 Aggregation = Literal["min", "product", "last", "mean"]
 Purpose = Literal["prompt", "verifier", "recompute"]
+Need = Literal["logprobs", "top_logprobs", "statistics", "score"]
+"""What not every backend offers: log-probabilities of the tokens that it wrote and of the likeliest one in each place,
+those of the 20 likeliest, all statistics of `Step.statistics`, and `Backend.score`."""
+
+NEEDS: dict[Need, str] = {
+    "logprobs": "log-probabilities of the tokens",
+    "top_logprobs": "log-probabilities of the 20 likeliest tokens",
+    "statistics": "entropies and self-certainties",
+    "score": "log-probabilities of given tokens",
+}
 
 
 @dataclass(frozen=True)
@@ -255,6 +267,27 @@ class ScoresWithin(Protocol):
         exit: Any = None,
         report: Any = None,
     ) -> list[list[list[float]]]: ...
+
+
+@runtime_checkable
+class Limited(Protocol):
+    """A backend that does not offer everything.
+
+    lacks: what it does not, and for each why, with the way out.
+    """
+
+    @property
+    def lacks(self) -> Mapping[Need, str]: ...
+
+
+def check_needs(user: object, backend: object) -> None:
+    """Raise InvalidInput where a search or a verifier needs what the backend lacks. Those that need anything of the
+    kind name it in `needs`, a tuple."""
+    lacks = backend.lacks if isinstance(backend, Limited) else {}
+    needs: Sequence[Need] = getattr(user, "needs", ())
+    for need in needs:
+        if need in lacks:
+            raise InvalidInput(f"{type(user).__name__} needs {NEEDS[need]}, and the server cannot: {lacks[need]}")
 
 
 class Verifier(Protocol):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ttc.approximate.confidence import mean_of_own
 from ttc.errors import InvalidInput
-from ttc.protocols import Backend
+from ttc.protocols import Backend, Need
 from ttc.tree.branch import Branch
 
 
@@ -17,6 +17,8 @@ class ConfidenceVerifier:
     """Rates each step by the mean over its tokens of "top1", the model's highest probability at each place (RKSC's p),
     or of "logprob", the log-probability of the token itself. A step without generated tokens rates 0.
     """
+
+    needs: ClassVar[tuple[Need, ...]] = ("logprobs",)
 
     metric: Literal["top1", "logprob"] = "top1"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ttc.approximate.confidence import clear_leader, confidence, gap_ratio
 from ttc.calibration.confidence_gate import GateCalibration, check_threshold
 from ttc.errors import InvalidInput, VerifierError
-from ttc.protocols import Backend, Forgets, Priced, Verifier
+from ttc.protocols import Backend, Forgets, Need, Priced, Verifier
 from ttc.tree.branch import Branch, by_problem
 
 
@@ -49,6 +49,11 @@ class ConfidenceGatedVerifier:
         check_threshold("r_gap", self.r_gap)
         if isinstance(self.inner, ConfidenceGatedVerifier):
             raise InvalidInput("the inner verifier is a confidence gate itself; give it the verifier to be skipped")
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """What the gate and the inner verifier need of a backend."""
+        return ("logprobs", *getattr(self.inner, "needs", ()))
 
     def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[Sequence[float]]:
         p = [confidence(branch) for branch in branches]

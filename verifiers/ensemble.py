@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ttc.errors import InvalidInput, VerifierError
-from ttc.protocols import Backend, Forgets, Priced, Verifier
+from ttc.protocols import Backend, Forgets, Need, Priced, Verifier
 from ttc.tree.branch import Branch
 
 
@@ -29,6 +29,11 @@ class EnsembleVerifier:
         for name, known in (("how", ("mean", "min")), ("steps", ("last", "min", "mean"))):
             if getattr(self, name) not in known:
                 raise InvalidInput(f"{name}={getattr(self, name)!r} is unknown; use {', '.join(known)}")
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """What the parts need of a backend."""
+        return tuple(need for part in self.parts for need in getattr(part, "needs", ()))
 
     def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
         columns = []

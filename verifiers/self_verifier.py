@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ttc.approximate.early_exit import EarlyExit
 from ttc.calibration.layer_profile import Profile, layer_profile
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
-from ttc.protocols import Backend, ScoresWithin, SideBranches
+from ttc.protocols import Backend, Need, ScoresWithin, SideBranches
 from ttc.text.prompt import next_turn, prompt_tokens
 from ttc.tree.branch import Branch, by_problem
 from ttc.tree.segment import common_prefix
@@ -35,6 +35,8 @@ class SelfVerifier:
     Raises InvalidInput for an empty question; for an exit on a backend that is no `ScoresWithin`, and for fresh prompts
     on one that is no `SideBranches`.
     """
+
+    needs: ClassVar[tuple[Need, ...]] = ("score",)
 
     question: str = "Is the answer above correct? Reply with Yes or No."
     exit: EarlyExit | None = None

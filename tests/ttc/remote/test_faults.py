@@ -1,0 +1,177 @@
+"""A server that misbehaves: what may pass is asked again, seed and all, and what does not is named."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+
+from search import BestOfN, solve
+from tests.helpers.engines import GREEDY
+from tests.helpers.servers import Fault, Handler, ServedModel, connected
+from ttc import RemoteError
+from verifiers import ConfidenceVerifier
+
+
+def status(number: int, **headers: str) -> Fault:
+    return lambda handler, body: handler.refuse(number, **headers)
+
+
+def answer(change: Callable[[dict[str, Any]], object]) -> Fault:
+    """An answer that is right but for one thing."""
+
+    def send(handler: Handler, body: dict[str, Any]) -> None:
+        data = handler.served.complete(body)
+        assert isinstance(data, dict)
+        change(data)
+        handler.answer(data)
+
+    return send
+
+
+def hang_up(handler: Handler, body: dict[str, Any]) -> None:
+    handler.connection.shutdown(socket.SHUT_RDWR)
+    handler.close_connection = True
+
+
+def change_choice(**fields: Any) -> Fault:
+    return answer(lambda data: data["choices"][0].update(fields))
+
+
+FAULTS: dict[str, tuple[Fault, str]] = {
+    "too many requests": (status(429, Retry_After="0"), "status 429: not like this"),
+    "an error inside": (status(500), "status 500"),
+    "a proxy without a server": (status(503), "status 503"),
+    "no JSON": (lambda handler, body: handler.send(200, b"<html>busy"), "no JSON: '<html>busy'"),
+    "half of the JSON": (lambda handler, body: handler.send(200, b'{"choices": [{"te'), "no JSON"),
+    "an answer that breaks off": (lambda handler, body: handler.send(200, b'{"ch', 999), "broke off its answer"),
+    "a connection that ends": (hang_up, "broke off its answer"),
+    "an answer that is no object": (lambda handler, body: handler.answer([]), "no choices where one"),
+    "no choice": (answer(lambda data: data["choices"].clear()), "0 choices where one was asked for"),
+    "two choices": (answer(lambda data: data["choices"].append({})), "2 choices where one was asked for"),
+    "no text": (change_choice(text=None), "without a text"),
+    "no finish reason": (change_choice(finish_reason=None), "finish_reason=None where stop or length"),
+    "an answer that was given up": (change_choice(finish_reason="abort"), "finish_reason='abort'"),
+    "tokens that are no numbers": (change_choice(token_ids=["a"]), "no numbers"),
+    "too few log-probabilities": (change_choice(token_ids=[65, 65, 65, 65, 65, 65, 65]), "log-probabilities of"),
+    "log-probabilities of another form": (change_choice(logprobs={"token_logprobs": [[]]}), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_may_pass_is_asked_again_with_the_same_seed(fault: str) -> None:
+    outcomes = []
+    for faults in ([], [FAULTS[fault][0]] * 2):
+        served = ServedModel(faults=list(faults))
+        with connected(served, concurrency=1) as backend:
+            result = solve(BestOfN(n=3, max_tokens=6), problem="1 + 1", engine=backend, verifier=ConfidenceVerifier())
+            assert result.error is None
+            outcomes.append([(branch.path, branch.tokens) for branch in result.branches])
+            assert len(served.requests) == 3 + len(faults)
+            assert all(request == served.requests[0] for request in served.requests[: len(faults) + 1])
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_does_not_pass_is_named(fault: str) -> None:
+    made, reason = FAULTS[fault]
+    with connected(ServedModel(faults=[made] * 9), retries=2) as backend:
+        branch = backend.root([65, 66])
+        with pytest.raises(RemoteError, match=reason) as raised:
+            backend.generate([branch], 6, sampling=GREEDY)
+        assert "(3 times)" in str(raised.value) and "http://127.0.0.1" in str(raised.value)
+        assert branch.generated == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (status(400), "status 400: not like this"),
+        (status(401), "OPENAI_API_KEY"),
+        (status(404), "must end with the version"),
+        (change_choice(token_ids=[70] * 6), "give the tokenizer of the model that it serves"),
+        (change_choice(token_ids=[200] * 6, text="\ufffd"), "holds token 200, outside the model's vocabulary"),
+    ],
+)
+def test_what_cannot_pass_is_not_asked_again(fault: Fault, reason: str) -> None:
+    served = ServedModel(faults=[fault])
+    with connected(served) as backend:
+        with pytest.raises(Exception, match=reason):
+            backend.generate([backend.root([65, 66])], 6, sampling=GREEDY)
+        assert len(served.requests) == 1
+
+
+def test_a_server_that_writes_nothing_is_not_asked_for_ever() -> None:
+    def change(data: dict[str, Any]) -> None:
+        data["choices"][0].update(token_ids=[], text="", finish_reason="length", logprobs=None)
+        data["usage"]["completion_tokens"] = 0
+
+    served = ServedModel(faults=[answer(change)] * 50)
+    with connected(served) as backend, pytest.raises(RemoteError, match="no token of 30 that were asked for"):
+        backend.generate([backend.root([65, 66])], 30, sampling=GREEDY)
+    assert len(served.requests) == 1
+
+
+def test_an_answer_that_does_not_come_in_time_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = ServedModel()
+    with connected(served, retries=2) as backend:
+        http, late = backend.server.client._http, iter(range(5))
+        request = http.request
+
+        async def answered(*args: Any, **options: Any) -> Any:
+            if next(late) in (0, 2, 3, 4):
+                raise httpx2.ReadTimeout("no answer")
+            return await request(*args, **options)
+
+        monkeypatch.setattr(http, "request", answered)
+        branch = backend.root([65, 66])
+        backend.generate([branch], 3, sampling=GREEDY)
+        assert len(branch.generated) == 3 and len(served.requests) == 1
+        with pytest.raises(RemoteError, match=r"not answered in 600 s; give a larger timeout_s .* \(3 times\)"):
+            backend.generate([branch], 3, sampling=GREEDY)
+
+
+def test_after_an_error_branches_keep_what_they_have() -> None:
+    served = ServedModel()
+    with connected(served, retries=0) as backend:
+        branch = backend.root([65, 66])
+        backend.generate([branch], 3, sampling=GREEDY)
+        before = list(branch.tokens)
+        served.faults = [status(500)]
+        with pytest.raises(RemoteError):
+            backend.generate([branch], 3, sampling=GREEDY)
+        assert branch.tokens == before and branch.step_reasons == ["length"]
+        backend.generate([branch], 3, sampling=GREEDY)
+        assert len(branch.tokens) == 8
+
+
+def test_no_more_requests_are_under_way_than_the_setting_says() -> None:
+    served = ServedModel(pause_s=0.02)
+    with connected(served, concurrency=3) as backend:
+        children = backend.fork(backend.root([65, 66]), 12)
+        backend.generate(children, 2)
+        assert served.most == 3 and len(served.requests) == 12
+        served.most = 0
+        batch = backend.running_batch(max_rows=2)
+        batch.add(children, 2)
+        assert len(batch) == 12
+        ended = [branch for _ in range(12) if len(batch) for branch in batch.step()]
+        assert served.most == 2 and sorted(map(id, ended)) == sorted(map(id, children))
+
+
+def test_a_batch_that_is_closed_or_whose_branches_go_waits_for_nothing() -> None:
+    served = ServedModel(pause_s=5.0)
+    with connected(served) as backend:
+        children = backend.fork(backend.root([65, 66]), 3)
+        batch = backend.running_batch()
+        started = time.monotonic()
+        batch.add(children, 2)
+        backend.release(children[:1])
+        assert len(batch) == 2 and children[0].released
+        batch.close()
+        assert len(batch) == 0 and batch.step() == []
+        assert time.monotonic() - started < 4 and all(not child.generated for child in children)

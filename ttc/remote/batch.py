@@ -1,0 +1,211 @@
+"""Branches that a server continues: a request each, and another one until the step is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from math import inf, nan
+
+from ttc.errors import InvalidInput, RemoteError
+from ttc.passes.stops import Stops, check_step
+from ttc.remote.replies import TOP_K, Reply, check_same_text
+from ttc.remote.server import Server
+from ttc.sampling import SAMPLED, Sampling, random_key
+from ttc.tree.branch import Branch, StepEnd, check_live
+
+SEEDS = 2**31
+"""Seeds are below it: servers differ in how large they may be."""
+ANY_LENGTH = 2**62
+"""The limit of a branch whose tokens are counted by the server."""
+
+
+@dataclass(eq=False)
+class Work:
+    """A branch whose step is under way.
+
+    start: `len(tokens)` at the step's start. left: how many tokens the server may still write.
+    """
+
+    branch: Branch
+    start: int
+    left: int
+    stops: Stops
+    sampling: Sampling
+    logprobs: int
+
+
+class RemoteBatch:
+    """Branches that a server continues side by side, at most `max_rows` at once (see `ttc.protocols.Batch`).
+
+    Where a step ends is decided here, by the rules of an `Engine`, token for token. The server is told the strings only
+    so that it writes nothing in vain: what it writes beyond the end is cut off, and where it ends too early (at blank
+    lines before a step's first word) it is asked again. Every request has a seed of its own, made of the branch's key
+    and its length.
+    """
+
+    def __init__(self, server: Server, max_rows: int | None = None):
+        self.server = server
+        self.max_rows = inf if max_rows is None else max_rows
+        self.waiting: list[Work] = []
+        self.asked: dict[Future[Reply], Work] = {}
+
+    # ---------------------------------------------------------------- calls
+
+    def add(
+        self,
+        branches: Sequence[Branch],
+        max_tokens: int | Sequence[int],
+        *,
+        stop: Sequence[str] = (),
+        end: Sequence[str] = (),
+        sampling: Sampling = SAMPLED,
+        statistics: bool = False,
+    ) -> None:
+        """Let branches grow by one step; the options are those of `RemoteBackend.generate`."""
+        check_live(branches)
+        at_work = {work.branch for work in self._all()}
+        if busy := [branch for branch in branches if branch in at_work]:
+            raise InvalidInput(f"{busy[0]!r} is decoding already; wait until its step has ended")
+        most = list(max_tokens) if isinstance(max_tokens, Iterable) else [max_tokens] * len(branches)
+        limits, can = self.server.limits, self.server.can
+        check_step(limits, branches, most, stop, end, sampling)
+        can.check_sampling(sampling)
+        if statistics and "top_logprobs" in can.lacks:
+            raise InvalidInput(f"the server has no statistics: {can.lacks['top_logprobs']}")
+        stops = Stops(stop, end, limits, self.server.decode)
+        logprobs = TOP_K if statistics else min(1, can.logprobs)
+        for branch, limit in zip(branches, most, strict=True):
+            length, left = len(branch.tokens), limits.left(len(branch.tokens))
+            room = limit if left is None else min(limit, left)
+            self.waiting.append(Work(branch, length, room, stops, sampling, logprobs))
+        self._ask()
+
+    def step(self) -> list[Branch]:
+        """Wait until at least one branch has ended its step, and return those that have."""
+        ended: list[Branch] = []
+        try:
+            while self.asked and not ended:
+                done, _ = wait(self.asked, return_when=FIRST_COMPLETED)
+                for future in [future for future in self.asked if future in done]:
+                    work = self.asked.pop(future)
+                    if self._over(work, future.result()):
+                        ended.append(work.branch)
+                    else:
+                        self.waiting.insert(0, work)
+                self._ask()
+            return ended
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Break off: every branch keeps what it has, its step "interrupted"."""
+        for work in self._all():
+            if len(work.branch.tokens) > work.start:
+                end_step(work.branch, "interrupted")
+        for future in self.asked:
+            future.cancel()
+        self.waiting, self.asked = [], {}
+
+    def forget(self, branches: Iterable[Branch]) -> None:
+        """Branches that are about to be released leave without their step being over."""
+        gone = set(branches)
+        self.waiting = [work for work in self.waiting if work.branch not in gone]
+        for future, work in list(self.asked.items()):
+            if work.branch in gone:
+                future.cancel()
+                del self.asked[future]
+        self._ask()
+
+    def kv_tokens(self) -> float:
+        """The server does not say."""
+        return inf
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.asked)
+
+    # ---------------------------------------------------------------- asking
+
+    def _all(self) -> list[Work]:
+        return [*self.asked.values(), *self.waiting]
+
+    def _ask(self) -> None:
+        """Send requests for those who wait, as far as there is room."""
+        while self.waiting and len(self.asked) < self.max_rows:
+            work = self.waiting.pop(0)
+            tokens = work.branch.tokens
+            seed = random_key(work.branch.key, len(tokens)) % SEEDS
+            strings = (*work.stops.stop, *work.stops.end) if self.server.can.stops else ()
+            future = self.server.complete(tokens, work.left, seed, work.sampling, stop=strings, logprobs=work.logprobs)
+            self.asked[future] = work
+
+    def _over(self, work: Work, reply: Reply) -> bool:
+        """Take an answer over into its branch; whether the branch's step is over then."""
+        branch, before = work.branch, len(work.branch.tokens)
+        told = [*work.stops.stop, *work.stops.end] if self.server.can.stops else []
+        tokens, text = self._read(branch, reply, told)
+        written = reply.generated_tokens if reply.generated_tokens is not None else len(tokens)
+        branch.usage.generated_tokens += written
+        self.server.count_prompt(branch.usage, reply)
+        work.left -= max(written, 1)
+        figures = figures_of(reply, len(tokens))
+        reason: StepEnd | None = None
+        for token, of_token in zip(tokens, figures, strict=False):
+            branch.append(token, *of_token)
+            if reason := work.stops.check(branch, work.start, ANY_LENGTH):
+                break
+        if reason is None and reply.finish == "stop" and not any(string in text for string in told):
+            reason = branch.finish_reason = "eos"
+            self._write_eos(branch, figures[len(tokens) :])
+        if reason is None and work.left <= 0:
+            reason = "length"
+        if reason is None and len(branch.tokens) == before:
+            raise RemoteError(
+                f"{self.server.client.endpoint.base_url} answered with no token of {work.left + max(written, 1)} that "
+                f"were asked for (finish_reason={reply.finish!r}); look into the server's log"
+            )
+        if reason is not None:
+            end_step(branch, reason)
+        return reason is not None
+
+    def _read(self, branch: Branch, reply: Reply, told: Sequence[str]) -> tuple[list[int], str]:
+        """The tokens of a reply, and its text with the string that ended it."""
+        text = reply.text
+        if reply.tokens is not None:
+            check_same_text(reply, self.server.tokenizer)
+            return self.server.limits.checked(reply.tokens, "server's answer") if reply.tokens else [], (
+                self.server.decode(reply.tokens, special=True)
+            )
+        if reply.finish == "length":
+            text = text.rstrip("\ufffd")  # a character that the last token has cut
+        elif reply.stopped_by in told and not text.endswith(str(reply.stopped_by)):
+            text += str(reply.stopped_by)
+        return self.server.follow(branch.tokens, text) if text else [], text
+
+    def _write_eos(self, branch: Branch, figures: Sequence[tuple[float, ...]]) -> None:
+        """The end-of-sequence token, where the server has left it out."""
+        eos = self.server.tokenizer.eos_token_id
+        special = getattr(self.server.tokenizer, "all_special_ids", ())
+        if eos is None or (branch.generated and branch.tokens[-1] in special):
+            return  # or it is one that only the server's files name
+        branch.append(eos, *(figures[0] if figures else (nan, nan)))
+
+
+def end_step(branch: Branch, reason: StepEnd) -> None:
+    branch.step_ends.append(len(branch.tokens))
+    branch.step_reasons.append(reason)
+
+
+def figures_of(reply: Reply, count: int) -> list[tuple[float, ...]]:
+    """What `Branch.append` keeps of each of a reply's `count` tokens, and of an end-of-sequence token after them.
+
+    Where the server's tokens are not those that its text has here, each one gets the mean over all of them, so that
+    the mean over a step is right.
+    """
+    rows: list[tuple[float, ...]] = [(f.logprob, f.top1, nan, f.top_k_logprob, nan) for f in reply.figures]
+    if len(rows) in (count, count + 1):
+        return rows
+    if not rows:
+        return [(nan, nan)] * count
+    return [tuple(sum(column) / len(rows) for column in zip(*rows, strict=True))] * count

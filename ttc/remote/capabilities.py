@@ -1,0 +1,143 @@
+"""What a server can do, and a request in the words that it understands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ttc.errors import InvalidInput
+from ttc.protocols import Need
+from ttc.remote.replies import TOP_K, as_text
+from ttc.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What `probe` found out about a server.
+
+    model: the name that it gives its model. context_length: the model's, None where it is not known.
+    prompt_tokens: prompts may be token numbers, else they are text. reply_tokens: answers name their token numbers.
+    extras: it takes settings beyond OpenAI's own, among them top_k, min_p and what keeps stop strings in the text.
+    adds_bos: it puts a beginning-of-sequence token before a prompt of text, whatever it is told.
+    logprobs: of how many of the likeliest tokens it gives log-probabilities, 0 for none.
+    logprobs_why: why there are none.
+    seeds: the same seed gives the same text. varied: another seed gives another text.
+    stops: it can end a step at a string in a way that says where the step ended.
+    echo: it gives log-probabilities of a prompt's own tokens. chosen: it gives those of tokens that are asked for.
+    """
+
+    model: str
+    context_length: int | None = None
+    prompt_tokens: bool = False
+    reply_tokens: bool = False
+    extras: bool = False
+    adds_bos: bool = False
+    logprobs: int = 0
+    logprobs_why: str = "it gives no log-probabilities"
+    seeds: bool = False
+    varied: bool = False
+    stops: bool = False
+    echo: bool = False
+    chosen: bool = False
+
+    @property
+    def lacks(self) -> dict[Need, str]:
+        """What searches and verifiers may need and this server cannot do: why, and the way out."""
+        lacks: dict[Need, str] = {"statistics": "no server gives a token's whole distribution; use the local engine"}
+        if not self.logprobs:
+            lacks["logprobs"] = f"{self.logprobs_why}; use a verifier that reads the text, or another server"
+        if self.logprobs < TOP_K:
+            why = self.logprobs_why if not self.logprobs else f"it gives those of {self.logprobs} tokens at most"
+            lacks["top_logprobs"] = f"{why}, and {TOP_K} are needed; vLLM gives as many with --max-logprobs {TOP_K}"
+        if not self.prompt_tokens or not (self.echo or self.chosen):
+            lacks["score"] = (
+                "it gives no log-probabilities of given tokens (vLLM and SGLang do); use a verifier that reads the "
+                "text, or has a model of its own on this machine"
+            )
+        return lacks
+
+    def describe(self) -> str:
+        """One line for the screen."""
+        tokens = {
+            (True, True): "tokens in and out",
+            (True, False): "tokens in, text out",
+            (False, True): "text in, tokens out",
+            (False, False): "text in and out",
+        }
+        logprobs = f"log-probabilities of {self.logprobs} tokens" if self.logprobs else "no log-probabilities"
+        scores = [name for name, offered in (("any given", self.echo), ("single given", self.chosen)) if offered]
+        return ", ".join(
+            (
+                tokens[self.prompt_tokens, self.reply_tokens],
+                logprobs,
+                f"scores of {scores[0]} tokens" if "score" not in self.lacks else "no scores of given tokens",
+                "seeds" if self.seeds else "no repeatable seeds",
+                "stop strings" if self.stops else "stop strings cut here",
+                "all sampling settings" if self.extras else "temperature and top_p alone",
+                f"context {self.context_length or 'unknown'}",
+            )
+        )
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Raise InvalidInput for a way of choosing tokens that the server does not offer."""
+        if not self.extras and (sampling.top_k or sampling.min_p):
+            raise InvalidInput(
+                f"top_k={sampling.top_k} and min_p={sampling.min_p} are not taken by this server, which knows OpenAI's "
+                "own settings alone; leave them out and use top_p"
+            )
+        if not self.varied and sampling.temperature > 0:
+            raise InvalidInput(
+                f"temperature={sampling.temperature} asks for samples, and this server gave the same text for "
+                "different seeds; use temperature=0 with search=greedy, or another server"
+            )
+
+    def prompt(self, tokens: Sequence[int], tokenizer: Any) -> list[int] | str:
+        """A branch's tokens as the server takes them."""
+        if self.prompt_tokens:
+            return list(tokens)
+        begun = self.adds_bos and tokens[0] == tokenizer.bos_token_id
+        return as_text(tokenizer, tokens[1:] if begun else tokens, special=True)
+
+    def request(
+        self,
+        prompt: list[int] | str,
+        max_tokens: int,
+        seed: int,
+        sampling: Sampling,
+        stop: Sequence[str] = (),
+        logprobs: int = 0,
+    ) -> dict[str, Any]:
+        """A completion request. Every setting is sent, as servers take missing ones from the model's own files.
+
+        One request makes one branch: with `n` of them in one, seeds would be the server's to choose.
+        """
+        body: dict[str, Any] = {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "seed": seed,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "stream": False,
+        }
+        if stop:
+            body["stop"] = list(stop)
+        if logprobs:
+            body["logprobs"] = logprobs
+        if self.extras:
+            body |= {
+                "top_k": sampling.top_k or -1,
+                "min_p": sampling.min_p,
+                "repetition_penalty": 1.0,
+                "add_special_tokens": False,
+                "skip_special_tokens": False,
+                "spaces_between_special_tokens": False,
+                "include_stop_str_in_output": True,  # vLLM
+                "no_stop_trim": True,  # SGLang
+                "return_token_ids": True,
+                "return_tokens_as_token_ids": True,
+            }
+        return body

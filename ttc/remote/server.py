@@ -1,0 +1,84 @@
+"""A server once it is known: what it can do, its model's limits and tokenizer, and completions from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from ttc.errors import RemoteError
+from ttc.model.limits import ModelLimits
+from ttc.remote.capabilities import Capabilities
+from ttc.remote.client import Client
+from ttc.remote.endpoint import Endpoint
+from ttc.remote.probe import probe
+from ttc.remote.replies import Reply, as_text, read_reply
+from ttc.sampling import Sampling
+from ttc.usage import Usage
+
+
+@dataclass(frozen=True)
+class Server:
+    """What a backend and its batches share."""
+
+    client: Client
+    can: Capabilities
+    tokenizer: Any
+    limits: ModelLimits
+
+    @classmethod
+    def connect(cls, endpoint: Endpoint, tokenizer: Any) -> Server:
+        """Find out what the server can do. Raises RemoteError and InvalidInput, as `probe` does."""
+        client = Client(endpoint)
+        try:
+            can = probe(client, tokenizer)
+        except BaseException:
+            client.close()
+            raise
+        eos = getattr(tokenizer, "eos_token_id", None)
+        limits = ModelLimits(len(tokenizer), can.context_length, frozenset(() if eos is None else (int(eos),)))
+        return cls(client, can, tokenizer, limits)
+
+    def complete(
+        self,
+        tokens: Sequence[int],
+        max_tokens: int,
+        seed: int,
+        sampling: Sampling,
+        *,
+        stop: Sequence[str] = (),
+        logprobs: int = 0,
+        **more: Any,
+    ) -> Future[Reply]:
+        """Ask for what follows these tokens. more: fields of the request beside the usual ones."""
+        prompt = self.can.prompt(tokens, self.tokenizer)
+        body = self.can.request(prompt, max_tokens, seed, sampling, stop, logprobs) | more
+        return self.client.post("completions", body, read_reply)
+
+    def count_prompt(self, usage: Usage, reply: Reply) -> None:
+        """Tokens that were sent count as computed, unless the server says that its cache held them."""
+        sent = reply.prompt_tokens or 0
+        usage.prompt_tokens += sent - reply.cached_tokens
+        usage.shared_tokens += reply.cached_tokens
+
+    def encode(self, text: str) -> list[int]:
+        """Text to tokens, with no special tokens added."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Tokens to text, special tokens left out unless `special`."""
+        return as_text(self.tokenizer, tokens, special=special)
+
+    def follow(self, tokens: Sequence[int], text: str) -> list[int]:
+        """The tokens of a text that comes after `tokens`. Raises RemoteError where no tokens read as that text."""
+        new, before = self.encode(text), self.decode(tokens, special=True)
+        if self.decode([*tokens, *new], special=True) == before + text:
+            return new
+        whole = self.encode(before + text)
+        if whole[: len(tokens)] == list(tokens) and self.decode(whole, special=True) == before + text:
+            return whole[len(tokens) :]
+        raise RemoteError(
+            f"the server's text {text[:60]!r} cannot be written in the tokens of this tokenizer; give the tokenizer of "
+            "the model that it serves, or use a server that answers with token numbers (vLLM)"
+        )

@@ -87,7 +87,7 @@ def run(config: DictConfig) -> dict[str, Any]:
         if isinstance(engine, RemoteBackend):
             can = engine.capabilities
             folder.check_inputs(inputs | {"model": {"served": f"{can.model}, context {can.context_length}"}})
-        elif not inputs["model"]:  # it came from the hub just now
+        elif not inputs["model"] and not is_remote(config):  # it came from the hub just now
             folder.check_inputs(inputs | {"model": model_fingerprint(config.model.name)})
         if engine is not None and search.needs_verifier:
             _try_verifier(verifier, template, engine, problems)

@@ -33,7 +33,7 @@ def job(folder: Path, name: str, *more: str) -> dict[str, dict[str, Any]]:
 
 def test_a_run_on_a_server_has_the_records_of_a_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sesame")
-    parts = small(context=256), Ascii()
+    parts = small(context=1024), Ascii()
     monkeypatch.setattr("experiments.job.make_backend", lambda config: (
         make_backend(config) if config.backend.get("_target_") else Engine(*parts)
     ))  # fmt: skip

@@ -68,7 +68,7 @@ class ServedModel:
     _unseeded: int = 1000
 
     def __post_init__(self) -> None:
-        self.model, self.tokenizer, self.lock = small(context=256), Ascii(), Lock()
+        self.model, self.tokenizer, self.lock = small(context=1024), Ascii(), Lock()
 
     @torch.inference_mode()
     def logits(self, tokens: list[int]) -> torch.Tensor:

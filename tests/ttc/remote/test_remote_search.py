@@ -77,7 +77,9 @@ def test_blank_lines_before_a_step_do_not_end_it() -> None:
         assert branch.usage.generated_tokens == 6
 
 
-@pytest.mark.parametrize("search", [BestOfN(n=4, max_tokens=20), BeamSearch(2, 2, step_tokens=8, max_steps=3)])
+@pytest.mark.parametrize(
+    "search", [BestOfN(n=4, max_tokens=20), BeamSearch(beam_size=2, beam_width=2, step_tokens=8, max_steps=3)]
+)
 def test_a_search_does_not_depend_on_the_servers_ways_nor_on_what_runs_beside_it(search: Any) -> None:
     """Seeds belong to branches, so samples are the same in any dialect, order and number of requests at once."""
     outcomes = []

@@ -15,7 +15,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from experiments.build import make_engine, make_template, make_verifier, resolved
+from experiments.build import check_batch, make_engine, make_template, make_verifier, resolved
 from experiments.provenance import provenance
 from experiments.screen import say, show_logged, with_progress
 from experiments.train_verifier.card import card, tables
@@ -88,8 +88,7 @@ def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts]:
             f"train.labels={wanted.labels} needs continuations of each step, and train.continuations=0; give some, or "
             "train.labels=outcome"
         )
-    if config.run.batch < 1:
-        raise InvalidInput(f"run.batch={config.run.batch} must be at least 1")
+    check_batch(config)
     if (Path(wanted.folder) / SETTINGS).exists():
         raise InvalidInput(f"{wanted.folder} holds a value head already; choose another train.folder, or delete it")
     if wanted.record is not None and not Path(wanted.record).parent.is_dir():
@@ -129,20 +128,19 @@ class Work:
         return own + (blanks.pop() if len(blanks) == 1 else "")  # steps come without the blanks around them
 
     def solved(self, search: Search, problems: Sequence[Problem], verifier: Verifier | None, what: str) -> list[Result]:
-        size, data = self.config.run.batch, self.config.dataset
-        one_batch = partial(
-            solve,
+        say(what)
+        results: list[Result] = solve(
             search,
+            problem=list(problems),
             engine=self.engine,
             verifier=verifier,
             seed=self.config.run.seed,
             template=self.template,
-            answer_kind=data.answer_kind,
-            end=tuple(data.end),
-            concurrency=size,
+            answer_kind=self.config.dataset.answer_kind,
+            end=tuple(self.config.dataset.end),
+            concurrency=self.config.run.batch,
         )
-        batches = [problems[i : i + size] for i in range(0, len(problems), size)]
-        return list(chain.from_iterable(one_batch(problem=batch) for batch in with_progress(batches, what, "batches")))
+        return results
 
     def labelled(self, rollouts: Rollouts, part: Part, name: str) -> list[Solution]:
         """Solutions of a part of the problems, with what their steps are worth."""

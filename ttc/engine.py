@@ -19,13 +19,13 @@ from ttc.approximate.early_exit import EarlyExit, ExitReport, score_with_exit
 from ttc.approximate.similar_prompts import share_similar
 from ttc.attention.hf_hook import lent
 from ttc.checks import check_whole
-from ttc.errors import InvalidInput
 from ttc.locking import one_at_a_time
 from ttc.memory.manager import KVMemory
 from ttc.model.choice import Choice, runner_for
 from ttc.model.lens import Lens
 from ttc.model.limits import ModelLimits
 from ttc.model.runner import ModelRunner
+from ttc.passes.arguments import checked_extensions, checked_prompts, checked_side_prompts, checked_variants
 from ttc.passes.decode import Gate, RunningBatch
 from ttc.passes.outputs import Outputs
 from ttc.passes.prefill import prefill
@@ -136,15 +136,9 @@ class Engine:
     @one_at_a_time
     def roots(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None) -> list[Branch]:
         """Many prompts at once, prefilled in merged batches; each is the start of its own random stream."""
-        seeds = range(len(prompts)) if seeds is None else [check_whole("seed", seed) for seed in seeds]
-        if len(seeds) != len(prompts):
-            raise InvalidInput(f"{len(prompts)} prompts came with {len(seeds)} seeds; give one each")
-        prompts = [self.limits.checked(prompt, "prompt") for prompt in prompts]
-        for prompt in prompts:
-            self.limits.check_prompt(len(prompt))
         branches = [
             Branch(prompt, self.tree.hold(self.tree.trunk), random_key(seed), Usage(), self.decode)
-            for prompt, seed in zip(prompts, seeds, strict=True)
+            for prompt, seed in zip(*checked_prompts(self.limits, prompts, seeds), strict=True)
         ]
         return self._prefilled(branches, "prompt")
 
@@ -158,15 +152,7 @@ class Engine:
         stand on the root's prompt in place of its own, which `branch.substituted` then tells (approximate).
         Raises InvalidInput when `root` has generated anything: its prompt could not be replaced any more.
         """
-        check_live([root])
-        if root.generated:
-            raise InvalidInput(f"{root!r} has generated tokens, so its prompt cannot be varied; give the root itself")
-        wanted = [self.limits.checked(prompt, "prompt") for prompt in prompts]
-        after = [self.limits.checked(s, "suffix") if s else [] for s in suffixes or [[]] * len(wanted)]
-        if len(after) != len(wanted):
-            raise InvalidInput(f"{len(wanted)} prompts came with {len(after)} suffixes; give one each, [] for none")
-        for prompt, suffix in zip(wanted, after, strict=True):
-            self.limits.check_context(len(prompt) + len(suffix) + 1)
+        wanted, after = checked_variants(self.limits, root, prompts, suffixes)
         children = [root.child() for _ in wanted]
         for child, prompt in zip(children, wanted, strict=True):
             child.leaf = self.tree.hold(self.tree.trunk)
@@ -192,11 +178,7 @@ class Engine:
     ) -> list[Branch]:
         """New branches with these prompts on the usage meters of `branches`, for a verifier that asks elsewhere than on
         their own KV; the caller releases them. Counted as verifier tokens. outputs: see `Outputs`."""
-        if len(prompts) != len(branches):
-            raise InvalidInput(f"{len(branches)} branches came with {len(prompts)} prompts; give one each")
-        wanted = [self.limits.checked(prompt, "prompt") for prompt in prompts]
-        for prompt in wanted:
-            self.limits.check_context(len(prompt) + (outputs is None))
+        wanted = checked_side_prompts(self.limits, branches, prompts, grow=outputs is None)
         new = [
             Branch(prompt, self.tree.hold(self.tree.trunk), branch.key, branch.usage, self.decode, branch.root_id)
             for branch, prompt in zip(branches, wanted, strict=True)
@@ -233,15 +215,7 @@ class Engine:
         self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"
     ) -> None:
         """Append given tokens to each branch, their KV computed in chunks; `purpose` says what they count as."""
-        check_live(branches)
-        if len(tokens_per_branch) != len(branches):
-            raise InvalidInput(
-                f"{len(branches)} branches came with {len(tokens_per_branch)} token lists; give one each"
-            )
-        added = [self.limits.checked(tokens, "extension") for tokens in tokens_per_branch]
-        check = self.limits.check_prompt if purpose == "prompt" else self.limits.check_context
-        for branch, tokens in zip(branches, added, strict=True):
-            check(len(branch.tokens) + len(tokens))
+        added = checked_extensions(self.limits, branches, tokens_per_branch, purpose)
         with self._with_kv_present(branches, wake=self.sharing.rule != "none"):  # else one pass for both
             before = [self.tree.hold(branch.leaf) for branch in branches]
             try:

@@ -7,36 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from experiments.bench import search, search_tables, steps
 from search import BeamSearch, BestOfN
+from tests.helpers.benches import save_tiny_model, write_rows
 from ttc.errors import InvalidInput, TTCError
-from ttc.model.loading import load_tokenizer
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of a random model of two layers with the default model's tokenizer, which ends no text."""
-    folder = str(tmp_path_factory.mktemp("model"))
-    tokenizer = load_tokenizer("smollm2-135m")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_tiny_model(tmp_path_factory.mktemp("model"), 512)
 
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    file = tmp_path / "rows.jsonl"
-    lines = [{"question": f"What is {n} plus {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"} for n in (3, 4, 5)]
-    file.write_text("\n".join(map(json.dumps, lines)))
-    return file
+    return write_rows(tmp_path / "rows.jsonl")
 
 
 def test_problems_come_from_the_file_and_too_few_are_refused(rows: Path) -> None:

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from experiments.bench import budgets, searches
 from experiments.report import searches as shown
 from experiments.schema import SEARCHES
 from search import MCTS, BeamSearch, BestOfN, ComputeOptimal
+from tests.helpers.benches import save_tiny_model, write_rows
 from ttc.errors import InvalidInput
-from ttc.model.loading import load_tokenizer
 from ttc.protocols import Problem
 
 # ---------------------------------------------------------------- settings
@@ -65,25 +63,12 @@ def test_compute_optimal_search_is_fitted_on_the_other_half_of_the_problems() ->
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of a random model of two layers with the default model's tokenizer."""
-    folder = str(tmp_path_factory.mktemp("model"))
-    tokenizer = load_tokenizer("smollm2-135m")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=1024, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    file = tmp_path / "rows.jsonl"
-    lines = [{"question": f"What is {n} plus {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"} for n in (3, 4, 5)]
-    file.write_text("\n".join(map(json.dumps, lines)))
-    return file
+    return write_rows(tmp_path / "rows.jsonl")
 
 
 def test_rows_are_written_as_they_come_and_only_missing_ones_are_measured(

@@ -109,9 +109,8 @@ class FakeBackend:
                 branch.finish_reason = "end"
             if branch.finished or any(s in text for s in stop):
                 break
-        branch.step_ends.append(len(branch.tokens))
         delimited = any(s in self.decode(branch.tokens[start:]) for s in stop)
-        branch.step_reasons.append(branch.finish_reason or ("delimiter" if delimited else "length"))
+        branch.end_step(branch.finish_reason or ("delimiter" if delimited else "length"))
 
     def _next(self, branch: Branch, start: int) -> tuple[str, float]:
         """The next letter of a step that began at `start`, and its log-probability."""
@@ -164,5 +163,4 @@ class Dictated(FakeBackend):
         branch.tokens += map(ord, rest[:limit])
         branch.usage.generated_tokens += len(rest[:limit])
         branch.finish_reason = "eos" if len(rest) <= limit else None
-        branch.step_ends.append(len(branch.tokens))
-        branch.step_reasons.append(branch.finish_reason or "length")
+        branch.end_step(branch.finish_reason or "length")

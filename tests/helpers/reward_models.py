@@ -92,8 +92,7 @@ def write(branch: Branch, text: str, finished: bool = False) -> Branch:
     """Let a branch's text go on as if the model had generated it. Its KV does not follow: no verifier reads it."""
     for token in Letters().encode(text):
         branch.append(token, -1.0, 0.5)
-    branch.step_ends.append(len(branch.tokens))
-    branch.step_reasons.append("eos" if finished else "length")
+    branch.end_step("eos" if finished else "length")
     branch.finish_reason = "eos" if finished else None
     return branch
 

@@ -48,8 +48,7 @@ class HandMadeTree(FakeBackend):
             branch.usage.generated_tokens += len(text[:limit])
             self.written += len(text[:limit])
             branch.finish_reason = "eos" if text[:limit].endswith(".") else None
-            branch.step_ends.append(len(branch.tokens))
-            branch.step_reasons.append(branch.finish_reason or "delimiter")
+            branch.end_step(branch.finish_reason or "delimiter")
 
 
 class Scores:

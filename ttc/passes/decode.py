@@ -16,9 +16,10 @@ from ttc.attention.plan import DecodePlan, depth_first
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.memory.kv import KV
 from ttc.memory.tails import Tails, freeze, grown, keep_rows, write_new
+from ttc.passes.arguments import check_step
 from ttc.passes.rows import Request, Row, draw_tokens, paths
 from ttc.passes.runtime import Runtime
-from ttc.passes.stops import Stops, check_step
+from ttc.passes.stops import Stops
 from ttc.sampling import SAMPLED, Sampling
 from ttc.tree.branch import Branch, StepEnd, by_problem, check_live
 from ttc.usage import count_pass
@@ -326,7 +327,7 @@ class RunningBatch:
         try:
             for row, reason in ended.items():
                 self._freeze(row)
-                row.end(reason)
+                row.branch.end_step(reason)
                 done.add(row)
         finally:
             self.rows = [row for row in self.rows if row not in done]
@@ -368,7 +369,7 @@ class RunningBatch:
         except Exception:
             row.branch.take_back(lost)
         if len(row.branch.tokens) > row.start:
-            row.end("interrupted")
+            row.branch.end_step("interrupted")
 
     def _leave(self) -> None:
         """Nobody is at work any more."""

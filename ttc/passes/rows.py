@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ttc.passes.stops import Stops
 from ttc.sampling import Sampling, draw, random_states
-from ttc.tree.branch import Branch, StepEnd
+from ttc.tree.branch import Branch
 from ttc.tree.segment import Segment
 
 
@@ -44,11 +44,6 @@ class Row:
     def room(self) -> int:
         """The tokens that its tail has to have room for."""
         return self.limit - 1 - self.branch.leaf.end
-
-    def end(self, reason: StepEnd) -> None:
-        """The step is over."""
-        self.branch.step_ends.append(len(self.branch.tokens))
-        self.branch.step_reasons.append(reason)
 
 
 def draw_tokens(rows: Sequence[Row], logits: Tensor) -> None:

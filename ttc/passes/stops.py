@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from ttc.checks import check_kind, check_whole
-from ttc.errors import InvalidInput
 from ttc.model.limits import ModelLimits
-from ttc.sampling import SAMPLED, Sampling
 from ttc.tree.branch import Branch, StepEnd
 
 MARGIN_TOKENS = 8
@@ -69,32 +66,3 @@ class Stops:
         text = self.decode(branch.tokens[first:], special=True)
         before = len(self.decode(branch.tokens[first:start], special=True).rstrip("\ufffd")) if first < start else 0
         return any(text.find(s, max(0, before - len(s) + 1)) >= 0 for s in self.end)
-
-
-def check_step(
-    limits: ModelLimits,
-    branches: Sequence[Branch],
-    most: Sequence[int],
-    stop: Sequence[str],
-    end: Sequence[str],
-    sampling: Sampling = SAMPLED,
-) -> None:
-    """Refuse a step that cannot be made. most: the most tokens of each branch."""
-    if len(most) != len(branches):
-        raise InvalidInput(f"{len(branches)} branches came with {len(most)} values of max_tokens; give one each")
-    for tokens in most:
-        check_whole("max_tokens", tokens, 1)
-    check_kind("sampling", sampling, isinstance(sampling, Sampling), "a ttc.Sampling(temperature=...)")
-    for name, strings in (("stop", stop), ("end", end)):
-        if isinstance(strings, str):
-            raise InvalidInput(f"{name}={strings!r} is one string, which would be read as letters; give a list")
-        check_kind(name, strings, isinstance(strings, Iterable), "a list of strings")
-        for s in strings:
-            check_kind(f"a string of {name}", s, isinstance(s, str), "text")
-        if any(not s for s in strings):
-            raise InvalidInput(f"a {name} string is empty; leave it out to run to max_tokens")
-    for branch in branches:
-        if branch.finished:
-            raise InvalidInput(f"{branch!r} is finished and cannot go on; leave it out")
-        if limits.left(len(branch.tokens)) == 0:
-            raise InvalidInput(f"{branch!r} fills the model's context of {limits.context_length} tokens already")

@@ -10,6 +10,7 @@ from weakref import WeakSet
 from ttc.checks import check_kind, check_whole
 from ttc.errors import InvalidInput, RemoteError
 from ttc.locking import one_at_a_time
+from ttc.passes.arguments import checked_extensions, checked_prompts, checked_side_prompts, checked_variants
 from ttc.protocols import Need, Purpose
 from ttc.remote.batch import RemoteBatch
 from ttc.remote.endpoint import Endpoint
@@ -78,16 +79,10 @@ class RemoteBackend:
 
     def roots(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None) -> list[Branch]:
         """Many prompts, each the start of its own random stream."""
-        seeds = range(len(prompts)) if seeds is None else [check_whole("seed", seed) for seed in seeds]
-        if len(seeds) != len(prompts):
-            raise InvalidInput(f"{len(prompts)} prompts came with {len(seeds)} seeds; give one each")
-        checked = [self.limits.checked(prompt, "prompt") for prompt in prompts]
-        for prompt in checked:
-            self.limits.check_prompt(len(prompt))
         return self._hold(
             [
                 Branch(prompt, _trunk(), random_key(seed), Usage(), self.decode)
-                for prompt, seed in zip(checked, seeds, strict=True)
+                for prompt, seed in zip(*checked_prompts(self.limits, prompts, seeds), strict=True)
             ]
         )
 
@@ -98,32 +93,18 @@ class RemoteBackend:
 
         suffixes: tokens that follow each prompt. Raises InvalidInput when `root` has generated anything.
         """
-        check_live([root])
-        if root.generated:
-            raise InvalidInput(f"{root!r} has generated tokens, so its prompt cannot be varied; give the root itself")
-        after = suffixes or [[]] * len(prompts)
-        if len(after) != len(prompts):
-            raise InvalidInput(f"{len(prompts)} prompts came with {len(after)} suffixes; give one each, [] for none")
-        wanted = [
-            [*self.limits.checked(prompt, "prompt"), *(self.limits.checked(suffix, "suffix") if suffix else [])]
-            for prompt, suffix in zip(prompts, after, strict=True)
-        ]
-        for tokens in wanted:
-            self.limits.check_prompt(len(tokens))
+        wanted, after = checked_variants(self.limits, root, prompts, suffixes)
         children = [root.child() for _ in wanted]
-        for child, tokens in zip(children, wanted, strict=True):
-            child.tokens = tokens
-            child.prompt_length = child.given_end = len(tokens)
+        for child, prompt, suffix in zip(children, wanted, after, strict=True):
+            child.tokens = prompt + suffix
+            child.prompt_length = child.given_end = len(child.tokens)
         return self._hold(children)
 
     def side_branches(self, branches: Sequence[Branch], prompts: Sequence[Sequence[int]]) -> list[Branch]:
         """New branches with these prompts on the usage meters of `branches`, counted as verifier tokens; the caller
         releases them."""
-        if len(prompts) != len(branches):
-            raise InvalidInput(f"{len(branches)} branches came with {len(prompts)} prompts; give one each")
-        wanted = [self.limits.checked(prompt, "prompt") for prompt in prompts]
+        wanted = checked_side_prompts(self.limits, branches, prompts, grow=True)
         for branch, prompt in zip(branches, wanted, strict=True):
-            self.limits.check_prompt(len(prompt))
             branch.usage.verifier_tokens += len(prompt) - 1
         return self._hold(
             [
@@ -142,15 +123,7 @@ class RemoteBackend:
         self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"
     ) -> None:
         """Append given tokens to each branch; they are sent when it grows. purpose: "verifier" counts them as such."""
-        check_live(branches)
-        if len(tokens_per_branch) != len(branches):
-            raise InvalidInput(
-                f"{len(branches)} branches came with {len(tokens_per_branch)} token lists; give one each"
-            )
-        added = [self.limits.checked(tokens, "extension") for tokens in tokens_per_branch]
-        check = self.limits.check_prompt if purpose == "prompt" else self.limits.check_context
-        for branch, tokens in zip(branches, added, strict=True):
-            check(len(branch.tokens) + len(tokens))
+        added = checked_extensions(self.limits, branches, tokens_per_branch, purpose)
         for branch, tokens in zip(branches, added, strict=True):
             branch.give(tokens)
             if purpose == "verifier":

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from math import inf, nan
 
 from ttc.errors import InvalidInput, RemoteError
-from ttc.passes.stops import Stops, check_step
+from ttc.passes.arguments import check_step
+from ttc.passes.stops import Stops
 from ttc.remote.replies import TOP_K, Reply, check_same_text
 from ttc.remote.server import Server
 from ttc.sampling import SAMPLED, Sampling, random_key
@@ -103,7 +104,7 @@ class RemoteBatch:
         """Break off: every branch keeps what it has, its step "interrupted"."""
         for work in self._all():
             if len(work.branch.tokens) > work.start:
-                end_step(work.branch, "interrupted")
+                work.branch.end_step("interrupted")
         for future in self.asked:
             future.cancel()
         self.waiting, self.asked = [], {}
@@ -166,7 +167,7 @@ class RemoteBatch:
                 f"were asked for (finish_reason={reply.finish!r}); look into the server's log"
             )
         if reason is not None:
-            end_step(branch, reason)
+            branch.end_step(reason)
         return reason is not None
 
     def _read(self, branch: Branch, reply: Reply, told: Sequence[str]) -> tuple[list[int], str]:
@@ -190,11 +191,6 @@ class RemoteBatch:
         if eos is None or (branch.generated and branch.tokens[-1] in special):
             return  # or it is one that only the server's files name
         branch.append(eos, *(figures[0] if figures else (nan, nan)))
-
-
-def end_step(branch: Branch, reason: StepEnd) -> None:
-    branch.step_ends.append(len(branch.tokens))
-    branch.step_reasons.append(reason)
 
 
 def figures_of(reply: Reply, count: int) -> list[tuple[float, ...]]:

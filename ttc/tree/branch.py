@@ -154,6 +154,11 @@ class Branch:
         self.tokens += tokens
         self.given_end = len(self.tokens)
 
+    def end_step(self, reason: StepEnd) -> None:
+        """The step under way is over."""
+        self.step_ends.append(len(self.tokens))
+        self.step_reasons.append(reason)
+
     @property
     def leaf(self) -> Segment:
         if self._leaf is None:

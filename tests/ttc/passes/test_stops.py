@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from ttc import InvalidInput
 from ttc.model.limits import ModelLimits
-from ttc.passes.stops import Stops, check_step
+from ttc.passes.arguments import check_step
+from ttc.passes.stops import Stops
 from ttc.tree.branch import Branch, StepEnd
 from ttc.usage import Usage
 

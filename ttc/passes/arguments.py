@@ -1,0 +1,96 @@
+"""What every backend checks of the branches and tokens that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ttc.checks import check_kind, check_whole
+from ttc.errors import InvalidInput
+from ttc.model.limits import ModelLimits
+from ttc.protocols import Purpose
+from ttc.sampling import SAMPLED, Sampling
+from ttc.tree.branch import Branch, check_live
+
+
+def checked_prompts(
+    limits: ModelLimits, prompts: Sequence[Sequence[int]], seeds: Sequence[int] | None
+) -> tuple[list[list[int]], Sequence[int]]:
+    """Prompts that leave room to generate, and a seed for each: by default their numbers."""
+    seeds = range(len(prompts)) if seeds is None else [check_whole("seed", seed) for seed in seeds]
+    if len(seeds) != len(prompts):
+        raise InvalidInput(f"{len(prompts)} prompts came with {len(seeds)} seeds; give one each")
+    wanted = [limits.checked(prompt, "prompt") for prompt in prompts]
+    for prompt in wanted:
+        limits.check_prompt(len(prompt))
+    return wanted, seeds
+
+
+def checked_variants(
+    limits: ModelLimits, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]] | None
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts in place of the root's, and what follows each: by default nothing."""
+    check_live([root])
+    if root.generated:
+        raise InvalidInput(f"{root!r} has generated tokens, so its prompt cannot be varied; give the root itself")
+    wanted = [limits.checked(prompt, "prompt") for prompt in prompts]
+    after = [limits.checked(suffix, "suffix") if suffix else [] for suffix in suffixes or [[]] * len(wanted)]
+    if len(after) != len(wanted):
+        raise InvalidInput(f"{len(wanted)} prompts came with {len(after)} suffixes; give one each, [] for none")
+    for prompt, suffix in zip(wanted, after, strict=True):
+        limits.check_prompt(len(prompt) + len(suffix))
+    return wanted, after
+
+
+def checked_side_prompts(
+    limits: ModelLimits, branches: Sequence[Branch], prompts: Sequence[Sequence[int]], *, grow: bool
+) -> list[list[int]]:
+    """A verifier's prompt for each branch. grow: each leaves room to generate."""
+    if len(prompts) != len(branches):
+        raise InvalidInput(f"{len(branches)} branches came with {len(prompts)} prompts; give one each")
+    wanted = [limits.checked(prompt, "prompt") for prompt in prompts]
+    for prompt in wanted:
+        (limits.check_prompt if grow else limits.check_context)(len(prompt))
+    return wanted
+
+
+def checked_extensions(
+    limits: ModelLimits, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], purpose: Purpose
+) -> list[list[int]]:
+    """Given tokens for each branch. Those of a prompt leave room to generate."""
+    check_live(branches)
+    if len(tokens_per_branch) != len(branches):
+        raise InvalidInput(f"{len(branches)} branches came with {len(tokens_per_branch)} token lists; give one each")
+    added = [limits.checked(tokens, "extension") for tokens in tokens_per_branch]
+    check = limits.check_prompt if purpose == "prompt" else limits.check_context
+    for branch, tokens in zip(branches, added, strict=True):
+        check(len(branch.tokens) + len(tokens))
+    return added
+
+
+def check_step(
+    limits: ModelLimits,
+    branches: Sequence[Branch],
+    most: Sequence[int],
+    stop: Sequence[str],
+    end: Sequence[str],
+    sampling: Sampling = SAMPLED,
+) -> None:
+    """Refuse a step that cannot be made. most: the most tokens of each branch."""
+    if len(most) != len(branches):
+        raise InvalidInput(f"{len(branches)} branches came with {len(most)} values of max_tokens; give one each")
+    for tokens in most:
+        check_whole("max_tokens", tokens, 1)
+    check_kind("sampling", sampling, isinstance(sampling, Sampling), "a ttc.Sampling(temperature=...)")
+    for name, strings in (("stop", stop), ("end", end)):
+        if isinstance(strings, str):
+            raise InvalidInput(f"{name}={strings!r} is one string, which would be read as letters; give a list")
+        check_kind(name, strings, isinstance(strings, Iterable), "a list of strings")
+        for s in strings:
+            check_kind(f"a string of {name}", s, isinstance(s, str), "text")
+        if any(not s for s in strings):
+            raise InvalidInput(f"a {name} string is empty; leave it out to run to max_tokens")
+    for branch in branches:
+        if branch.finished:
+            raise InvalidInput(f"{branch!r} is finished and cannot go on; leave it out")
+        if limits.left(len(branch.tokens)) == 0:
+            raise InvalidInput(f"{branch!r} fills the model's context of {limits.context_length} tokens already")

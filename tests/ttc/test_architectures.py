@@ -118,8 +118,10 @@ EXACT = [
     "jetmoe",
     "minimax_m3_vl_text",
     "olmo3",
+    "phimoe",
+    "qwen2_moe",
 ]
-REFUSED = ["bloom", "doge", "llama4", "lfm2: convolutions", "nemotron", "qwen2_moe", "roberta", "zaya"]
+REFUSED = ["bloom", "doge", "llama4", "lfm2: convolutions", "nemotron", "roberta", "zaya"]
 
 
 def test_the_sweeps_record_holds_no_wrong_model_and_the_families_known_to_be_exact() -> None:
@@ -156,10 +158,19 @@ def test_no_causal_model_of_transformers_is_accepted_and_wrong() -> None:
 def test_without_the_check_of_masks_the_sweep_would_call_a_model_wrong(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ttc.model.check, "check_masks", lambda *_: None)
+    monkeypatch.setattr(ttc.model.check, "check_masks", lambda calls, *_: [call.told_window for call in calls])
     monkeypatch.setattr(ttc.model.check._Check, "_check_function", lambda *_: None)
     row = architectures.examine(case)
     assert row["verdict"] == "wrong" and row["worst_nats"] > 0.1
+
+
+def test_an_engine_that_fails_without_a_refusal_is_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise KeyError("layer")
+
+    monkeypatch.setattr(architectures, "Engine", fail)
+    row = architectures.examine("llama")
+    assert row["verdict"] == "wrong" and "KeyError" in row["reason"]
 
 
 def test_a_model_that_cannot_be_built_does_not_end_the_sweep() -> None:

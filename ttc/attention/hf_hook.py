@@ -27,6 +27,9 @@ Choice = list[tuple[Any, str | None]]
 _OWN: WeakKeyDictionary[torch.nn.Module, Choice] = WeakKeyDictionary()
 """What the models that run over the engine's attention were set to before."""
 
+WINDOWS_OF_MASKS: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
+"""The sliding windows, in tokens, of attention modules that leave them to the mask: the check at load finds them."""
+
 
 def tree_attention(
     module: torch.nn.Module,
@@ -50,6 +53,8 @@ def tree_attention(
         )
     heads, dim, kv_heads = query.shape[1], query.shape[3], key.shape[1]
     scale = dim**-0.5 if scaling is None else scaling
+    if sliding_window is None:
+        sliding_window = WINDOWS_OF_MASKS.get(module)
     layer = Layer(int(module.layer_idx), scale, softcap, sliding_window)  # type: ignore[arg-type]
     q = query[0].unflatten(0, (kv_heads, heads // kv_heads))  # (kv_heads, groups, rows, dim)
     out, lse = tree_plan.attend(layer, q, key[0], value[0])

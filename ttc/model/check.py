@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ttc.attention.hf_hook import IMPLEMENTATION, attention_set_to, install, uninstall
+from ttc.attention.hf_hook import IMPLEMENTATION, WINDOWS_OF_MASKS, attention_set_to, install, uninstall
 from ttc.attention.plan import Entry, ExtendPlan, Piece
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import KV, LayerKV, LayerShape
@@ -32,6 +32,11 @@ from ttc.model.recording import (
     Replay,
     eager_attention,
     named_attention,
+)
+
+WAY_OUT = (
+    ". Use plain transformers for this model, or one that the engine serves (Llama, Qwen 3, Mistral, Gemma 3, Phi-3, "
+    "OLMo 2, GPT-2, ...; docs/models.md names them all)"
 )
 
 CHECK_TOKENS = 16
@@ -83,15 +88,16 @@ def check_model(model: Any) -> tuple[LayerShape, ...]:
     if not getattr(model, "_supports_attention_backend", False):
         raise UnsupportedModel(
             f"{name} does not dispatch attention through transformers' AttentionInterface, so the engine cannot reach "
-            "it; use a model that does (Llama, Qwen, Mistral, Gemma, OPT, GPT-2, GPT-NeoX, Phi-3, OLMo 2, ...)"
+            f"it{WAY_OUT}"
         )
     uninstall(model)  # another engine may have it
     try:
         shapes = _Check(model).run()
     except UnsupportedModel as error:
-        raise UnsupportedModel(f"{name} cannot be served exactly: {error}") from error
+        raise UnsupportedModel(f"{name} cannot be served exactly: {error}{WAY_OUT}") from error
     except Exception as error:
-        raise UnsupportedModel(f"{name} cannot run over the engine's attention: {error}") from error
+        what = f"{type(error).__name__}: {error}"
+        raise UnsupportedModel(f"{name} cannot run over the engine's attention: {what}{WAY_OUT}") from error
     install(model)
     return shapes
 
@@ -107,13 +113,20 @@ class _Check:
 
     def run(self) -> tuple[LayerShape, ...]:
         ids = self._tokens()
-        plain = self._logits(ids, [-1])
+        try:
+            plain = self._logits(ids, [-1])
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise UnsupportedModel(f"it does not run on token ids alone ({error})") from error
         own = self.config._attn_implementation
         record = Recorder()
         with attention_set_to(self.model, RECORD):
             logits = self._logits(ids, [-1], tree_plan=record)
         self._check_order(record.calls)
-        check_masks(record.calls, self.windows, self.most, self._long_masks)
+        windows = check_masks(record.calls, self.windows, self.most, self._long_masks)
+        for call, window in zip(record.calls, windows, strict=True):
+            WINDOWS_OF_MASKS.pop(call.module, None)
+            if window != call.told_window and window is not None:
+                WINDOWS_OF_MASKS[call.module] = window
         for call in record.calls:
             self._check_function(call, own)
         self._same("its logits differ between its own and its eager attention", plain, logits, 1e-3, 0.25)
@@ -124,11 +137,15 @@ class _Check:
                 ends = [len(self.tree.positions) - rows.stop for rows in self.tree.spans[1:]]
                 packed = self._logits(self.tree.pack_backwards(ids, 1), ends, position_ids=positions, tree_plan=replay)
             except (AttributeError, TypeError) as error:
-                raise UnsupportedModel(f"it does not run when no mask is built ({error})") from error
+                raise UnsupportedModel(
+                    "its layers need the mask itself, and the engine builds none; so it is with layers that choose "
+                    f"which tokens to attend to ({error})"
+                ) from error
         self._check_replay(record.calls, replay.calls)
         self._same("its logits differ over packed rows", logits[:, 0], packed[0], 1e-3, 0.25)
         return tuple(
-            LayerShape(call.key.shape[1], call.key.shape[3], call.value.shape[3], call.window) for call in record.calls
+            LayerShape(call.key.shape[1], call.key.shape[3], call.value.shape[3], window)
+            for call, window in zip(record.calls, windows, strict=True)
         )
 
     def _logits(self, ids: Tensor, keep: list[int], **options: Any) -> Tensor:
@@ -154,15 +171,25 @@ class _Check:
 
     def _check_order(self, calls: Sequence[Call]) -> None:
         for place, call in enumerate(calls):
-            if call.layer != place:
+            if call.layer < place:
                 raise UnsupportedModel(
-                    f"attention layers run in another order than 0, 1, 2, ...: {call.layer} came where {place} was due"
+                    f"layer {call.layer} calls attention again after layer {place - 1}; the engine keeps one key and "
+                    "value per token and layer"
                 )
-        if len(calls) != self.config.num_hidden_layers:
+            if call.layer > place:
+                self._without_attention(place)
+        if len(calls) < self.config.num_hidden_layers:
+            self._without_attention(len(calls))
+        if len(calls) > self.config.num_hidden_layers:
             raise UnsupportedModel(
-                f"it has {self.config.num_hidden_layers} layers, but {len(calls)} of them called attention; models "
-                "with linear attention, state-space layers or shared caches are not supported"
+                f"{len(calls)} layers call attention, but the configuration states {self.config.num_hidden_layers}"
             )
+
+    def _without_attention(self, layer: int) -> None:
+        raise UnsupportedModel(
+            f"layer {layer} of {self.config.num_hidden_layers} calls no attention that the engine can replace; layers "
+            "of linear attention, convolutions, a state space or cross attention are not supported"
+        )
 
     def _long_masks(self, tokens: int, layers: Iterable[int]) -> dict[int, Tensor | None]:
         """The masks that the model builds for some layers over a longer sequence."""
@@ -236,7 +263,8 @@ class _Check:
             if not error <= limit:
                 raise UnsupportedModel(
                     f"{what} differs by {error:.3g} (limit {limit:.3g}) when branches are packed into one sequence; "
-                    "the model ignores the positions it is given, or mixes neighbouring tokens outside attention"
+                    "the model does not take positions as 0, 1, 2, ... from the engine (some count from another number), "
+                    "or mixes neighbouring tokens outside attention (convolutions)"
                 )
 
     def _same(self, what: str, expected: Tensor, found: Tensor, exact: float, rounded: float) -> None:

@@ -1,8 +1,9 @@
-"""What tokens see, by a model's masks: every earlier token, within the sliding window that attention is told."""
+"""What tokens see, by a model's masks: every earlier token, or those within a sliding window."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -21,68 +22,94 @@ LongMasks = Callable[[int, Iterable[int]], dict[int, Tensor | None]]
 """(tokens, layers) to the masks that the model builds for those layers over so many tokens."""
 
 
-def check_masks(calls: Sequence[Call], windows: Sequence[int], most: int, long_masks: LongMasks) -> None:
-    """Each layer's mask must be causal with the window that its attention function is told, near and far.
+def check_masks(calls: Sequence[Call], windows: Sequence[int], most: int, long_masks: LongMasks) -> list[int | None]:
+    """Each layer's mask must be causal, with one sliding window or none, near and far. Returns the windows, by call.
 
+    The window is the one that the attention function is told. Some models tell it none and leave the window to the
+    mask; then it is the length among `windows` that the mask agrees with.
     windows: the lengths that the configuration states. most: the model's context, in tokens.
     Masks are not built over windows of thousands of tokens: transformers' rule of a mask is asked for single rows.
     Raises UnsupportedModel.
     """
-    kinds: dict[tuple[int, int | None], tuple[Call, Tensor]] = {}
-    for call in calls:
+    kinds: dict[tuple[int, int | None], list[int]] = {}
+    for place, call in enumerate(calls):
         if call.mask is None:
             raise UnsupportedModel(f"layer {call.layer} builds no causal mask")
-        kinds.setdefault((id(call.mask), call.window), (call, call.mask))
-    tokens = calls[0].query.shape[2]
-    for call, mask in kinds.values():
-        _check_rows(call, mask, range(tokens))
-    stated = {p for n in windows for p in (n - 1, n, n + 1, 2 * n - 1, 2 * n, 3 * n + 1)}
-    far = sorted(p for p in stated | set(NOT_STATED) if tokens <= p < most)
+        if call.key.shape[2] != call.query.shape[2]:
+            raise UnsupportedModel(
+                f"layer {call.layer} attends to {call.key.shape[2]} keys where there are {call.query.shape[2]} tokens; "
+                "the engine knows one key per token"
+            )
+        kinds.setdefault((id(call.mask), call.told_window), []).append(place)
+    found: list[int | None] = [None] * len(calls)
+    for places in kinds.values():
+        window = _window(calls[places[0]], windows, most, long_masks)
+        for place in places:
+            found[place] = window
+    return found
+
+
+def _window(call: Call, windows: Sequence[int], most: int, long_masks: LongMasks) -> int | None:
+    """The sliding window of a layer that its mask agrees with: what it is told, or a stated one if it's told none."""
     try:
-        for call, mask in kinds.values():
-            row = mask.row  # type: ignore[attr-defined]
-            for position in far:
-                _check_rows(call, row(position), [position])
+        _check_mask(call, call.told_window, windows, most, long_masks)
+        return call.told_window
+    except UnsupportedModel:
+        for window in windows if call.told_window is None else []:
+            with suppress(UnsupportedModel):
+                _check_mask(call, window, windows, most, long_masks)
+                return window
+        raise
+
+
+def _check_mask(call: Call, window: int | None, windows: Sequence[int], most: int, long_masks: LongMasks) -> None:
+    tokens, mask = call.query.shape[2], call.mask
+    assert mask is not None
+    _check_rows(call, window, mask, range(tokens))
+    stated = {p for n in windows for p in (n - 1, n, n + 1, 2 * n - 1, 2 * n, 3 * n + 1)}
+    try:
+        row = mask.row  # type: ignore[attr-defined]
+        for position in sorted(p for p in stated | set(NOT_STATED) if tokens <= p < most):
+            _check_rows(call, window, row(position), [position])
     except (AttributeError, IndexError):  # the model changed the mask, or the mask's rule looks at tokens
         long = [n for n in windows if tokens <= n < most]
         if long:
-            _check_long_masks([call for call, _ in kinds.values()], long, most, long_masks)
+            _check_long_mask(call, window, long, most, long_masks)
 
 
-def _check_long_masks(calls: Sequence[Call], windows: Sequence[int], most: int, long_masks: LongMasks) -> None:
+def _check_long_mask(call: Call, window: int | None, windows: Sequence[int], most: int, long_masks: LongMasks) -> None:
     if max(windows) > LONGEST_MASK:
         raise UnsupportedModel(
             f"its masks depend on more than positions, and with a window of {max(windows)} tokens they cannot be "
             f"checked; {LONGEST_MASK} is the longest that can"
         )
     tokens = min(2 * max(windows) + 2, most)
-    masks = long_masks(tokens, [call.layer for call in calls])
-    for call in calls:
-        mask = masks[call.layer]
-        if mask is None:
-            raise UnsupportedModel(f"layer {call.layer} builds no causal mask")
-        rows = sorted({p for n in windows for p in (n - 1, n, n + 1, 2 * n, 2 * n + 1) if p < tokens})
-        _check_rows(call, mask[..., rows, :], rows)
+    mask = long_masks(tokens, [call.layer])[call.layer]
+    if mask is None:
+        raise UnsupportedModel(f"layer {call.layer} builds no causal mask")
+    rows = sorted({p for n in windows for p in (n - 1, n, n + 1, 2 * n, 2 * n + 1) if p < tokens})
+    _check_rows(call, window, mask[..., rows, :], rows)
 
 
-def _check_rows(call: Call, mask: Tensor, positions: Sequence[int]) -> None:
+def _check_rows(call: Call, window: int | None, mask: Tensor, positions: Sequence[int]) -> None:
     """mask: (..., rows, keys), for tokens at `positions`; True or 0 where a token is seen."""
     q = torch.tensor(positions, device=mask.device)[:, None]
     k = torch.arange(mask.shape[-1], device=mask.device)
     expected = k <= q
-    if call.window is not None:
-        expected &= k > q - call.window
+    if window is not None:
+        expected &= k > q - window
     visible = mask if mask.dtype == torch.bool else mask == 0
     if mask.dtype != torch.bool and not bool((visible | (mask <= -1e4)).all()):
-        raise UnsupportedModel(f"layer {call.layer} adds a bias to its scores, which the engine does not know")
+        raise UnsupportedModel(f"layer {call.layer} adds a bias to its scores, and the engine computes none")
     wrong = (visible != expected).flatten(0, -3).any(0).nonzero()
     if len(wrong):
         row, key = wrong[0].tolist()
         sees = "does not see" if bool(expected[row, key]) else "sees"
-        told = "no sliding window" if call.window is None else f"a sliding window of {call.window}"
+        rule = "no sliding window" if window is None else f"a sliding window of {window}"
         raise UnsupportedModel(
-            f"in layer {call.layer} the token at position {positions[row]} {sees} the one at {key}, but the attention "
-            f"function is told of {told}; the engine cannot know what the model masks"
+            f"in layer {call.layer} the token at position {positions[row]} {sees} the one at {key}, but its attention "
+            f"is told of {rule}; the engine serves layers that see every earlier token or a sliding window of the "
+            "length that the configuration states, not chunks or other masks"
         )
 
 

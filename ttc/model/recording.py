@@ -41,7 +41,7 @@ class Call:
         return int(self.module.layer_idx)
 
     @property
-    def window(self) -> int | None:
+    def told_window(self) -> int | None:
         """The sliding window that the function was told, in tokens."""
         return self.options.get("sliding_window")
 

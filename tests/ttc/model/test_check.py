@@ -135,8 +135,6 @@ def test_every_supported_family_is_accepted_in_16_bits(family: str) -> None:
     [
         ("llama4", "position {0} does not see"),
         ("llama4_text", "position {0} does not see"),
-        ("qwen2_moe", "position {0} does not see"),
-        ("phimoe", "position {0} does not see"),
         ("doge", "adds a bias to its scores"),
     ],
 )
@@ -144,6 +142,22 @@ def test_masks_that_do_not_reach_the_attention_function_are_refused(case: str, r
     model = architectures.build(case, window)
     with pytest.raises(UnsupportedModel, match=reason.format(window)):
         check_model(model)
+
+
+@pytest.mark.parametrize("window", [16, 100])  # run over; read off the mask
+@pytest.mark.parametrize(("case", "full"), [("qwen2_moe", 1), ("phimoe", 0)])
+def test_a_window_that_only_the_mask_has_is_found(case: str, full: int, window: int) -> None:
+    shapes = check_model(architectures.build(case, window))
+    assert [shape.window for shape in shapes] == [None] * full + [window] * (4 - full)
+
+
+@pytest.mark.parametrize("case", ["qwen2_moe", "phimoe"])
+def test_a_window_that_only_the_mask_has_and_no_configuration_states_is_refused(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ttc.model.check, "stated_windows", lambda _: [50])
+    with pytest.raises(UnsupportedModel, match="told of no sliding window"):
+        check_model(architectures.build(case, 100))
 
 
 @pytest.mark.parametrize("case", ["llama4_text: no chunks", "qwen2_moe: no window", "phimoe: no window"])

@@ -263,8 +263,8 @@ class _Check:
             if not error <= limit:
                 raise UnsupportedModel(
                     f"{what} differs by {error:.3g} (limit {limit:.3g}) when branches are packed into one sequence; "
-                    "the model does not take positions as 0, 1, 2, ... from the engine (some count from another number), "
-                    "or mixes neighbouring tokens outside attention (convolutions)"
+                    "the model ignores the positions that it is given or counts them from another number than 0, or "
+                    "mixes neighbouring tokens outside attention"
                 )
 
     def _same(self, what: str, expected: Tensor, found: Tensor, exact: float, rounded: float) -> None:

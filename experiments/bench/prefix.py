@@ -26,6 +26,9 @@ SHORT = ((64, 1), (256, 8), (1024, 8), (1024, 32), (4096, 8))
 
 QUICK = ((64, 1), (256, 8), (4096, 8), (4096, 32))
 NEW_TOKENS = 24
+MOST_BATCHED = 1 << 15
+"""Prompt tokens of all branches that `generate_batch` is measured with: it prefilled 32 prompts of 4,096 tokens one by
+one, in nine minutes."""
 Figures = dict[str, float | None]
 
 
@@ -162,6 +165,8 @@ def run(size: str, model_name: str, out: Path) -> None:
     rows = []
     for tokens, branches in cases:
         for arm in arms:
+            if arm == "generate_batch" and tokens * branches > MOST_BATCHED:
+                continue
             case = {"tokens": tokens, "branches": branches, "arm": arm}
             rows.append(case | _measure(arm, tokens, branches, model_name))
             print(json.dumps(rows[-1]), flush=True)

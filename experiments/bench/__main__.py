@@ -78,6 +78,15 @@ def parser() -> argparse.ArgumentParser:
     case.add_argument("--quick", action="store_true")
     case.add_argument("--data", type=Path)
     case.add_argument("--model", default="smollm2-135m")
+    equal = commands.add_parser("searches", help="every search at equal token budgets, and which differences are real")
+    equal.add_argument("--problems", type=int, default=200, help="of the default task")
+    equal.add_argument("--budgets", type=numbers, default=[48, 144, 432], help="tokens a problem; default: 48,144,432")
+    equal.add_argument("--data", type=Path, help="a file with GSM8K's rows, which are solved too")
+    equal.add_argument("--data-problems", type=int, default=60, help="of that file")
+    equal.add_argument("--data-budgets", type=numbers, default=[768], help="default: 768")
+    equal.add_argument("--searches", type=names, help="names with commas; default: all")
+    equal.add_argument("--model", default="smollm2-135m")
+    equal.add_argument("--out", type=Path, default=RESULTS / "searches.json")
     rewards = commands.add_parser("reward_model", help="a reward model that follows the tree, against whole texts")
     rewards.add_argument("--problems", type=int, default=4)
     rewards.add_argument("--out", type=Path, default=RESULTS / "reward_model.json")
@@ -100,6 +109,7 @@ def measure(arguments: argparse.Namespace) -> None:
         reward_model,
         sampling,
         search,
+        searches,
     )
 
     if arguments.command == "arm":
@@ -120,6 +130,11 @@ def measure(arguments: argparse.Namespace) -> None:
         architectures.run(arguments.case, arguments.out)
     elif arguments.command == "reward_model":
         reward_model.run(arguments.problems, arguments.out)
+    elif arguments.command == "searches":
+        searches.run(
+            arguments.problems, arguments.budgets, arguments.data, arguments.data_problems, arguments.data_budgets,
+            arguments.searches or list(searches.SEARCHES), arguments.model, arguments.out,
+        )  # fmt: skip
     elif arguments.command == "cache":
         cache.run(arguments.problems, arguments.model, arguments.out)
     elif arguments.command == "breakdown":

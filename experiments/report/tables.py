@@ -11,6 +11,7 @@ from typing import Any
 from experiments.bench import breakdown, cache, default_task, memory, prefix, reward_model, search
 from experiments.paper.rksc import plots
 from experiments.paper.rksc import tables as rksc
+from experiments.report import searches
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -30,6 +31,10 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "memory_time": ("memory", memory.time_table),
         "cache": ("cache", cache.table),
         "reward_model": ("reward_model", reward_model.table),
+        "searches": ("searches", searches.table),
+    },
+    "docs/searches.md": {
+        "searches": ("searches", searches.plot_link),
     },
     "docs/rksc.md": {
         **{f"rksc_{part}": (f"rksc_{part}", table) for part, table in rksc.TABLES.items()},
@@ -61,5 +66,6 @@ def write_all() -> None:
     for document in TABLES:
         Path(document).write_text(filled(document), encoding="utf-8")
     prefix.draw(RESULTS / "prefix_short.json", Path("docs/plots/prefix.png"))
+    searches.draw(RESULTS / "searches.json", Path("docs/plots/searches.png"))
     if not plots.draw(RESULTS, Path("docs/plots")):
         print("no plots were drawn: pip install matplotlib")

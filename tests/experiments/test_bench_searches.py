@@ -1,0 +1,169 @@
+"""Searches at equal budgets: what is measured, what is measured again, which differences count, and what is shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from experiments.bench import searches
+from experiments.report import searches as shown
+from experiments.schema import SEARCHES
+from experiments.significance import holm, mcnemar
+from ttc.errors import InvalidInput
+from ttc.model.loading import load_tokenizer
+
+# ---------------------------------------------------------------- significance
+
+
+@pytest.mark.parametrize(
+    ("wins", "losses", "p"),
+    [(0, 0, 1.0), (5, 5, 1.0), (1, 0, 1.0), (6, 0, 2 / 64), (0, 6, 2 / 64), (8, 1, 2 * (1 + 9) / 512)],
+)
+def test_mcnemars_exact_test_is_a_coin_thrown_for_each_problem_that_one_way_alone_solves(
+    wins: int, losses: int, p: float
+) -> None:
+    assert mcnemar(wins, losses) == pytest.approx(p)
+
+
+def test_holms_method_multiplies_the_smallest_by_their_number_and_keeps_the_order() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.5]) == [1.0, 1.0] and holm([]) == []
+
+
+# ---------------------------------------------------------------- settings
+
+
+def test_every_search_has_settings_that_can_be_made_at_every_budget() -> None:
+    assert set(searches.SEARCHES) == set(SEARCHES)
+    for tokens in (searches.LEAST, 48, 432):
+        setting = searches.default_task(4, [tokens])
+        for name in setting.searches:
+            made = searches.instantiate(setting.config(name, tokens, "m").search, _convert_="all")
+            assert type(made) is SEARCHES[name]
+
+
+def test_settings_follow_from_how_many_answers_a_budget_pays_for() -> None:
+    setting = searches.default_task(4, [48, 432])
+    assert setting.overrides("best_of_n", 48) == ["search.n=4", "search.max_tokens=48"]
+    assert setting.overrides("best_of_n", 432) == ["search.n=42", "search.max_tokens=64"]
+    assert setting.overrides("beam_search", 48)[:2] == ["search.beam_size=1", "search.beam_width=2"]
+    assert setting.overrides("beam_search", 432)[:2] == ["search.beam_size=5", "search.beam_width=4"]
+
+
+# ---------------------------------------------------------------- measuring
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a random model of two layers with the default model's tokenizer."""
+    folder = str(tmp_path_factory.mktemp("model"))
+    tokenizer = load_tokenizer("smollm2-135m")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=1024, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    file = tmp_path / "rows.jsonl"
+    lines = [{"question": f"What is {n} plus {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"} for n in (3, 4, 5)]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    return file
+
+
+def test_rows_are_written_as_they_come_and_only_missing_ones_are_measured(
+    model: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, measured = tmp_path / "searches.json", []
+    measure = searches.measure
+
+    def counted(config: Any, search: Any, task: Any, tokens: int) -> Any:
+        measured.append((config.search._target_, len(task.problems), tokens))
+        return measure(config, search, task, tokens)
+
+    monkeypatch.setattr(searches, "measure", counted)
+    searches.run(3, [20, 30], None, 0, [], ["greedy", "best_of_n"], model, out)
+    record = json.loads(out.read_text())
+    assert [(row["search"], row["budget"]) for row in record["rows"]] == [
+        ("best_of_n", 20), ("greedy", 20), ("best_of_n", 30), ("greedy", 30)
+    ]  # fmt: skip
+    for row in record["rows"]:
+        assert 0 < row["generated_tokens"] <= row["budget"] and row["verifier_tokens"] == 0
+        assert len(row["outcomes"]) == row["problems"] == 3 and row["accuracy"] == row["outcomes"].count("1") / 3
+    assert record["rows"][0]["generated_tokens"] == 20  # nothing ends, so that samples use all of it
+    assert [(c["search"], c["budget"], c["baseline"]) for c in record["comparisons"]] == [
+        ("greedy", 20, "best_of_n"), ("greedy", 30, "best_of_n")
+    ]  # fmt: skip
+    measured.clear()
+    searches.run(3, [20, 30], data, 2, [20], ["greedy", "best_of_n", "dvts"], model, out)
+    assert measured == [
+        ("search.BestOfN", 2, 20), ("search.Greedy", 2, 20), ("search.DVTS", 3, 20), ("search.DVTS", 3, 30)
+    ]  # fmt: skip
+    measured.clear()
+    searches.run(2, [20], None, 0, [], ["greedy"], model, out)  # other problems
+    assert measured == [("search.Greedy", 2, 20)]
+    assert len(json.loads(out.read_text())["rows"]) == 8
+
+
+def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="the search 'best' is unknown; use some of best_of_n,"):
+        searches.run(3, [20], None, 0, [], ["best"], "m", tmp_path / "x.json")
+    with pytest.raises(InvalidInput, match="a budget of 9 tokens has no room for an answer; give 17 or more"):
+        searches.run(3, [9], None, 0, [], ["greedy"], "m", tmp_path / "x.json")
+
+
+# ---------------------------------------------------------------- comparisons, and what is shown
+
+
+def row(search: str, outcomes: str, budget: int = 48, task: str = "default task") -> dict[str, Any]:
+    place = {"task": task, "budget": budget, "search": search, "problems": len(outcomes), "outcomes": outcomes}
+    share = outcomes.count("1") / len(outcomes)
+    return place | {
+        "accuracy": share, "accuracy_95": [max(0.0, share - 0.1), min(1.0, share + 0.1)], "generated_tokens": budget - 1.0,
+        "verifier_tokens": 0.0, "prompt_tokens": 100.0, "seconds": 3.0,
+    }  # fmt: skip
+
+
+ROWS = [
+    row("best_of_n", "1" * 10 + "0" * 10),
+    row("greedy", "0" * 10 + "0" * 10),
+    row("beam_search", "1" * 9 + "0" + "1" * 2 + "0" * 8),
+    row("greedy", "0101", 144),
+]
+
+
+def test_searches_are_compared_on_the_same_problems_at_the_same_budget() -> None:
+    found = searches.comparisons(ROWS)
+    assert [(c["search"], c["gained"], c["lost"], c["difference"]) for c in found] == [
+        ("greedy", 0, 10, -0.5), ("beam_search", 2, 1, 0.05)
+    ]  # fmt: skip
+    assert [c["p"] for c in found] == pytest.approx([2 / 1024, 1.0])
+    assert [c["p_holm"] for c in found] == pytest.approx([4 / 1024, 1.0])
+
+
+def test_the_table_has_a_line_for_each_row_and_marks_what_is_significant() -> None:
+    record = {"rows": ROWS, "comparisons": searches.comparisons(ROWS)}
+    lines = shown.table(record).splitlines()
+    assert len(lines) == 2 + len(ROWS) and len({line.count("|") for line in lines}) == 1
+    assert "| `beam_search` | 55.0% | 45.0% to 65.0% | 47 | 100 | 3 s | +5.0 |" in lines[2]
+    assert lines[4].endswith("| **-50.0** (p 0.004) |") and lines[5].endswith("|  |")
+
+
+def test_each_search_is_drawn_in_one_family(tmp_path: Path) -> None:
+    members = [name for family in shown.FAMILIES.values() for name in family]
+    assert sorted(members) == sorted(SEARCHES)
+    assert not shown.draw(tmp_path / "none.json", tmp_path / "plot.png")
+    pytest.importorskip("matplotlib")
+    (tmp_path / "searches.json").write_text(json.dumps({"rows": ROWS}))
+    assert shown.draw(tmp_path / "searches.json", tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 10_000

@@ -199,6 +199,7 @@ SEARCHES = {
     "budget_forcing": search.BudgetForcing,
     "deep_conf": search.DeepConf,
     "certainty_probe": search.CertaintyProbe,
+    "compute_optimal": search.ComputeOptimal,
 }
 VERIFIERS = {
     "arithmetic": verifiers.ArithmeticVerifier,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from search.best_of_n import BestOfN
     from search.budget_forcing import BudgetForcing
     from search.certainty_probe import CertaintyProbe
+    from search.compute_optimal import ComputeOptimal
     from search.deep_conf import DeepConf
     from search.diverse_prompts import DiversePrompts
     from search.dvts import DVTS
@@ -43,6 +44,7 @@ __all__ = [
     "BudgetForcing",
     "Case",
     "CertaintyProbe",
+    "ComputeOptimal",
     "DeepConf",
     "DiversePrompts",
     "Expand",
@@ -80,6 +82,7 @@ __getattr__, __dir__ = lazy_names(
         "BudgetForcing": "search.budget_forcing",
         "Case": "search.base",
         "CertaintyProbe": "search.certainty_probe",
+        "ComputeOptimal": "search.compute_optimal",
         "DeepConf": "search.deep_conf",
         "DVTS": "search.dvts",
         "DiversePrompts": "search.diverse_prompts",

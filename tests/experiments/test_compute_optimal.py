@@ -1,0 +1,181 @@
+"""Compute-optimal search: which strategy a problem gets, what the estimate costs, and the table fitted from records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from experiments.compute_optimal import Table, best_fixed, fit, parsed, report, two_fold
+from experiments.schema import register
+from search import BestOfN, ComputeOptimal, SelfConsistency, solve
+from tests.helpers.backends import FakeBackend
+from ttc import InvalidInput
+
+
+class Ease:
+    """Scores by the question: that of "hard 0.2" is 0.2, for a token a branch."""
+
+    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
+        for branch in branches:
+            branch.usage.verifier_tokens += 1
+        return [[float(question.split()[-1])] for question in questions]
+
+
+def test_the_mean_score_of_the_first_samples_picks_the_strategy() -> None:
+    search = ComputeOptimal(
+        n=2,
+        max_tokens=3,
+        edges=(0.3, 0.6),
+        strategies=(BestOfN(n=5, max_tokens=4), SelfConsistency(n=3, max_tokens=4), BestOfN(n=1, max_tokens=4)),
+    )
+    questions = ["hard 0.2", "edge 0.3", "middle 0.5", "easy 0.9"]
+    backend = FakeBackend(letters="123456789")
+    results = solve(search, problem=questions, engine=backend, verifier=Ease())
+    assert [len(r.tree) - 1 for r in results] == [2 + 5, 2 + 3, 2 + 3, 2 + 1]
+    assert [r.usage.generated_tokens for r in results] == [2 * 3 + 4 * n for n in (5, 3, 3, 1)]
+    assert [r.usage.verifier_tokens for r in results] == [2 + 5, 2, 2, 2 + 1]  # the estimate is charged
+    assert all(len(r.branches) == 1 and r.best is r.branches[0] for r in results) and not backend.live
+    assert [r.best is not None and len(r.best.generated) for r in results] == [4] * 4
+
+
+def test_the_strategy_chooses_by_its_own_rule() -> None:
+    vote = SelfConsistency(n=9, max_tokens=1)
+    search = ComputeOptimal(n=1, max_tokens=1, strategies=(vote,))
+    result = solve(search, problem="q 0.5", engine=FakeBackend("12"), verifier=Ease())
+    texts = [node.text for node in result.tree[2:]]
+    assert result.answer == max(texts, key=lambda text: (texts.count(text), -texts.index(text)))
+
+
+def test_a_budget_that_is_spent_leaves_the_first_samples_to_choose_from() -> None:
+    search = ComputeOptimal(n=2, max_tokens=3, strategies=(BestOfN(n=5, max_tokens=4),))
+    result = solve(search, problem="q 0.5", engine=FakeBackend("12"), verifier=Ease(), max_tokens=8)
+    assert result.stopped == "budget" and result.best is not None and result.best.score == 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "strategies must hold a search for each bin"),
+        ({"strategies": ("best_of_n",)}, "strategies must hold a search"),
+        ({"strategies": (BestOfN(), BestOfN()), "edges": ()}, r"edges=\[\] must be 1 ascending scores"),
+        ({"strategies": (BestOfN(),) * 3, "edges": (0.5, 0.1)}, r"edges=\[0\.5, 0\.1\] must be 2 ascending"),
+    ],
+)
+def test_a_table_that_does_not_fit_together_is_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        ComputeOptimal(**settings)
+
+
+# ---------------------------------------------------------------- the fit
+
+
+def table(problems: int = 40) -> Table:
+    """Hard problems (ease below 0.5) are solved by strategy 1 alone, for 100 tokens; the others by 0, for 10."""
+    ease = np.linspace(0, 1, problems, endpoint=False)
+    hard = ease < 0.5
+    return Table(
+        ease,
+        np.full(problems, 5.0),
+        np.stack([~hard, hard], axis=1).astype(float),
+        np.tile([10.0, 100.0], (problems, 1)),
+    )
+
+
+def test_each_bin_gets_the_strategy_that_is_best_in_it() -> None:
+    choice = fit(table(), bins=4, budget=1000)
+    assert choice.strategies == [1, 1, 0, 0] and choice.edges == pytest.approx([0.24375, 0.4875, 0.73125])
+    assert choice.of(np.array([0.0, 0.3, 0.6, 0.9])).tolist() == [1, 1, 0, 0]
+    assert fit(table(), bins=4, budget=104).strategies == [0, 0, 0, 0]  # the estimate's 5 count too
+    assert best_fixed(table(), 104) == 0  # as accurate as the other, and cheaper
+    with pytest.raises(InvalidInput, match="--budget=3 is less than the 10 tokens of the cheapest strategy"):
+        best_fixed(table(), 3)
+
+
+def test_two_folds_compare_on_problems_that_were_not_fitted_on() -> None:
+    found = two_fold(table(400), bins=4, budget=1000, seed=0)
+    assert found["fitted"][0] > 0.95 and 0.3 < found["fixed"][0] < 0.6
+    assert found["fitted"][3] == pytest.approx(5 + 55, abs=5)
+    assert found["difference"][1] > 0.3
+    rng = np.random.default_rng(1)
+    noise = Table(rng.random(400), np.zeros(400), rng.integers(0, 2, (400, 3)).astype(float), np.ones((400, 3)))
+    low, high = two_fold(noise, bins=5, budget=10, seed=0)["difference"][1:]
+    assert low < 0 < high  # where nothing can be learnt, nothing is gained
+
+
+def test_scores_that_are_all_equal_make_one_bin() -> None:
+    same = Table(np.full(20, 0.5), np.zeros(20), np.tile([0.0, 1.0], (20, 1)), np.ones((20, 2)))
+    assert fit(same, bins=5, budget=10).of(same.ease).tolist() == [1] * 20
+
+
+def written(folder: Path, search: dict[str, Any], rows: list[tuple[bool, float, int]], model: str = "m") -> Path:
+    folder.mkdir(parents=True)
+    config = {"model": {"name": model}, "dataset": {"name": "d"}, "search": search}
+    OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
+    lines = []
+    for i, (correct, score, tokens) in enumerate(rows):
+        branches = [{"path": [j], "score": score + 0.01 * j, "tokens": tokens, "correct": correct} for j in range(3)]
+        usage = {"generated_tokens": 3 * tokens, "verifier_tokens": 3}
+        lines.append({"id": str(i), "error": None, "correct": correct, "branches": branches, "usage": usage})
+    (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+COMMON = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 9, "aggregation": "last"}
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[str]:
+    easy = [(i >= 20, i / 40, 10) for i in range(40)]
+    hard = [(i < 20, i / 40, 30) for i in range(40)]
+    first = written(tmp_path / "few", {"_target_": "search.BestOfN", "n": 3} | COMMON, easy)
+    second = written(tmp_path / "many", {"_target_": "search.BestOfN", "n": 7} | COMMON, hard)
+    return [str(first), str(second)]
+
+
+def test_a_table_is_fitted_from_runs_and_runs_as_a_search(folders: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "fitted" / "search" / "mine.yaml"
+    text = report(parsed([*folders, "--samples", "2", "--bins", "2", "--out", str(out)]))
+    assert (
+        "40 problems of 40 with 2 scored samples, 2 bins" in text
+        and f"1  {folders[1]}" in text
+        and f"2  {folders[0]}" in text
+    )
+    assert "by bins      " in text and "difference   +" in text
+    register()
+    with initialize_config_dir(str(tmp_path / "fitted"), version_base="1.3"):
+        search = instantiate(compose("search/mine").search, _convert_="all")
+    assert list(search.strategies) == [BestOfN(n=7, max_tokens=9), BestOfN(n=3, max_tokens=9)]
+    assert search.edges == pytest.approx([39 / 80 + 0.005])
+    result = solve(search, problem="q 0.9", engine=FakeBackend("123456789"), verifier=Ease())
+    assert len(result.tree) - 1 == 2 + 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--bins", "1"], "--bins=1 must be at least 2"),
+        (["--samples", "4"], "no run has 4 scored samples"),
+        (["--samples", "2", "--bins", "20"], "40 problems are too few for --bins=20"),
+        (["--samples", "2", "--budget", "5"], "--budget=5 is less than"),
+    ],
+)
+def test_what_cannot_be_fitted_is_named(words: list[str], message: str, folders: list[str]) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        report(parsed([*folders, *words]))
+
+
+def test_runs_that_do_not_belong_together_are_named(folders: list[str], tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="give two or more folders"):
+        report(parsed(folders[:1]))
+    with pytest.raises(InvalidInput, match=r"holds no config\.yaml"):
+        report(parsed([folders[0], str(tmp_path)]))
+    other = written(tmp_path / "other", {"_target_": "search.Greedy"}, [(True, 0.5, 1)], model="another")
+    with pytest.raises(InvalidInput, match=r"other has model another, and .*few has m"):
+        report(parsed([folders[0], str(other)]))

@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from experiments.schema import SEARCHES
-from search import Search
+from search import BestOfN, Search, SelfConsistency
 from tests.helpers.backends import FakeBackend
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.tree.branch import Branch
@@ -16,6 +16,7 @@ SMALL: dict[str, Any] = {
     **{"n": 4, "attempts": 3, "iterations": 4, "beam_size": 2, "subtrees": 2, "beam_width": 3, "finish": 3, "block": 2},
     **{"step_tokens": 3, "max_steps": 5, "max_depth": 4, "max_states": 6, "memory": 1},
     **{"max_tokens": 9, "rollout_tokens": 7, "thinking_tokens": 15, "answer_tokens": 4, "feedback_tokens": 4},
+    **{"edges": (0.2,), "strategies": (BestOfN(n=3, max_tokens=5), SelfConsistency(n=2, max_tokens=5))},
     **{"delimiter": ",", "end_of_thinking": ",", "feedback": "Ok?", "rewrite": "!"},
 }
 """Settings of whatever search has them."""

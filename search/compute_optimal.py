@@ -1,4 +1,4 @@
-"""Compute-optimal search (Snell et al., 2024): a problem's difficulty decides which search it gets."""
+"""Compute-optimal search (Snell et al., 2024, arXiv 2408.03314): a problem's difficulty decides which search it gets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class ComputeOptimal(Search):
     where one bin ends and the next begins, ascending, one fewer. `python -m experiments.compute_optimal` fits both.
     The first samples are charged like all others. They don't compete with what the strategy finds; where a budget
     ends the search before the strategy is done, they are among what is left to choose from.
-    The strategy chooses among its candidates by its own rule, and the result holds the one that it chose.
+    The strategy chooses among its candidates by its own rule. The result holds the one that it chose, and its answer is
+    read out of its text.
     """
 
     limits: ClassVar = {}

@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
     case.add_argument("--model", default="smollm2-135m")
     equal = commands.add_parser("searches", help="every search at equal token budgets, and which differences are real")
     equal.add_argument("--problems", type=int, default=200, help="of the default task")
-    equal.add_argument("--budgets", type=numbers, default=[48, 144, 432], help="tokens a problem; default: 48,144,432")
+    equal.add_argument("--budgets", type=numbers, default=[40, 120, 360], help="tokens a problem; default: 40,120,360")
     equal.add_argument("--data", type=Path, help="a file with GSM8K's rows, which are solved too")
     equal.add_argument("--data-problems", type=int, default=60, help="of that file")
     equal.add_argument("--data-budgets", type=numbers, default=[768], help="default: 768")

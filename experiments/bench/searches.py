@@ -10,145 +10,28 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from hydra import compose, initialize_config_module
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from experiments.build import make_engine, make_template, make_verifier, resolved
+from experiments.bench.budgets import LEAST, SEARCHES, Allowance, Figures, Part, default_task, gsm8k
+from experiments.build import make_engine, make_template, make_verifier
 from experiments.data import Task, graded, load_task
 from experiments.fingerprint import data_fingerprint, model_fingerprint
 from experiments.provenance import commit, provenance
-from experiments.schema import register
 from experiments.significance import holm, mcnemar
 from experiments.summary import failed, wilson
-from search import Search, SelfConsistency, solve
+from search import BestOfN, Search, SelfConsistency, solve
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem, Result
 
 IN_FLIGHT = 64
 """Problems that are solved at once."""
 
-LEAST = 17
-"""The smallest budget: budget forcing keeps 16 tokens for the answer."""
-
 BASELINES = ("best_of_n", "self_consistency")
 """What each search is compared with."""
-
-Figures = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Allowance:
-    """What the settings of a search follow from.
-
-    tokens: the budget of a problem. answer: the mean length of a sampled answer. longest, steps: the most tokens and
-    the most steps of one answer.
-    """
-
-    tokens: int
-    answer: int
-    longest: int
-    steps: int
-
-    @property
-    def answers(self) -> int:
-        """How many answers the budget pays for on average."""
-        return max(2, self.tokens // self.answer)
-
-    @property
-    def width(self) -> int:
-        """Continuations of a branch."""
-        return 4 if self.answers >= 16 else 2
-
-    @property
-    def samples(self) -> str:
-        """Whole answers: more than the budget pays for on average, so that the budget ends the search."""
-        return f"search.n={2 * self.answers} search.max_tokens={self.longest}"
-
-
-SEARCHES: dict[str, Callable[[Allowance], str]] = {
-    "best_of_n": lambda a: a.samples,
-    "self_consistency": lambda a: a.samples,
-    "greedy": lambda a: f"search.max_tokens={a.longest}",
-    "beam_search": lambda a: _beams("beam_size", a),
-    "mcts": lambda a: (
-        f"search.iterations={a.tokens} search.beam_width={a.width} search.max_depth={a.steps} "
-        f"search.rollout_tokens={a.longest}"
-    ),
-    "particle_filter": lambda a: f"search.n={a.answers} search.max_steps={a.steps}",
-    "rebase": lambda a: f"search.n={a.answers} search.max_steps={a.steps}",
-    "dvts": lambda a: _beams("subtrees", a),
-    "adaptive_consistency": lambda a: a.samples,
-    "deep_conf": lambda a: f"{a.samples} search.window=8",
-    "ab_mcts": lambda a: f"search.iterations={2 * a.answers} search.max_tokens={a.longest}",
-    "best_first": lambda a: (
-        f"search.beam_size=1 search.beam_width={a.width} search.max_steps={a.tokens} search.finish={a.tokens}"
-    ),
-    "tree_of_thoughts": lambda a: (
-        f"search.beam_width={a.width} search.max_depth={a.steps} search.max_states={a.tokens} search.threshold=0.3"
-    ),
-    "revision": lambda a: f"search.n={a.answers // a.width} search.attempts={a.width} search.max_tokens={a.longest}",
-    "particle_gibbs": lambda a: f"search.n={(a.answers + 2) // 2} search.sweeps=2 search.max_steps={a.steps}",
-    "diverse_prompts": lambda a: a.samples,
-    "self_refine": lambda a: f"search.attempts={a.answers} search.max_tokens={a.longest} search.feedback_tokens=32",
-    "budget_forcing": lambda a: (
-        f"search.waits={a.answers} search.thinking_tokens={a.tokens - 16} search.answer_tokens=16"
-    ),
-    "certainty_probe": lambda a: f"search.max_tokens={a.tokens} search.every=16 search.probe_tokens=12",
-}
-"""The settings of each search within an allowance; the others are those of its configuration. The ones that answer most
-questions come first."""
-
-
-def _beams(kept: str, a: Allowance) -> str:
-    """As many continuations in each step as the budget pays for answers."""
-    return f"search.{kept}={a.answers // a.width} search.beam_width={a.width} search.max_steps={a.steps}"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A task, the budgets on it, and the searches that are tried. words: what its configuration sets."""
-
-    name: str
-    words: tuple[str, ...]
-    budgets: tuple[int, ...]
-    answer: int
-    longest: int
-    steps: int
-    searches: tuple[str, ...] = tuple(SEARCHES)
-
-    def overrides(self, name: str, tokens: int) -> list[str]:
-        """What is set of a search within a budget."""
-        return SEARCHES[name](Allowance(tokens, self.answer, min(self.longest, tokens), self.steps)).split()
-
-    def config(self, name: str, tokens: int, model: str) -> DictConfig:
-        """The configuration of a search within a budget."""
-        words = ["run.name=bench", f'model.name="{model}"']
-        chosen = [f"search={name}", *self.overrides(name, tokens)]
-        register()
-        with initialize_config_module("conf", version_base="1.3"):
-            return resolved(compose("config", overrides=[*words, *self.words, *chosen]))
-
-
-def default_task(problems: int, budgets: Sequence[int]) -> Setting:
-    """The default task. An answer takes 19 tokens on average."""
-    return Setting("default task", (f"dataset.size={problems}",), tuple(budgets), answer=20, longest=64, steps=8)
-
-
-def gsm8k(data: Path, problems: int, budgets: Sequence[int]) -> Setting:
-    """GSM8K's rows of a file, of which the default model solves a few in a hundred: one budget and some searches."""
-    words = ("dataset=gsm8k", f'dataset.path="{data}"', f"dataset.limit={problems}")
-    searches = ("best_of_n", "self_consistency", "greedy", "beam_search", "mcts", "particle_filter")
-    return Setting("GSM8K", words, tuple(budgets), answer=160, longest=256, steps=24, searches=searches)
-
-
-# ---------------------------------------------------------------- measuring
 
 
 def run(
@@ -185,26 +68,27 @@ def run(
         task = tasks[setting.name]
         for name in (name for name in setting.searches if name in searches):
             config = setting.config(name, tokens, model)
-            search = instantiate(config.search, _convert_="all")
+            parts = setting.parts(name, tokens, model, task.problems, rows)
             place = {"task": setting.name, "budget": tokens, "search": name}
-            known = place | {"fingerprint": fingerprint(config, search, task.problems)}
+            known = place | {"fingerprint": fingerprint(config, parts)}
             if any(known.items() <= row.items() for row in rows):
                 continue
             if not warm:  # first-use set-up is not counted
                 solved(config, SelfConsistency(n=2, max_tokens=4), task.problems[:1], tokens)
                 warm = True
-            about = {"settings": setting.overrides(name, tokens), "commit": commit()}
-            row = known | about | measure(config, search, task, tokens)
+            about = {"settings": [str(search) for search, _ in parts], "commit": commit()}
+            row = known | about | measure(config, parts, task, setting.allowance(tokens))
             rows = [other for other in rows if not place.items() <= other.items()] + [row]
             write(rows, command, model, out)
             print(f"{setting.name}, {tokens} tokens, {name}: {row['accuracy']:.1%}, {row['seconds']:.0f} s", flush=True)
 
 
-def fingerprint(config: DictConfig, search: Search, problems: Sequence[Problem]) -> str:
-    """A short hash of what a row depends on: the search, the verifier, the seed, the prompt, the problems, the model."""
-    parts = [search, config.verifier, config.run.seed, config.dataset.instruction, config.dataset.examples]
-    known = [*map(str, parts), data_fingerprint(problems, []), model_fingerprint(config.model.name)]
-    return hashlib.sha256(repr(known).encode()).hexdigest()[:16]
+def fingerprint(config: DictConfig, parts: Sequence[Part]) -> str:
+    """A short hash of what a row depends on: searches, verifier, seed, prompt, problems and model."""
+    searches = [(search, data_fingerprint(problems, [])) for search, problems in parts]
+    known = [searches, config.verifier, config.run.seed, config.dataset.instruction, config.dataset.examples]
+    known.append(model_fingerprint(config.model.name))
+    return hashlib.sha256(str(known).encode()).hexdigest()[:16]
 
 
 def solved(config: DictConfig, search: Search, problems: Sequence[Problem], tokens: int) -> list[Result]:
@@ -223,19 +107,21 @@ def solved(config: DictConfig, search: Search, problems: Sequence[Problem], toke
     )
 
 
-def measure(config: DictConfig, search: Search, task: Task, tokens: int) -> Figures:
-    """One search within one budget on all problems, tokens and seconds as means over them.
+def measure(config: DictConfig, parts: Sequence[Part], task: Task, allowance: Allowance) -> Figures:
+    """One search within one budget on all problems; tokens are means over them.
 
-    outcomes: for each problem in its order 1 where it was solved, else 0.
+    outcomes: for each problem in its order 1 where it was solved, else 0. first_scores: the mean score of the first
+    samples of each, where the search rates whole samples.
     """
     start = time.perf_counter()
-    results = solved(config, search, task.problems, tokens)
+    found = {r.problem.id: r for part in parts for r in solved(config, *part, allowance.tokens)}
     seconds = time.perf_counter() - start
+    results = [found[problem.id] for problem in task.problems]
     kind, usages = config.dataset.answer_kind, [result.usage for result in results]
     errors = [failed({"error": result.error}) for result in results]
     right = [graded(task, r, kind)["correct"] and not error for r, error in zip(results, errors, strict=True)]
     return {
-        "verifier": config.verifier._target_ if search.needs_verifier else None,
+        "verifier": config.verifier._target_ if parts[0][0].needs_verifier else None,
         "problems": len(results),
         "accuracy": fmean(right),
         "accuracy_95": wilson(sum(right), len(right)),
@@ -246,7 +132,14 @@ def measure(config: DictConfig, search: Search, task: Task, tokens: int) -> Figu
         "failures": sum(errors),
         "seconds": seconds,
         "outcomes": "".join("01"[one] for one in right),
+        **({"first_scores": [_ease(r, allowance.first) for r in results]} if isinstance(parts[0][0], BestOfN) else {}),
     }
+
+
+def _ease(result: Result, first: int) -> float:
+    """The mean score of the first samples; 0 for a problem that failed."""
+    scores = [branch.score for branch in sorted(result.branches, key=lambda branch: branch.path)[:first]]
+    return fmean(score or 0.0 for score in scores) if scores else 0.0
 
 
 # ---------------------------------------------------------------- the record

@@ -11,10 +11,11 @@ Figures = dict[str, Any]
 
 FAMILIES = {
     "samples": ("greedy", "self_consistency", "best_of_n", "diverse_prompts"),
-    "sampling that stops early": ("adaptive_consistency", "deep_conf", "certainty_probe", "compute_optimal"),
-    "step by step": ("beam_search", "dvts", "rebase", "particle_filter", "particle_gibbs"),
+    "sampling that stops early": ("adaptive_consistency", "deep_conf", "certainty_probe"),
+    "step by step": ("beam_search", "beam_search+drop_duplicates", "dvts", "rebase", "particle_filter", "particle_gibbs"),
     "trees": ("best_first", "tree_of_thoughts", "mcts", "ab_mcts"),
     "one after the other": ("revision", "self_refine", "budget_forcing"),
+    "by difficulty": ("compute_optimal",),
 }
 """The searches as docs/searches.md groups them."""
 
@@ -73,7 +74,7 @@ def draw(figures: Path, out: Path) -> bool:
     rows = [r for r in json.loads(figures.read_text(encoding="utf-8"))["rows"] if r["task"] == "default task"]
     curves = {name: _curve(rows, name) for name in dict.fromkeys(row["search"] for row in rows)}
     figure, grid = pyplot.subplots(2, 3, figsize=(11, 6.4), sharex=True, sharey=True, layout="constrained")
-    for axis, (family, members) in zip(grid.flat, FAMILIES.items(), strict=False):
+    for axis, (family, members) in zip(grid.flat, FAMILIES.items(), strict=True):
         for name, (tokens, accuracy, _) in curves.items():
             if name not in members:
                 axis.plot(tokens, accuracy, color="0.87", linewidth=0.8, zorder=0)
@@ -88,8 +89,6 @@ def draw(figures: Path, out: Path) -> bool:
         axis.set_xlabel("generated tokens of a problem")
     for axis in grid[:, 0]:
         axis.set_ylabel("problems solved")
-    for axis in grid.flat[len(FAMILIES) :]:
-        axis.set_axis_off()
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=120, metadata={"Software": None})
     pyplot.close(figure)

@@ -10,12 +10,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from experiments.bench import searches
+from experiments.bench import budgets, searches
 from experiments.report import searches as shown
 from experiments.schema import SEARCHES
 from experiments.significance import holm, mcnemar
+from search import MCTS, BeamSearch, BestOfN, ComputeOptimal
 from ttc.errors import InvalidInput
 from ttc.model.loading import load_tokenizer
+from ttc.protocols import Problem
 
 # ---------------------------------------------------------------- significance
 
@@ -39,20 +41,42 @@ def test_holms_method_multiplies_the_smallest_by_their_number_and_keeps_the_orde
 
 
 def test_every_search_has_settings_that_can_be_made_at_every_budget() -> None:
-    assert set(searches.SEARCHES) == set(SEARCHES)
-    for tokens in (searches.LEAST, 48, 432):
-        setting = searches.default_task(4, [tokens])
-        for name in setting.searches:
-            made = searches.instantiate(setting.config(name, tokens, "m").search, _convert_="all")
-            assert type(made) is SEARCHES[name]
+    assert {name.partition("+")[0] for name in budgets.SEARCHES} == set(SEARCHES)
+    for tokens in (budgets.LEAST, 48, 432):
+        setting = budgets.default_task(4, [tokens])
+        assert set(setting.searches) == set(budgets.SEARCHES)
+        for name in set(setting.searches) - {"compute_optimal"}:
+            assert type(setting.search(name, tokens, "m")) is SEARCHES[name.partition("+")[0]]
 
 
 def test_settings_follow_from_how_many_answers_a_budget_pays_for() -> None:
-    setting = searches.default_task(4, [48, 432])
-    assert setting.overrides("best_of_n", 48) == ["search.n=4", "search.max_tokens=48"]
-    assert setting.overrides("best_of_n", 432) == ["search.n=42", "search.max_tokens=64"]
-    assert setting.overrides("beam_search", 48)[:2] == ["search.beam_size=1", "search.beam_width=2"]
-    assert setting.overrides("beam_search", 432)[:2] == ["search.beam_size=5", "search.beam_width=4"]
+    setting = budgets.default_task(4, [48, 432])
+    few, many = (setting.search("best_of_n", tokens, "m") for tokens in (48, 432))
+    assert few == BestOfN(n=4, max_tokens=48) and many == BestOfN(n=42, max_tokens=64)
+    few, many = (setting.search("beam_search", tokens, "m") for tokens in (48, 432))
+    assert isinstance(few, BeamSearch) and (few.beam_size, few.beam_width) == (1, 2)
+    assert isinstance(many, BeamSearch) and (many.beam_size, many.beam_width) == (5, 4)
+
+
+def test_compute_optimal_search_is_fitted_on_the_other_half_of_the_problems() -> None:
+    setting = budgets.default_task(40, [432])
+    even_hard = "10" * 10 + "00" * 10  # of the even problems beams solve the hard ones, of the odd ones mcts
+    odd_hard = "01" * 10 + "00" * 10
+    rows = [row(name, "0" * 20 + "1" * 20, 432) for name in ("best_of_n", "self_consistency", "rebase")]
+    rows += [row("beam_search", even_hard, 432), row("mcts", odd_hard, 432)]
+    rows[0]["first_scores"] = [0.1] * 20 + [0.9] * 20
+    problems = [Problem(str(i)) for i in range(40)]
+    (first, even), (second, odd) = setting.parts("compute_optimal", 432, "m", problems, rows)
+    assert [p.question for p in even] == list(map(str, range(0, 40, 2))) and len(odd) == 20
+    assert isinstance(first, ComputeOptimal) and isinstance(second, ComputeOptimal)
+    assert first.n == 21 // 4 and first.max_tokens == 64
+    assert first.edges == second.edges == (0.1, 0.1, 0.9, 0.9)  # five bins, of which two hold a problem
+    assert type(first.strategies[2]) is MCTS and type(second.strategies[2]) is BeamSearch
+    easy = first.strategies[4]  # the others solve as many there, and it is the first
+    assert isinstance(easy, BestOfN) and isinstance(second.strategies[4], BestOfN)
+    assert easy.n == 2 * ((432 - 5 * 20) // 20)  # what the first samples leave
+    with pytest.raises(InvalidInput, match="compute_optimal is fitted on mcts at 432 tokens; measure these too"):
+        setting.parts("compute_optimal", 432, "m", problems, rows[:-1])
 
 
 # ---------------------------------------------------------------- measuring
@@ -87,9 +111,9 @@ def test_rows_are_written_as_they_come_and_only_missing_ones_are_measured(
     out, measured = tmp_path / "searches.json", []
     measure = searches.measure
 
-    def counted(config: Any, search: Any, task: Any, tokens: int) -> Any:
-        measured.append((config.search._target_, len(task.problems), tokens))
-        return measure(config, search, task, tokens)
+    def counted(config: Any, parts: Any, task: Any, allowance: Any) -> Any:
+        measured.append((config.search._target_, len(task.problems), allowance.tokens))
+        return measure(config, parts, task, allowance)
 
     monkeypatch.setattr(searches, "measure", counted)
     searches.run(3, [20, 30], None, 0, [], ["greedy", "best_of_n"], model, out)
@@ -101,6 +125,7 @@ def test_rows_are_written_as_they_come_and_only_missing_ones_are_measured(
         assert 0 < row["generated_tokens"] <= row["budget"] and row["verifier_tokens"] == 0
         assert len(row["outcomes"]) == row["problems"] == 3 and row["accuracy"] == row["outcomes"].count("1") / 3
     assert record["rows"][0]["generated_tokens"] == 20  # nothing ends, so that samples use all of it
+    assert len(record["rows"][0]["first_scores"]) == 3 and "first_scores" not in record["rows"][1]
     assert [(c["search"], c["budget"], c["baseline"]) for c in record["comparisons"]] == [
         ("greedy", 20, "best_of_n"), ("greedy", 30, "best_of_n")
     ]  # fmt: skip
@@ -161,7 +186,7 @@ def test_the_table_has_a_line_for_each_row_and_marks_what_is_significant() -> No
 
 def test_each_search_is_drawn_in_one_family(tmp_path: Path) -> None:
     members = [name for family in shown.FAMILIES.values() for name in family]
-    assert sorted(members) == sorted(SEARCHES)
+    assert sorted(members) == sorted(budgets.SEARCHES)
     assert not shown.draw(tmp_path / "none.json", tmp_path / "plot.png")
     pytest.importorskip("matplotlib")
     (tmp_path / "searches.json").write_text(json.dumps({"rows": ROWS}))

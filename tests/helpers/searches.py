@@ -82,3 +82,12 @@ class Costly:
         for branch in branches:
             branch.usage.verifier_tokens += self.cost
         return [[1 - 1 / (1 + branch.text.count(","))] for branch in branches]
+
+
+class ByQuestion:
+    """Scores by the question: that of "hard 0.2" is 0.2, for a token a branch."""
+
+    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+        for branch in branches:
+            branch.usage.verifier_tokens += 1
+        return [[float(question.split()[-1])] for question in questions]

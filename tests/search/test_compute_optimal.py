@@ -1,0 +1,57 @@
+"""Compute-optimal search: which strategy a problem gets, and what the estimate costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from search import BestOfN, ComputeOptimal, SelfConsistency, solve
+from tests.helpers.backends import FakeBackend
+from tests.helpers.searches import ByQuestion
+from ttc import InvalidInput
+
+
+def test_the_mean_score_of_the_first_samples_picks_the_strategy() -> None:
+    search = ComputeOptimal(
+        n=2,
+        max_tokens=3,
+        edges=(0.3, 0.6),
+        strategies=(BestOfN(n=5, max_tokens=4), SelfConsistency(n=3, max_tokens=4), BestOfN(n=1, max_tokens=4)),
+    )
+    questions = ["hard 0.2", "edge 0.3", "middle 0.5", "easy 0.9"]
+    backend = FakeBackend(letters="123456789")
+    results = solve(search, problem=questions, engine=backend, verifier=ByQuestion())
+    assert [len(r.tree) - 1 for r in results] == [2 + 5, 2 + 3, 2 + 3, 2 + 1]
+    assert [r.usage.generated_tokens for r in results] == [2 * 3 + 4 * n for n in (5, 3, 3, 1)]
+    assert [r.usage.verifier_tokens for r in results] == [2 + 5, 2, 2, 2 + 1]  # the estimate is charged
+    assert all(len(r.branches) == 1 and r.best is r.branches[0] for r in results) and not backend.live
+    assert [r.best is not None and len(r.best.generated) for r in results] == [4] * 4
+
+
+def test_the_strategy_chooses_by_its_own_rule() -> None:
+    vote = SelfConsistency(n=9, max_tokens=1)
+    search = ComputeOptimal(n=1, max_tokens=1, strategies=(vote,))
+    result = solve(search, problem="q 0.5", engine=FakeBackend("12"), verifier=ByQuestion())
+    texts = [node.text for node in result.tree[2:]]
+    assert result.answer == max(texts, key=lambda text: (texts.count(text), -texts.index(text)))
+
+
+def test_a_budget_that_is_spent_leaves_the_first_samples_to_choose_from() -> None:
+    search = ComputeOptimal(n=2, max_tokens=3, strategies=(BestOfN(n=5, max_tokens=4),))
+    result = solve(search, problem="q 0.5", engine=FakeBackend("12"), verifier=ByQuestion(), max_tokens=8)
+    assert result.stopped == "budget" and result.best is not None and result.best.score == 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "strategies must hold a search for each bin"),
+        ({"strategies": ("best_of_n",)}, "strategies must hold a search"),
+        ({"strategies": (BestOfN(), BestOfN()), "edges": ()}, r"edges=\[\] must be 1 ascending scores"),
+        ({"strategies": (BestOfN(),) * 3, "edges": (0.5, 0.1)}, r"edges=\[0\.5, 0\.1\] must be 2 ascending"),
+    ],
+)
+def test_a_table_that_does_not_fit_together_is_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        ComputeOptimal(**settings)

@@ -27,6 +27,9 @@ from ttc.errors import InvalidInput
 SAMPLING = ("search.BestOfN", "search.SelfConsistency")
 """Searches whose candidates are plain samples of the prompt."""
 
+BUDGETS = ("max_tokens", "max_generated_tokens", "max_calls", "max_wall_s")
+"""Limits of a whole run, which a strategy within a search does not have."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -93,6 +96,13 @@ def measured(runs: Sequence[Run], samples: int) -> tuple[Table, Run, int]:
             one, other = first[part].name, run.config[part].name
             if one != other:
                 raise InvalidInput(f"{run.folder} has {part} {other}, and {runs[0].folder} has {one}; give runs of one")
+    for run in runs:
+        for name in BUDGETS:
+            if (limit := OmegaConf.select(run.config, f"run.{name}")) is not None:
+                raise InvalidInput(
+                    f"{run.folder} was limited by run.{name}={limit}, which a strategy does not carry along; give runs "
+                    "that their own settings end, such as search.n"
+                )
     common = [name for name in runs[0].records if all(name in run.records for run in runs)]
     for source in runs:
         if source.config.search._target_ in SAMPLING:

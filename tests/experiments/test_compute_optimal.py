@@ -58,9 +58,15 @@ def test_scores_that_are_all_equal_make_one_bin() -> None:
     assert fit(same, bins=5, budget=10).of(same.ease).tolist() == [1] * 20
 
 
-def written(folder: Path, search: dict[str, Any], rows: list[tuple[bool, float, int]], model: str = "m") -> Path:
+def written(
+    folder: Path,
+    search: dict[str, Any],
+    rows: list[tuple[bool, float, int]],
+    model: str = "m",
+    max_tokens: int | None = None,
+) -> Path:
     folder.mkdir(parents=True)
-    config = {"model": {"name": model}, "dataset": {"name": "d"}, "search": search}
+    config = {"model": {"name": model}, "dataset": {"name": "d"}, "search": search, "run": {"max_tokens": max_tokens}}
     OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
     lines = []
     for i, (correct, score, tokens) in enumerate(rows):
@@ -123,3 +129,6 @@ def test_runs_that_do_not_belong_together_are_named(folders: list[str], tmp_path
     other = written(tmp_path / "other", {"_target_": "search.Greedy"}, [(True, 0.5, 1)], model="another")
     with pytest.raises(InvalidInput, match=r"other has model another, and .*few has m"):
         report(parsed([folders[0], str(other)]))
+    limited = written(tmp_path / "limited", {"_target_": "search.Greedy"}, [(True, 0.5, 1)], max_tokens=9)
+    with pytest.raises(InvalidInput, match="limited was limited by run.max_tokens=9, which a strategy does not carry"):
+        report(parsed([folders[0], str(limited)]))

@@ -1,4 +1,4 @@
-"""Compute-optimal search (Snell et al., 2024, arXiv 2408.03314): a problem's difficulty decides which search it gets."""
+"""Compute-optimal search (Snell et al., 2024, arXiv 2408.03314): difficulty decides which search a problem gets."""
 
 from __future__ import annotations
 

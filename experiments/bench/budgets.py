@@ -58,6 +58,11 @@ class Allowance:
         return 4 if self.answers >= 16 else 2
 
     @property
+    def first(self) -> int:
+        """The samples that difficulty is estimated from."""
+        return max(1, self.answers // 4)
+
+    @property
     def samples(self) -> str:
         """Whole answers: more than the budget pays for on average, so that the budget ends the search."""
         return f"search.n={2 * self.answers} search.max_tokens={self.longest}"
@@ -154,7 +159,7 @@ class Setting:
         """What the strategies did at this budget."""
         known = {row["search"]: row for row in rows if (row["task"], row["budget"]) == (self.name, tokens)}
         if missing := [name for name in STRATEGIES if name not in known]:
-            raise InvalidInput(f"compute_optimal is fitted on {','.join(missing)} at {tokens} tokens; measure these too")
+            raise InvalidInput(f"compute_optimal is fitted on {','.join(missing)} at {tokens} tokens; measure them too")
         found = [known[name] for name in STRATEGIES]
         ease = np.array(known["best_of_n"]["first_scores"])
         correct = np.array([[float(one) for one in row["outcomes"]] for row in found]).T

@@ -46,8 +46,8 @@ def run(
 ) -> None:
     """Measure what the record lacks, the cheapest budgets first, and write it after each search.
 
-    budgets: tokens of a problem, on `problems` problems of the default task. data: a file with GSM8K's rows, whose first
-    `data_problems` are solved within `data_budgets`.
+    budgets: tokens of a problem, on `problems` problems of the default task. data: a file with GSM8K's rows, whose
+    first `data_problems` are solved within `data_budgets`.
     """
     if unknown := [name for name in searches if name not in SEARCHES]:
         raise InvalidInput(f"the search {unknown[0]!r} is unknown; use some of {','.join(SEARCHES)}")

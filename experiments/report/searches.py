@@ -12,7 +12,14 @@ Figures = dict[str, Any]
 FAMILIES = {
     "samples": ("greedy", "self_consistency", "best_of_n", "diverse_prompts"),
     "sampling that stops early": ("adaptive_consistency", "deep_conf", "certainty_probe"),
-    "step by step": ("beam_search", "beam_search+drop_duplicates", "dvts", "rebase", "particle_filter", "particle_gibbs"),
+    "step by step": (
+        "beam_search",
+        "beam_search+drop_duplicates",
+        "dvts",
+        "rebase",
+        "particle_filter",
+        "particle_gibbs",
+    ),
     "trees": ("best_first", "tree_of_thoughts", "mcts", "ab_mcts"),
     "one after the other": ("revision", "self_refine", "budget_forcing"),
     "by difficulty": ("compute_optimal",),

@@ -75,7 +75,7 @@ def test_compute_optimal_search_is_fitted_on_the_other_half_of_the_problems() ->
     easy = first.strategies[4]  # the others solve as many there, and it is the first
     assert isinstance(easy, BestOfN) and isinstance(second.strategies[4], BestOfN)
     assert easy.n == 2 * ((432 - 5 * 20) // 20)  # what the first samples leave
-    with pytest.raises(InvalidInput, match="compute_optimal is fitted on mcts at 432 tokens; measure these too"):
+    with pytest.raises(InvalidInput, match="compute_optimal is fitted on mcts at 432 tokens; measure them too"):
         setting.parts("compute_optimal", 432, "m", problems, rows[:-1])
 
 
@@ -154,8 +154,8 @@ def row(search: str, outcomes: str, budget: int = 48, task: str = "default task"
     place = {"task": task, "budget": budget, "search": search, "problems": len(outcomes), "outcomes": outcomes}
     share = outcomes.count("1") / len(outcomes)
     return place | {
-        "accuracy": share, "accuracy_95": [max(0.0, share - 0.1), min(1.0, share + 0.1)], "generated_tokens": budget - 1.0,
-        "verifier_tokens": 0.0, "prompt_tokens": 100.0, "seconds": 3.0,
+        "accuracy": share, "accuracy_95": [max(0.0, share - 0.1), min(1.0, share + 0.1)], 
+        "generated_tokens": budget - 1.0, "verifier_tokens": 0.0, "prompt_tokens": 100.0, "seconds": 3.0,
     }  # fmt: skip
 
 

@@ -130,5 +130,7 @@ def test_runs_that_do_not_belong_together_are_named(folders: list[str], tmp_path
     with pytest.raises(InvalidInput, match=r"other has model another, and .*few has m"):
         report(parsed([folders[0], str(other)]))
     limited = written(tmp_path / "limited", {"_target_": "search.Greedy"}, [(True, 0.5, 1)], max_tokens=9)
-    with pytest.raises(InvalidInput, match="limited was limited by run.max_tokens=9, which a strategy does not carry"):
+    with pytest.raises(
+        InvalidInput, match=r"limited was limited by run\.max_tokens=9, which a strategy does not carry"
+    ):
         report(parsed([folders[0], str(limited)]))

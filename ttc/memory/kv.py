@@ -51,18 +51,49 @@ class LayerShape:
 class LayerKV:
     """Keys and values of one layer: (kv_heads, tokens, dim), or (rows, kv_heads, tokens, dim) for tails."""
 
-    __slots__ = ("_place", "keys", "values")
+    __slots__ = ("_block", "_layer", "_place", "_views")
 
     def __init__(self, keys: Tensor, values: Tensor):
-        self.keys, self.values = keys, values
+        self._views: tuple[Tensor, Tensor] | None = (keys, values)
+        self._block: Tensor | None = None
+        self._layer = 0
         self._place: bytes | None = None
+
+    @classmethod
+    def of_block(cls, block: Tensor, layer: int) -> LayerKV:
+        """A layer of a `KV.block`. Its views are made when they are asked for: a kernel needs none."""
+        made = cls.__new__(cls)
+        made._block, made._layer, made._views, made._place = block, layer, None, None
+        return made
+
+    @property
+    def both(self) -> tuple[Tensor, Tensor]:
+        """Keys, values."""
+        if self._views is None:
+            assert self._block is not None
+            keys, values = self._block[self._layer].unbind(0)
+            self._views = keys, values
+        return self._views
+
+    @property
+    def keys(self) -> Tensor:
+        return self.both[0]
+
+    @property
+    def values(self) -> Tensor:
+        return self.both[1]
 
     @property
     def place(self) -> bytes:
         """Where a kernel finds it: the addresses of keys and values, the strides of keys by head and by token, those of
         values, as six int64 numbers."""
-        if self._place is None:
-            k, v = self.keys, self.values
+        if self._place is None and self._block is not None:
+            block, size = self._block, self._block.element_size()
+            by_layer, by_part, *_, by_head, by_token, _ = block.stride()
+            at = block.data_ptr() + size * by_layer * self._layer
+            self._place = pack("6q", at, at + size * by_part, by_head, by_token, by_head, by_token)
+        elif self._place is None:
+            k, v = self.both
             self._place = pack("6q", k.data_ptr(), v.data_ptr(), *k.stride()[-3:-1], *v.stride()[-3:-1])
         return self._place
 
@@ -77,16 +108,14 @@ class LayerKV:
         buffer = torch.empty(shape.elements * tokens * (rows or 1), dtype=dtype, device=place, pin_memory=pinned)
         return shape.lay_out(buffer, tokens, rows, by_token=on_host and rows is not None)
 
-    @property
-    def both(self) -> tuple[Tensor, Tensor]:
-        return self.keys, self.values
-
 
 class KV:
     """KV of a run of tokens: for each layer a copy on the device, on the host, or on both.
 
     rows: None, or how many tails of `tokens` tokens lie side by side.
     pinned: never evicted.
+    block: the device copies of all layers as one tensor (layers, 2, [rows,] kv_heads, tokens, dim), keys before values,
+        where they lie so; it is copied in one operation.
     written, fetched: the last transfer to the host copies and to the device copies.
     mirrored_tokens: of tails on the device, how many tokens their host copies have; None without host copies.
     """
@@ -95,6 +124,7 @@ class KV:
         self.tokens, self.rows, self.pinned = tokens, rows, rows is not None
         self.device: list[LayerKV | None] = [None] * layers
         self.host: list[LayerKV | None] = [None] * layers
+        self.block: Tensor | None = None
         self.written: Transfer | None = None
         self.fetched: Transfer | None = None
         self.mirrored_tokens: int | None = None

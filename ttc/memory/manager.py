@@ -73,6 +73,8 @@ class KVMemory:
     """Allocates, frees and moves KV between the tiers.
 
     budget_bytes, host_budget_bytes: the most KV that each tier may hold. link_gbps: see `Link`.
+    by_layer: whether each layer of a KV has a buffer of its own, so that it can come and go alone. Else, where layers
+        are alike and no budget counts each byte, all lie in one (`KV.block`), which is copied in one operation.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class KVMemory:
         budget_bytes: int | None = None,
         host_budget_bytes: int | None = None,
         link_gbps: float | None = None,
+        by_layer: bool = True,
     ):
         self.shapes = tuple(shapes)
         self.dtype = dtype
@@ -93,6 +96,9 @@ class KVMemory:
         self.itemsize = torch.empty(0, dtype=dtype).element_size()
         self.layer_bytes_per_token = [s.elements * self.itemsize for s in self.shapes]
         self.bytes_per_token = sum(self.layer_bytes_per_token)
+        alike = len({(s.kv_heads, s.key_dim, s.value_dim) for s in self.shapes}) == 1
+        one = alike and self.shapes[0].key_dim == self.shapes[0].value_dim and budget_bytes is None
+        self.in_blocks = one and not by_layer
 
     def layer_bytes(self, kv: KV, layer: int) -> int:
         return kv.tokens * (kv.rows or 1) * self.layer_bytes_per_token[layer]
@@ -110,6 +116,9 @@ class KVMemory:
         on the device, the rest on the host."""
         split = len(self.shapes) if device_layers is None else device_layers
         kv = KV(len(self.shapes), tokens, rows)
+        if self.in_blocks and split == len(self.shapes):
+            self._allocate_block(kv)
+            return kv
         sizes = [self.layer_bytes(kv, layer) for layer in range(len(self.shapes))]
         self.claim(self.device, sum(sizes[:split]))
         self.require_host(sum(sizes[split:]))
@@ -123,6 +132,18 @@ class KVMemory:
         self.live[kv] = None
         return kv
 
+    def _allocate_block(self, kv: KV) -> None:
+        nbytes, shape = kv.tokens * (kv.rows or 1) * self.bytes_per_token, self.shapes[0]
+        self.claim(self.device, nbytes)
+        lead = (len(self.shapes), 2) if kv.rows is None else (len(self.shapes), 2, kv.rows)
+        with _as_out_of_memory(self.device, nbytes):
+            kv.block = torch.empty(
+                *lead, shape.kv_heads, kv.tokens, shape.key_dim, dtype=self.dtype, device=self.link.device
+            )
+        kv.device = [LayerKV.of_block(kv.block, layer) for layer in range(len(self.shapes))]
+        self.device.take(nbytes)
+        self.live[kv] = None
+
     def free(self, kv: KV) -> None:
         """Give back every copy of `kv`, at once: a transfer under way holds its tensors until it is done."""
         on_device, on_host = self.tier_bytes(kv)
@@ -130,6 +151,7 @@ class KVMemory:
         self.host.give(on_host, [kv.written, kv.fetched])
         kv.device = [None] * len(self.shapes)
         kv.host = [None] * len(self.shapes)
+        kv.block = None
         del self.live[kv]
 
     def claim(self, tier: Tier, nbytes: int) -> None:
@@ -206,7 +228,7 @@ class KVMemory:
         self.write_back(kv, cause, wanted)
         self.link.wait_before_drop(kv.written)
         self.link.wait_before_drop(kv.fetched)
-        freed = 0
+        freed, kv.block = 0, None
         for layer in wanted:
             if kv.device[layer] is not None:
                 kv.device[layer] = None

@@ -12,6 +12,8 @@ from ttc.memory.manager import KVMemory
 
 def can_recut(memory: KVMemory, kvs: Sequence[KV]) -> bool:
     """Whether there is room to `recut`, and no layer that all of `kvs` have on the device has to leave it."""
+    if all(kv.block is not None for kv in kvs):
+        return True
     device_bytes, host_bytes = _needed_bytes(memory, kvs, _on_device(memory, kvs))
     return device_bytes <= memory.device.free_bytes and host_bytes <= memory.host.free_bytes
 
@@ -20,10 +22,12 @@ def recut(memory: KVMemory, kvs: Sequence[KV], lengths: Sequence[int]) -> list[K
     """Cut the run of tokens that `kvs` hold into KV of `lengths` tokens, which take their place: one into several
     or several into one, copied within the tiers. They are as old as the last of `kvs`.
 
-    Layer by layer, so that it needs room for one layer alone. A layer is cut on the device if all of it is there,
-    else on the host; all layers on the host if the device has no room. Raises OutOfMemory, or what a copy raises,
-    and leaves `kvs` whole then.
+    Blocks are copied whole. All else goes layer by layer, so that it needs room for one layer alone. A layer is cut on
+    the device if all of it is there, else on the host; all layers on the host if the device has no room. Raises
+    OutOfMemory, or what a copy raises, and leaves `kvs` whole then.
     """
+    if all(kv.block is not None for kv in kvs):
+        return _recut_blocks(memory, kvs, lengths)
     layers, on_device = range(len(memory.shapes)), _on_device(memory, kvs)
     if _needed_bytes(memory, kvs, on_device)[0] > memory.device.free_bytes:
         nowhere = [False] * len(layers)
@@ -47,10 +51,30 @@ def recut(memory: KVMemory, kvs: Sequence[KV], lengths: Sequence[int]) -> list[K
         for kv in cut:
             memory.free(kv)
         raise
-    order = [new for kv in memory.live if kv not in cut for new in ([*cut, kv] if kv is kvs[-1] else [kv])]
+    _replace(memory, kvs, cut)
+    return cut
+
+
+def _replace(memory: KVMemory, kvs: Sequence[KV], cut: Sequence[KV]) -> None:
+    """Let `cut` have the age of the last of `kvs`, which are freed."""
+    made = set(cut)
+    order = [new for kv in memory.live if kv not in made for new in ([*cut, kv] if kv is kvs[-1] else [kv])]
     memory.live = dict.fromkeys(order)
     for kv in kvs:
         memory.free(kv)
+
+
+def _recut_blocks(memory: KVMemory, kvs: Sequence[KV], lengths: Sequence[int]) -> list[KV]:
+    cut = list[KV]()
+    try:
+        for length in lengths:
+            cut.append(memory.allocate(length))
+    except BaseException:
+        for kv in cut:
+            memory.free(kv)
+        raise
+    _copy_run([kv.block for kv in kvs if kv.block is not None], [kv.block for kv in cut if kv.block is not None])
+    _replace(memory, kvs, cut)
     return cut
 
 
@@ -99,8 +123,8 @@ def _take_over(memory: KVMemory, old: Sequence[KV], new: Sequence[KV], layer: in
 
 
 def _copy_run(old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
-    """Copy a run of tokens from one tensor to several, or from several to one: (kv_heads, tokens, dim) each."""
-    sources = old[0].split([part.shape[1] for part in new], dim=1) if len(old) == 1 else old
-    targets = new[0].split([part.shape[1] for part in old], dim=1) if len(new) == 1 else new
+    """Copy a run of tokens from one tensor to several, or from several to one: (..., tokens, dim) each."""
+    sources = old[0].split([part.shape[-2] for part in new], dim=-2) if len(old) == 1 else old
+    targets = new[0].split([part.shape[-2] for part in old], dim=-2) if len(new) == 1 else new
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)

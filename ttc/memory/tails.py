@@ -60,6 +60,9 @@ def freeze(memory: KVMemory, tails: KV, row: int, first: int, kv: KV) -> None:
     other rows may move to its place meanwhile; without room for the copy this waits until it has left.
     """
     span = slice(first, first + kv.tokens)
+    if kv.block is not None and tails.block is not None:
+        kv.block.copy_(tails.block[:, :, row, :, span])
+        return
     mirrored = None not in tails.host and (tails.mirrored_tokens or 0) >= span.stop
     leaving = range(0) if mirrored else [n for n, copy in enumerate(tails.device) if copy and kv.device[n] is None]
     nbytes = sum(memory.layer_bytes(kv, layer) for layer in leaving)
@@ -92,6 +95,10 @@ def grown(memory: KVMemory, tails: KV, rows: int, tokens: int, filled: int) -> K
     Raises OutOfMemory, and leaves `tails` as they are, where there is no room for both.
     """
     larger = memory.allocate(tokens, rows=rows)
+    if tails.block is not None and larger.block is not None:
+        larger.block[:, :, : tails.rows, :, :filled] = tails.block[:, :, :, :, :filled]
+        memory.free(tails)
+        return larger
     for old, new in zip(tails.device, larger.device, strict=True):
         assert old is not None and new is not None
         for source, target in zip(old.both, new.both, strict=True):
@@ -103,6 +110,10 @@ def grown(memory: KVMemory, tails: KV, rows: int, tokens: int, filled: int) -> K
 def keep_rows(memory: KVMemory, tails: KV, rows: Sequence[int]) -> None:
     """Close the gaps that other rows leave: `rows`, ascending, become the first ones."""
     moves = [(new, old) for new, old in enumerate(rows) if new != old]
+    if tails.block is not None:
+        for new, old in moves:
+            tails.block[:, :, new] = tails.block[:, :, old]
+        return
     if moves and any(tails.host):
         memory.wait_kv_on_host(tails)
     for copy in [*tails.device, *tails.host]:

@@ -20,7 +20,7 @@ class Resident(Residency):
     """All KV on the device; a budget too small is refused before any work, with the bytes that would do."""
 
     def _make_memory(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> KVMemory:
-        return KVMemory(shapes, dtype, device, to_bytes(self.budget_gib), host_budget_bytes=0)
+        return KVMemory(shapes, dtype, device, to_bytes(self.budget_gib), host_budget_bytes=0, by_layer=False)
 
     def require(self, tokens: int) -> None:
         self.memory.device.require(tokens * self.memory.bytes_per_token)

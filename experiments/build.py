@@ -21,6 +21,8 @@ from ttc.errors import InvalidInput
 from ttc.model.choice import runner_for
 from ttc.model.loading import load, load_tokenizer
 from ttc.model.runner import ModelRunner
+from ttc.placement.base import Placement
+from ttc.placement.loading import load_placed
 from ttc.protocols import Verifier
 from ttc.remote.backend import RemoteBackend
 from ttc.residency.resident import Resident
@@ -119,7 +121,7 @@ def check_backend(config: DictConfig) -> None:
     instantiate(config.backend)  # refuses wrong settings before anything is loaded
 
 
-LOCAL_GROUPS = ("memory", "cache", "sharing", "gate")
+LOCAL_GROUPS = ("memory", "placement", "cache", "sharing", "gate")
 DEFAULTS = {"memory": Resident, "sharing": Sharing}
 """The classes of those groups whose default does something."""
 
@@ -128,22 +130,26 @@ def make_engine(config: DictConfig) -> Engine:
     """An engine of this machine, for what cannot be done elsewhere."""
     if is_remote(config):
         raise InvalidInput("a server cannot do this; it needs the model on this machine: use backend=local")
-    model, tokenizer, runner = loaded(config.model.name, config.model.device, config.model.dtype)
+    placement = instantiate(config.placement) if config.placement.get("_target_") else None
+    model, tokenizer, runner = loaded(config.model.name, config.model.device, config.model.dtype, placement)
     return Engine(model, tokenizer, runner=runner, **engine_options(config))
 
 
-_loaded: dict[tuple[str, str, str], tuple[Any, Any, ModelRunner]] = {}
+_loaded: dict[tuple[str, str, str, str], tuple[Any, Any, ModelRunner]] = {}
 
 
-def loaded(name: str, device: str, dtype: str) -> tuple[Any, Any, ModelRunner]:
+def loaded(name: str, device: str, dtype: str, placement: Placement | None = None) -> tuple[Any, Any, ModelRunner]:
     """(model, tokenizer, runner). The last one stays loaded, so that the jobs of a sweep share it."""
-    key = (name, device, dtype)
+    key = (name, device, dtype, repr(placement))
     if key not in _loaded:
         say(f"loading {name}")
         _loaded.clear()
         gc.collect()
-        model, tokenizer = load(name, device=device, dtype=dtype)
-        _loaded[key] = model, tokenizer, runner_for(model, "auto", pack=True)
+        if placement is not None:
+            _loaded[key] = load_placed(name, placement, device=device, dtype=dtype)
+        else:
+            model, tokenizer = load(name, device=device, dtype=dtype)
+            _loaded[key] = model, tokenizer, runner_for(model, "auto", pack=True)
     return _loaded[key]
 
 

@@ -119,7 +119,8 @@ def page() -> str:
     check()
     defaults = _defaults()
     lines = []
-    for group in ("model", "dataset", "search", "verifier", "memory", "cache", "sharing", "gate", "backend"):
+    groups = ("model", "dataset", "search", "verifier", "memory", "placement", "cache", "sharing", "gate", "backend")
+    for group in groups:
         names = [f"{name}*" if name == defaults[group] else name for name in choices(group)]
         lines += _wrapped(f"  {group:<10}", names)
     lines += _wrapped("  +experiment=", choices("experiment"))

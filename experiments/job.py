@@ -234,8 +234,9 @@ def _summary(config: DictConfig, task: Task, folder: RunFolder) -> dict[str, Any
     ids = [p.id for p in task.problems] + [name for name, _ in task.failures]
     records = [folder.records[i] for i in ids]
     summary = summarise(records)
-    if config.memory.get("link_gbps") is not None:
-        summary["simulated_link_gbps"] = config.memory.link_gbps
+    gbps = [part.link_gbps for part in (config.memory, config.placement) if part.get("link_gbps") is not None]
+    if gbps:
+        summary["simulated_link_gbps"] = gbps[0]
     summary["seconds"] = seconds_at_work(records)
     summary["parameters"] = run_parameters(config.model.name, OmegaConf.to_container(config.verifier, resolve=True))
     summary["made_by"] = folder.goes

@@ -164,6 +164,7 @@ class Config:
     search: Any = None
     verifier: Any = None
     memory: Any = None
+    placement: Any = None
     cache: Any = None
     sharing: Any = None
     gate: Any = None
@@ -251,6 +252,7 @@ VERIFIERS = {
 CACHES = {"rsbcm": ttc.BlockCache, "lru": ttc.BlockCache}
 SHARING = {"exact": ttc.Sharing, "none": ttc.Sharing, "similar": ttc.Sharing}
 GATES = {"decode": ttc.DecodeGate}
+PLACEMENTS = {"streamed": ttc.Streamed}
 BACKENDS = {"openai": ttc.Endpoint}
 POLICIES = {
     "resident": ttc.Resident,
@@ -361,6 +363,7 @@ def register() -> None:
         ("search", SEARCHES),
         ("verifier", VERIFIERS),
         ("memory", POLICIES),
+        ("placement", PLACEMENTS),
         ("cache", CACHES),
         ("sharing", SHARING),
         ("gate", GATES),
@@ -380,4 +383,5 @@ def register() -> None:
     store.store(name="train_verifier_schema", node=extended("train", TrainConfig))
     for group in ("verifier", "cache", "gate"):
         store.store(group=group, name="none_schema", node={"_target_": None})
-    store.store(group="backend", name="local_schema", node={"_target_": None})
+    for group, name in (("backend", "local"), ("placement", "resident")):
+        store.store(group=group, name=f"{name}_schema", node={"_target_": None})

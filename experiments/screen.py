@@ -238,7 +238,7 @@ def table(name: str, summary: dict[str, Any]) -> str:
         ("tokens per problem", f"{summary['generated_tokens_per_problem']:.0f}"),
         ("verifier tokens", f"{summary['verifier_tokens']}"),
         *((f"approximate: {what.replace('_', ' ')}", str(n)) for what, n in summary["approximate"].items()),
-        *([("KV moved", f"{moved[0]:,.1f} MiB to the device, {moved[1]:,.1f} MiB back")] if any(moved) else []),
+        *([("moved", f"{moved[0]:,.1f} MiB to the device, {moved[1]:,.1f} MiB back")] if any(moved) else []),
         (
             "time",
             f"{summary['seconds']:.1f} s" + (", over a simulated link" if "simulated_link_gbps" in summary else ""),

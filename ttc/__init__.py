@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         UnsupportedModel,
         VerifierError,
     )
+    from ttc.placement.streamed import Streamed
     from ttc.protocols import (
         Append,
         Backend,
@@ -86,6 +87,7 @@ __all__ = [
     "Sharing",
     "SideBranches",
     "Step",
+    "Streamed",
     "Substitution",
     "TTCError",
     "UnsupportedModel",
@@ -135,6 +137,7 @@ __getattr__, __dir__ = lazy_names(
         "Sharing": "ttc.tree.sharing",
         "SideBranches": "ttc.protocols",
         "Step": "ttc.protocols",
+        "Streamed": "ttc.placement.streamed",
         "Substitution": "ttc.tree.branch",
         "TTCError": "ttc.errors",
         "UnsupportedModel": "ttc.errors",

@@ -31,6 +31,7 @@ from ttc.passes.outputs import Outputs
 from ttc.passes.prefill import prefill
 from ttc.passes.runtime import Runtime, check_parts
 from ttc.passes.scoring import checked_continuations, score
+from ttc.placement.base import PlacedRunner, Placement
 from ttc.protocols import Purpose
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
@@ -84,6 +85,8 @@ class Engine:
         self.limits, self.sharing = ModelLimits.of(model, tokenizer), sharing or Sharing()
         self.residency = (memory or Resident()).bind(self.runner.shapes, self.dtype, self.device)
         self.memory: KVMemory = self.residency.memory
+        if isinstance(self.runner, PlacedRunner):
+            self.runner.bind(self.memory)
         self.tree = Tree(self.memory, self.residency.block_tokens)
         parts = self.runner, self.limits, self.residency, self.tree, self.sharing
         self.runtime = Runtime(*parts, prefill_tokens, self.decode)
@@ -99,11 +102,19 @@ class Engine:
         *,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
+        placement: Placement | None = None,
         **options: Any,
     ) -> Engine:
-        """Load a model by alias ("smollm2-135m"), folder, .gguf file or hub id. `options` go to the constructor."""
-        from ttc.model.loading import load
+        """Load a model by alias ("smollm2-135m"), folder, .gguf file or hub id. `options` go to the constructor.
 
+        placement: where its weights lie and its layers run, as `ttc.Streamed()`; None for all on the device.
+        """
+        from ttc.model.loading import load
+        from ttc.placement.loading import load_placed
+
+        if placement is not None:
+            model, tokenizer, runner = load_placed(name, placement, device=device, dtype=dtype)
+            return cls(model, tokenizer, **{"runner": runner} | options)
         model, tokenizer = load(name, device=device, dtype=dtype)
         return cls(model, tokenizer, runner=runner_for(model, options.pop("runner", "auto"), pack=True), **options)
 

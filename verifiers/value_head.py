@@ -134,7 +134,7 @@ class ValueHead(RewardModel):
             base, self.separator, self.prompt = settings["base"], settings["separator"], settings["prompt"]
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidInput(f"{file} is no file of ValueHead.save: {error!r}") from error
-        options = {"device": self.device, "dtype": self.dtype}
+        options: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
         if base is None:
             model, tokenizer = load_headed(str(self.model), **options)
         else:

@@ -63,6 +63,7 @@ def test_a_run_on_a_server_has_the_records_of_a_run_here(tmp_path: Path, monkeyp
     ("setting", "named"),
     [
         ("memory=paged", "memory"),
+        ("placement=streamed", "placement"),
         ("cache=lru", "cache"),
         ("sharing=none", "sharing"),
         ("gate=decode", "gate"),

@@ -10,7 +10,7 @@ from decimal import ROUND_CEILING, Context
 import torch
 from torch import Tensor
 
-from ttc.errors import OutOfMemory
+from ttc.errors import InvalidInput, OutOfMemory
 from ttc.memory.kv import KV, LayerKV, LayerShape
 from ttc.memory.link import Copies, Link, Transfer
 
@@ -99,6 +99,19 @@ class KVMemory:
         alike = len({(s.kv_heads, s.key_dim, s.value_dim) for s in self.shapes}) == 1
         one = alike and self.shapes[0].key_dim == self.shapes[0].value_dim and budget_bytes is None
         self.in_blocks = one and not by_layer
+
+    def join_link(self, link: Link, gbps: float | None) -> None:
+        """Move KV over a link that carries weights, too, whose placement gives it `gbps`; before anything is allocated.
+
+        Raises InvalidInput where the memory policy gives it another speed.
+        """
+        own = self.link.gbps
+        if own is not None and gbps is not None and own != gbps:
+            raise InvalidInput(
+                f"memory.link_gbps={own} and placement.link_gbps={gbps} are the speed of one link; give the same "
+                "number, or one of them"
+            )
+        self.link, link.gbps = link, own if gbps is None else gbps
 
     def layer_bytes(self, kv: KV, layer: int) -> int:
         return kv.tokens * (kv.rows or 1) * self.layer_bytes_per_token[layer]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ttc.errors import UnsupportedModel
+from ttc.model.blocks import decoder_layers
 
 
 class Lens:
@@ -22,7 +23,12 @@ class Lens:
 
     def __init__(self, model: Any):
         self.model = model
-        self.layers = _decoder_layers(model)
+        try:
+            self.layers = decoder_layers(model)
+        except UnsupportedModel as error:
+            raise UnsupportedModel(
+                f"{error}, so it cannot leave a scoring pass early; score it without an exit"
+            ) from error
 
     def logits(self, output: Any, rows: Sequence[int]) -> Tensor:
         """(rows, vocab) in at least float32, for `rows` of what a layer returned: states (1, n, width), or a tuple that
@@ -47,20 +53,6 @@ class Lens:
                 layer.__dict__.pop("forward", None)
                 if own is not None:
                     layer.forward = own
-
-
-def _decoder_layers(model: Any) -> list[torch.nn.Module]:
-    """The modules that hold attention layer 0, 1, 2, ..., side by side in one list."""
-    count = model.config.get_text_config().num_hidden_layers
-    for module in model.modules():
-        if isinstance(module, torch.nn.ModuleList) and len(module) >= count:
-            layers = list(module)[:count]
-            if all(any(getattr(m, "layer_idx", None) == i for m in layer.modules()) for i, layer in enumerate(layers)):
-                return layers
-    raise UnsupportedModel(
-        f"{type(model).__name__} has no list of its {count} decoder layers, so it cannot leave a scoring pass early; "
-        "score it without an exit"
-    )
 
 
 def parts_of(output: Any) -> tuple[Tensor, tuple[Any, ...] | None]:

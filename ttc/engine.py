@@ -21,6 +21,7 @@ from ttc.attention.hf_hook import lent
 from ttc.checks import check_whole
 from ttc.locking import one_at_a_time
 from ttc.memory.manager import KVMemory
+from ttc.model.binding import bind_policy
 from ttc.model.choice import Choice, runner_for
 from ttc.model.lens import Lens
 from ttc.model.limits import ModelLimits
@@ -83,7 +84,7 @@ class Engine:
         self.runner: ModelRunner = runner_for(model, runner)
         self.model, self.tokenizer, self.device, self.dtype = model, tokenizer, self.runner.device, self.runner.dtype
         self.limits, self.sharing = ModelLimits.of(model, tokenizer), sharing or Sharing()
-        self.residency = (memory or Resident()).bind(self.runner.shapes, self.dtype, self.device)
+        self.residency = bind_policy(memory or Resident(), self.runner)
         self.memory: KVMemory = self.residency.memory
         if isinstance(self.runner, PlacedRunner):
             self.runner.bind(self.memory)

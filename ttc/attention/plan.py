@@ -57,7 +57,7 @@ class Plan(ABC):
                 self.attend_tails_again(view.of(layer), heads, q, key, value, out[heads], lse[heads])
             absent = set()
             for index, entry in enumerate(self.entries):
-                if (copy := entry.kv.device[layer.index]) is not None:
+                if (copy := entry.kv.readable(layer.index)) is not None:
                     self._attend(layer, index, q, copy, out, lse)
                 else:
                     absent.add(index)
@@ -319,8 +319,8 @@ class ExtendPlan(Plan):
     def _store(self, layer: int, key: Tensor, value: Tensor, on_device: bool = True) -> None:
         """Write new keys and values to the host copies of where they stay, and to the device copies if `on_device`."""
         for row, count, kv, first in self.new:
-            copy = kv.device[layer] if on_device else None
-            to_host = self.memory if kv.host[layer] is not None else None
+            copy = kv.readable(layer) if on_device else None
+            to_host = self.memory if kv.host[layer] is not None and layer not in kv.acts else None
             if copy is not None or to_host is not None:
                 k, v = key[:, row : row + count], value[:, row : row + count]
                 where = slice(None), slice(first, first + count)

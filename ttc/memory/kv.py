@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from struct import pack
@@ -17,17 +18,25 @@ class LayerShape:
     """What one attention layer stores per token. K and V may differ in width (DeepSeek-V3).
 
     window: how many tokens back the layer looks, None for all.
+    input_dim: the width of what goes into its K and V projections, from which keys and values can be generated again;
+    None where that is not known.
     """
 
     kv_heads: int
     key_dim: int
     value_dim: int
     window: int | None = None
+    input_dim: int | None = None
 
     @property
     def elements(self) -> int:
         """Numbers per token."""
         return self.kv_heads * (self.key_dim + self.value_dim)
+
+    @property
+    def as_inputs(self) -> LayerShape:
+        """The shape of an ACT block: inputs lie as the keys of one head, with no values."""
+        return LayerShape(1, self.input_dim or 0, 0, self.window)
 
     def lay_out(
         self, buffer: Tensor, tokens: int, rows: int | None = None, heads: int | None = None, by_token: bool = False
@@ -109,10 +118,24 @@ class LayerKV:
         return shape.lay_out(buffer, tokens, rows, by_token=on_host and rows is not None)
 
 
+class LayerACT(LayerKV):
+    """A layer of an ACT block: what goes into its K and V projections, (1, tokens, width), as the keys of one head with
+    no values. So it is moved, cut and joined as KV is. Attention cannot read it: a reader regenerates its KV."""
+
+    __slots__ = ()
+
+    @property
+    def place(self) -> bytes:
+        """Nowhere, for a kernel that looks for keys and values."""
+        return bytes(6 * 8)
+
+
 class KV:
     """KV of a run of tokens: for each layer a copy on the device, on the host, or on both.
 
     rows: None, or how many tails of `tokens` tokens lie side by side.
+    acts: the layers that are kept as activations (CAPTURE's ACT blocks), `LayerACT` in both tiers.
+    inputs: of tails whose tokens may become ACT blocks, these inputs beside their keys and values.
     pinned: never evicted.
     block: the device copies of all layers as one tensor (layers, 2, [rows,] kv_heads, tokens, dim), keys before values,
         where they lie so; it is copied in one operation.
@@ -120,14 +143,20 @@ class KV:
     mirrored_tokens: of tails on the device, how many tokens their host copies have; None without host copies.
     """
 
-    def __init__(self, layers: int, tokens: int, rows: int | None = None):
+    def __init__(self, layers: int, tokens: int, rows: int | None = None, acts: Iterable[int] = ()):
         self.tokens, self.rows, self.pinned = tokens, rows, rows is not None
+        self.acts = frozenset(acts)
+        self.inputs: KV | None = None
         self.device: list[LayerKV | None] = [None] * layers
         self.host: list[LayerKV | None] = [None] * layers
         self.block: Tensor | None = None
         self.written: Transfer | None = None
         self.fetched: Transfer | None = None
         self.mirrored_tokens: int | None = None
+
+    def readable(self, layer: int) -> LayerKV | None:
+        """The device copy of a layer if attention can read it: None for an ACT block."""
+        return None if layer in self.acts else self.device[layer]
 
     def on_device(self, layer: int) -> LayerKV:
         """The device copy of a layer; asking for one that isn't there is a mistake of the engine."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from decimal import ROUND_CEILING, Context
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ttc.errors import InvalidInput, OutOfMemory
-from ttc.memory.kv import KV, LayerKV, LayerShape
+from ttc.memory.kv import KV, LayerACT, LayerKV, LayerShape
 from ttc.memory.link import Copies, Link, Transfer
 
 
@@ -95,6 +95,7 @@ class KVMemory:
         self.live: dict[KV, None] = {}  # in order of creation
         self.itemsize = torch.empty(0, dtype=dtype).element_size()
         self.layer_bytes_per_token = [s.elements * self.itemsize for s in self.shapes]
+        self.act_bytes_per_token = [s.as_inputs.elements * self.itemsize for s in self.shapes]
         self.bytes_per_token = sum(self.layer_bytes_per_token)
         alike = len({(s.kv_heads, s.key_dim, s.value_dim) for s in self.shapes}) == 1
         one = alike and self.shapes[0].key_dim == self.shapes[0].value_dim and budget_bytes is None
@@ -114,7 +115,8 @@ class KVMemory:
         self.link, link.gbps = link, own if gbps is None else gbps
 
     def layer_bytes(self, kv: KV, layer: int) -> int:
-        return kv.tokens * (kv.rows or 1) * self.layer_bytes_per_token[layer]
+        sizes = self.act_bytes_per_token if layer in kv.acts else self.layer_bytes_per_token
+        return kv.tokens * (kv.rows or 1) * sizes[layer]
 
     def tier_bytes(self, kv: KV) -> tuple[int, int]:
         """Bytes of `kv` on the device and on the host."""
@@ -127,21 +129,26 @@ class KVMemory:
     def allocate(self, tokens: int, rows: int | None = None, device_layers: int | None = None) -> KV:
         """KV for `tokens` tokens, or for `rows` tails of that capacity: the first `device_layers` layers (None: all)
         on the device, the rest on the host."""
-        split = len(self.shapes) if device_layers is None else device_layers
-        kv = KV(len(self.shapes), tokens, rows)
-        if self.in_blocks and split == len(self.shapes):
+        layers = range(len(self.shapes))
+        kv, near = KV(len(layers), tokens, rows), layers[:device_layers]
+        if self.in_blocks and len(near) == len(layers):
             self._allocate_block(kv)
             return kv
-        sizes = [self.layer_bytes(kv, layer) for layer in range(len(self.shapes))]
-        self.claim(self.device, sum(sizes[:split]))
-        self.require_host(sum(sizes[split:]))
-        for layer in range(len(self.shapes)):
-            if layer < split:
-                kv.device[layer] = self.buffer(kv, layer)
-            else:
-                kv.host[layer] = self.buffer(kv, layer, host=True)
-        self.device.take(sum(sizes[:split]))
-        self.host.take(sum(sizes[split:]))
+        return self.fill(kv, near, layers[len(near) :])
+
+    def fill(self, kv: KV, on_device: Collection[int], on_host: Collection[int]) -> KV:
+        """Give new `kv` memory for some layers on the device and for others on the host."""
+        device_bytes, host_bytes = (
+            sum(self.layer_bytes(kv, layer) for layer in layers) for layers in (on_device, on_host)
+        )
+        self.claim(self.device, device_bytes)
+        self.require_host(host_bytes)
+        for layer in on_device:
+            kv.device[layer] = self.buffer(kv, layer)
+        for layer in on_host:
+            kv.host[layer] = self.buffer(kv, layer, host=True)
+        self.device.take(device_bytes)
+        self.host.take(host_bytes)
         self.live[kv] = None
         return kv
 
@@ -166,6 +173,9 @@ class KVMemory:
         kv.host = [None] * len(self.shapes)
         kv.block = None
         del self.live[kv]
+        if kv.inputs is not None:
+            self.free(kv.inputs)
+            kv.inputs = None
 
     def claim(self, tier: Tier, nbytes: int) -> None:
         """See that `nbytes` fit now: wait for what is on its way out if they do not fit beside it.
@@ -192,7 +202,10 @@ class KVMemory:
 
     def buffer(self, kv: KV, layer: int, host: bool = False) -> LayerKV:
         with _as_out_of_memory(self.host if host else self.device, self.layer_bytes(kv, layer)):
-            return LayerKV.empty(self.shapes[layer], kv.tokens, kv.rows, self.dtype, self.link.device, host)
+            like = kv.tokens, kv.rows, self.dtype, self.link.device, host
+            if layer in kv.acts:
+                return LayerACT(*LayerKV.empty(self.shapes[layer].as_inputs, *like).both)
+            return LayerKV.empty(self.shapes[layer], *like)
 
     def require_host(self, nbytes: int, beside: Iterable[KV] = ()) -> None:
         """Raise OutOfMemory unless `nbytes` fit on the host, for which spare copies are given up, none of `beside`."""
@@ -258,7 +271,7 @@ class KVMemory:
         """One more copy of some layers of `kv`, fetched from the host to the device."""
         layers = list(layers)
         self.write_back(kv, cause, layers)
-        twin = KV(len(self.shapes), kv.tokens)
+        twin = KV(len(self.shapes), kv.tokens, acts=kv.acts)
         twin.pinned = True
         twin.host, twin.written = kv.host, kv.written
         try:

@@ -11,9 +11,12 @@ from ttc.memory.manager import KVMemory
 
 
 def can_recut(memory: KVMemory, kvs: Sequence[KV]) -> bool:
-    """Whether there is room to `recut`, and no layer that all of `kvs` have on the device has to leave it."""
+    """Whether all of `kvs` are KV in the same layers, there is room to `recut` them, and no layer that all of them have
+    on the device has to leave it."""
     if all(kv.block is not None for kv in kvs):
         return True
+    if len({kv.acts for kv in kvs}) > 1:
+        return False
     device_bytes, host_bytes = _needed_bytes(memory, kvs, _on_device(memory, kvs))
     return device_bytes <= memory.device.free_bytes and host_bytes <= memory.host.free_bytes
 
@@ -39,7 +42,7 @@ def recut(memory: KVMemory, kvs: Sequence[KV], lengths: Sequence[int]) -> list[K
     for kv in kvs:
         memory.evict(kv, "join", [layer for layer in layers if not on_device[layer]])
         memory.wait_kv_on_host(kv)
-    cut, done = [KV(len(layers), length) for length in lengths], 0
+    cut, done = [KV(len(layers), length, acts=kvs[0].acts) for length in lengths], 0
     memory.live.update(dict.fromkeys(cut))
     try:
         for layer in layers:
@@ -86,16 +89,16 @@ def _on_device(memory: KVMemory, kvs: Sequence[KV]) -> list[bool]:
 def _needed_bytes(memory: KVMemory, kvs: Sequence[KV], on_device: Sequence[bool]) -> tuple[int, int]:
     """The room on the device and on the host that `recut` needs, cutting the layers `on_device` there: for the
     largest layer of each tier, and for what has to be written back first."""
-    tokens = sum(kv.tokens for kv in kvs)
     device_bytes = host_bytes = moved_bytes = 0
-    for layer, per_token in enumerate(memory.layer_bytes_per_token):
+    for layer in range(len(memory.shapes)):
         lacking = [kv for kv in kvs if kv.host[layer] is None]
+        nbytes = sum(memory.layer_bytes(kv, layer) for kv in kvs)
         if on_device[layer]:
-            device_bytes = max(device_bytes, tokens * per_token)
+            device_bytes = max(device_bytes, nbytes)
         else:
             moved_bytes += sum(memory.layer_bytes(kv, layer) for kv in lacking)
         if not on_device[layer] or not lacking:
-            host_bytes = max(host_bytes, tokens * per_token)
+            host_bytes = max(host_bytes, nbytes)
     return device_bytes, moved_bytes + host_bytes
 
 

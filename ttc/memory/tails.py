@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ttc.errors import OutOfMemory
 from ttc.memory.kv import KV
 from ttc.memory.manager import KVMemory
 
@@ -59,20 +60,21 @@ def freeze(memory: KVMemory, tails: KV, row: int, first: int, kv: KV) -> None:
     What goes to the host is taken from the tails' host copy where that has it. Else it leaves the device as a copy, for
     other rows may move to its place meanwhile; without room for the copy this waits until it has left.
     """
-    span = slice(first, first + kv.tokens)
+    span, layers = slice(first, first + kv.tokens), range(len(memory.shapes))
     if kv.block is not None and tails.block is not None:
         kv.block.copy_(tails.block[:, :, row, :, span])
         return
-    mirrored = None not in tails.host and (tails.mirrored_tokens or 0) >= span.stop
-    leaving = range(0) if mirrored else [n for n, copy in enumerate(tails.device) if copy and kv.device[n] is None]
+    mirrored = None not in tails.host and (tails.mirrored_tokens or 0) >= span.stop and not kv.acts
+    on_device = [(tails.inputs if layer in kv.acts and tails.inputs else tails).device[layer] for layer in layers]
+    leaving = range(0) if mirrored else [n for n, copy in enumerate(on_device) if copy and kv.device[n] is None]
     nbytes = sum(memory.layer_bytes(kv, layer) for layer in leaving)
     copied = nbytes <= memory.device.free_bytes
     if copied:
         memory.claim(memory.device, nbytes)
     stores: list[tuple[Tensor, Tensor]] = []
     memory.wait_kv_on_host(tails)
-    for layer in range(len(memory.shapes)):
-        source = (tails.host[layer] if mirrored and kv.device[layer] is None else None) or tails.device[layer]
+    for layer in layers:
+        source = (tails.host[layer] if mirrored and kv.device[layer] is None else None) or on_device[layer]
         source, target = source or tails.host[layer], kv.device[layer] or kv.host[layer]
         assert source is not None and target is not None
         for new, old in zip(target.both, source.both, strict=True):
@@ -99,12 +101,23 @@ def grown(memory: KVMemory, tails: KV, rows: int, tokens: int, filled: int) -> K
         larger.block[:, :, : tails.rows, :, :filled] = tails.block[:, :, :, :, :filled]
         memory.free(tails)
         return larger
-    for old, new in zip(tails.device, larger.device, strict=True):
-        assert old is not None and new is not None
-        for source, target in zip(old.both, new.both, strict=True):
-            target[: source.shape[0], :, :filled] = source[:, :, :filled]
+    if tails.inputs is not None:
+        try:
+            larger.inputs = tail_inputs(memory, tokens, rows, tails.inputs.acts)
+        except OutOfMemory:
+            memory.free(larger)
+            raise
+    for one, other in ((tails, larger), (tails.inputs, larger.inputs)):
+        for old, new in zip(one.device, other.device, strict=True) if one and other else ():
+            for source, target in zip(old.both, new.both, strict=True) if old and new else ():
+                target[: source.shape[0], :, :filled] = source[:, :, :filled]
     memory.free(tails)
     return larger
+
+
+def tail_inputs(memory: KVMemory, tokens: int, rows: int, layers: Collection[int]) -> KV:
+    """On the device, what goes into the K and V projections of some layers, beside the keys and values of tails."""
+    return memory.fill(KV(len(memory.shapes), tokens, rows, acts=layers), layers, ())
 
 
 def keep_rows(memory: KVMemory, tails: KV, rows: Sequence[int]) -> None:
@@ -116,7 +129,7 @@ def keep_rows(memory: KVMemory, tails: KV, rows: Sequence[int]) -> None:
         return
     if moves and any(tails.host):
         memory.wait_kv_on_host(tails)
-    for copy in [*tails.device, *tails.host]:
+    for copy in [*tails.device, *tails.host, *(tails.inputs.device if tails.inputs else ())]:
         for tensor in copy.both if moves and copy is not None else ():
             for new, old in moves:
                 tensor[new] = tensor[old]

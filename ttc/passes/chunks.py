@@ -126,9 +126,10 @@ class SegmentWriter:
         while count:
             if not self.blocks or self.filled == len(self.blocks[-1].tokens):
                 tokens = self.left[:size]
-                kv = self.runtime.residency.allocate(len(tokens), self.needed)
-                self.needed.add(kv)
                 tree, above = self.runtime.tree, self.held[self.index]
+                path = [segment.storage for segment in above.path()]
+                kv = self.runtime.residency.allocate(len(tokens), self.needed, path)
+                self.needed.add(kv)
                 self.held[self.index] = tree.hold(tree.attach(above, tokens, kv))
                 tree.drop(above)
                 self.blocks.append(self.held[self.index])

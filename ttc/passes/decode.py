@@ -348,10 +348,10 @@ class RunningBatch:
             return
         assert self.tails is not None
         tree, residency, memory = self.runtime.tree, self.runtime.residency, self.runtime.memory
-        size = residency.block_tokens or filled
+        size, path = residency.block_tokens or filled, [segment.storage for segment in branch.leaf.path()]
         try:
             for first in range(0, filled, size):
-                blocks.append(residency.allocate_frozen(min(size, filled - first)))
+                blocks.append(residency.allocate_frozen(min(size, filled - first), [*path, *blocks]))
                 freeze(memory, self.tails, row.place, first, blocks[-1])
         except BaseException:
             for kv in blocks:

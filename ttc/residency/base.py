@@ -126,12 +126,12 @@ class Residency(ABC):
         """Raise `OutOfMemory` unless the tree may grow by `tokens` tokens."""
 
     @abstractmethod
-    def allocate(self, tokens: int, needed: Iterable[KV] = ()) -> KV:
-        """KV for a segment that a pass will fill, which reads `needed`."""
+    def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
+        """KV for a segment that a pass will fill, which reads `needed`. path: that of the segments before it."""
 
-    def allocate_frozen(self, tokens: int) -> KV:
-        """KV for a part of a tail that becomes a segment."""
-        return self.allocate(tokens)
+    def allocate_frozen(self, tokens: int, path: Sequence[KV] = ()) -> KV:
+        """KV for a part of a tail that becomes a segment after those of `path`."""
+        return self.allocate(tokens, path=path)
 
     # ---------------------------------------------------------------- a step
 
@@ -244,7 +244,7 @@ class Offloading(Residency):
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
         """All together if their tails fit beside the buffers, else in as few rounds as that takes."""
         self.read_capacity()
-        most, tail_bytes = len(paths), capacity * self.memory.bytes_per_token
+        most, tail_bytes = len(paths), capacity * self.tail_bytes_per_token
         if (budget := self.memory.device.budget_bytes) is not None:
             buffer_bytes = self.buffer_bytes(paths)
             most = min(most, (budget - 2 * buffer_bytes) // tail_bytes)
@@ -253,6 +253,11 @@ class Offloading(Residency):
         sizes = balanced_sizes(len(paths), ceil(len(paths) / max(1, most)))
         self.require_host(capacity * len(paths), max(sizes) * tail_bytes)
         return [list(range(end - size, end)) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+    @property
+    def tail_bytes_per_token(self) -> int:
+        """What a token of a tail takes on the device."""
+        return self.memory.bytes_per_token
 
     def buffer_bytes(self, paths: Paths) -> int:
         """The smallest buffer through which the segments of `paths` can be read: here one block of one layer."""
@@ -379,6 +384,6 @@ class Offloading(Residency):
         return [
             i
             for i, entry in enumerate(entries)
-            if entry.kv.device[layer] is None
+            if entry.kv.readable(layer) is None
             and (window is None or entry.start + entry.length > min(positions[entry.rows]) - window + 1)
         ]

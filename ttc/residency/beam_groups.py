@@ -48,11 +48,11 @@ class BeamGroups(Offloading):
 
     # ---------------------------------------------------------------- where KV goes
 
-    def allocate(self, tokens: int, needed: Iterable[KV] = ()) -> KV:
+    def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
         roomy = self.make_room(tokens * self.memory.bytes_per_token, set(needed))
         return self.memory.allocate(tokens, device_layers=None if roomy else 0)
 
-    def allocate_frozen(self, tokens: int) -> KV:
+    def allocate_frozen(self, tokens: int, path: Sequence[KV] = ()) -> KV:
         """On the host while other groups wait for the room; the next step reads it anyway after them."""
         nbytes = tokens * self.memory.bytes_per_token
         roomy = self._group == self._last and self.make_room(nbytes, {kv for kv in self._uses if self._next(kv) < inf})

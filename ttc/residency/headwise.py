@@ -49,7 +49,7 @@ class Headwise(Offloading):
         """The file names heads of this model alone."""
         return replace(self, streaming_heads=None)
 
-    def allocate(self, tokens: int, needed: Iterable[KV] = ()) -> KV:
+    def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
         return self.memory.allocate(tokens, device_layers=0)
 
     def require_host(self, tokens: int, beside_bytes: float = 0) -> None:

@@ -27,11 +27,11 @@ class Layerwise(Offloading):
     _buffers: int = field(init=False, repr=False, default=0)
     """Bytes that a step's streams need, also between two of them."""
 
-    def allocate(self, tokens: int, needed: Iterable[KV] = ()) -> KV:
+    def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
         layers = self._place(max(self._live_tokens() + tokens, self._charged))
         return self.memory.allocate(tokens, device_layers=layers)
 
-    def allocate_frozen(self, tokens: int) -> KV:
+    def allocate_frozen(self, tokens: int, path: Sequence[KV] = ()) -> KV:
         """In the resident layers as far as there is room beside tails and buffers; the next step brings the rest."""
         layers, free = self._layers, self.memory.device.free_bytes - self._buffers
         while layers and tokens * sum(self.memory.layer_bytes_per_token[:layers]) > free:

@@ -39,7 +39,7 @@ class Paged(Offloading):
         bound._fresh = set()
         return bound
 
-    def allocate(self, tokens: int, needed: Iterable[KV] = ()) -> KV:
+    def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
         kv = self._allocate(tokens, None)
         self._fresh.add(kv)
         return kv

@@ -25,7 +25,7 @@ class Resident(Residency):
     def require(self, tokens: int) -> None:
         self.memory.device.require(tokens * self.memory.bytes_per_token)
 
-    def allocate(self, tokens: int, needed: Iterable[KV] = ()) -> KV:
+    def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
         return self.memory.allocate(tokens)
 
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:

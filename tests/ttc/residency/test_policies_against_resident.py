@@ -18,7 +18,7 @@ from tests.helpers.links import late
 from tests.helpers.models import deep
 from tests.helpers.ownership import assert_nothing_left, assert_whole
 from tests.helpers.tokenizers import Letters
-from ttc import BeamGroups, BlockCache, Engine, Headwise, Layerwise, OutOfMemory, Paged
+from ttc import BeamGroups, BlockCache, Capture, Engine, Headwise, Layerwise, OutOfMemory, Paged
 from ttc.residency.base import Offloading
 from ttc.tree.branch import Branch
 
@@ -32,6 +32,8 @@ KINDS: dict[str, tuple[type[Offloading], dict[str, Any]]] = {
     "paged, low watermark": (Paged, {"watermark": 0.3}),
     "headwise": (Headwise, {}),
     "headwise, one head": (Headwise, {"head_group": 1}),
+    "capture": (Capture, {"act_share": 0.5, "mini_batch_tokens": 32}),
+    "capture, activations alone": (Capture, {"act_share": 1.0}),
 }
 
 

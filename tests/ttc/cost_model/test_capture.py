@@ -1,0 +1,153 @@
+"""CAPTURE's allocation, Eq. 5's ratio and mini-batches, against what trying everything finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, inf
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from ttc.cost_model.capture import (
+    CaptureTimes,
+    Line,
+    fit_line,
+    hybrid_cache_allocation,
+    imbalance,
+    mini_batches,
+    next_is_act,
+)
+from ttc.errors import InvalidInput
+
+slopes = st.floats(0.01, 5)
+paper_times = st.builds(
+    CaptureTimes,
+    kv_gen=st.builds(Line, slopes),
+    load_kv=st.builds(Line, slopes),
+    load_w=st.floats(0, 40),
+)
+
+
+def gap(times: CaptureTimes, act_gpu: int, act: int, kv: int) -> float:
+    """|T_PCIe - T_Computation| of Eqs. 2 to 4, written out."""
+    pcie = times.load_w + times.load_kv.slope * kv + times.load_act.slope * act
+    return abs(pcie - times.forward_s - times.kv_gen.slope * (act + act_gpu))
+
+
+def every_filling(m_host: int, s_kv: int, s_act: int) -> list[tuple[int, int]]:
+    """All (ACT, KV) that leave no room for one more KV block."""
+    return [(act, (m_host - s_act * act) // s_kv) for act in range(m_host // s_act + 1)]
+
+
+@given(times=paper_times, act_gpu=st.integers(0, 20), m_host=st.integers(0, 80), s_kv=st.integers(1, 4))
+def test_algorithm_1_leaves_the_least_gap_that_any_filling_of_the_host_leaves(
+    times: CaptureTimes, act_gpu: int, m_host: int, s_kv: int
+) -> None:
+    act, kv = hybrid_cache_allocation(times, act_gpu, m_host, 0, s_kv, 1)
+    assert act >= 0 and kv >= 0
+    assert m_host - s_kv < act + s_kv * kv <= m_host  # the host is full
+    least = min(gap(times, act_gpu, *filling) for filling in every_filling(m_host, s_kv, 1))
+    slack = 2 * (s_kv * times.kv_gen.slope + times.load_kv.slope) + 1e-6  # whole blocks
+    assert gap(times, act_gpu, act, kv) <= least + slack
+
+
+@given(
+    times=paper_times,
+    share=st.floats(0, 0.9),
+    forward_s=st.floats(0, 40),
+    act_gpu=st.integers(0, 20),
+    m_host=st.integers(1, 80),
+)
+def test_with_act_blocks_that_cross_a_layer_takes_hardly_longer_than_with_any_other_counts(
+    times: CaptureTimes, share: float, forward_s: float, act_gpu: int, m_host: int
+) -> None:
+    """An ACT block crosses faster than a KV block here, as it is smaller."""
+    times = replace(times, load_act=Line(share * times.load_kv.slope), forward_s=forward_s)
+    assume(times.kv_gen.slope >= times.load_act.slope)
+    act, kv = hybrid_cache_allocation(times, act_gpu, m_host)
+    assert act + kv == m_host
+    least = min(times.layer_s(m_host - n, n, act_gpu) for n in range(m_host + 1))
+    assert times.layer_s(kv, act, act_gpu) <= least + 2 * (times.kv_gen.slope + times.load_kv.slope) + 1e-6
+
+
+def test_the_two_steps_of_algorithm_1_by_hand() -> None:
+    """Weights take 12, a KV block 2, regenerating an ACT block 1; sizes as in the paper, S_ACT half of S_KV."""
+    times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(2.0), load_w=12.0)
+    # T_budget = 12 - 4: ACT_init 8. The other 32 units: #ACT + 2 #KV = 32 with #ACT = 2 #KV
+    assert hybrid_cache_allocation(times, 4, 140, 100, 2, 1) == (8 + 16, 8)
+    # T_budget = 12 - 20 = -8: KV_init 4, so 32 units are left as well
+    assert hybrid_cache_allocation(times, 20, 140, 100, 2, 1) == (16, 4 + 8)
+    # a host that has no room for ACT_init takes what fits
+    assert hybrid_cache_allocation(times, 4, 105, 100, 2, 1) == (5, 0)
+
+
+def test_a_host_smaller_than_its_weights_is_refused() -> None:
+    times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(1.0))
+    with pytest.raises(InvalidInput, match="10 for weights of 11"):
+        hybrid_cache_allocation(times, 0, 10, 11)
+
+
+@given(act=st.integers(0, 9), kv=st.integers(0, 9), blocks=st.integers(1, 60))
+def test_a_request_keeps_the_hosts_ratio_at_every_length(act: int, kv: int, blocks: int) -> None:
+    assume(act + kv > 0)
+    own = [0, 0]
+    for n in range(1, blocks + 1):
+        own[0 if next_is_act(*own, act, kv) else 1] += 1
+        assert abs(own[0] - n * act / (act + kv)) <= 1
+
+
+def test_the_papers_example_of_the_ratio() -> None:
+    assert next_is_act(5, 2, 3, 1)
+
+
+requests_of = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12)
+
+
+@given(requests=requests_of, gen=slopes, load=slopes, more=st.integers(0, 12))
+def test_every_request_is_in_one_mini_batch_within_the_buffers_and_no_further_from_balance_than_its_first(
+    requests: list[tuple[int, int]], gen: float, load: float, more: int
+) -> None:
+    act_max, kv_max = 6 + more, 6 + more // 2
+    found = mini_batches(requests, act_max, kv_max, Line(gen), Line(load))
+    assert sorted(index for batch in found for index in batch) == list(range(len(requests)))
+    for batch in found:
+        act, kv = (sum(requests[index][kind] for index in batch) for kind in (0, 1))
+        assert act <= act_max and kv <= kv_max
+        first = imbalance(*requests[batch[0]], Line(gen), Line(load))
+        assert imbalance(act, kv, Line(gen), Line(load)) <= first * (1 + 1e-6) or first == inf
+
+
+@given(n=st.integers(1, 9), one=st.tuples(st.integers(1, 3), st.integers(1, 3)), room=st.integers(3, 12))
+def test_requests_of_one_ratio_take_the_fewest_mini_batches(n: int, one: tuple[int, int], room: int) -> None:
+    each = min(room // one[0], room // one[1])
+    assert len(mini_batches([one] * n, room, room, Line(1.3), Line(0.7))) == ceil(n / each)
+
+
+@given(pairs=st.integers(1, 4), long=st.integers(2, 5))
+def test_requests_that_complement_each_other_are_put_together(pairs: int, long: int) -> None:
+    """Half have ACT blocks, half KV blocks: every mini-batch of two is balanced, the best of all partitions."""
+    requests = [(long, 1), (1, long)] * pairs
+    found = mini_batches(requests, long + 1, long + 1, Line(1.0), Line(1.0))
+    assert len(found) == pairs
+    assert all(sum(requests[i][0] for i in batch) == sum(requests[i][1] for i in batch) for batch in found)
+
+
+def test_a_request_larger_than_the_buffers_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="9 ACT and 1 KV"):
+        mini_batches([(9, 1)], 8, 8, Line(1.0), Line(1.0))
+
+
+@given(slope=slopes, intercept=st.floats(0, 3), ns=st.sets(st.integers(1, 50), min_size=2, max_size=6))
+def test_a_line_is_found_again_from_its_points(slope: float, intercept: float, ns: set[int]) -> None:
+    line = fit_line([(n, intercept + slope * n) for n in ns])
+    assert line.slope == pytest.approx(slope, rel=1e-6) and line.intercept == pytest.approx(intercept, abs=1e-6)
+    assert line.r2 == pytest.approx(1) and line(0) == 0
+    assert line.blocks_in(line(7)) == pytest.approx(7)
+
+
+def test_r2_says_how_well_a_line_fits() -> None:
+    line = fit_line([(1, 1.0), (2, 3.0), (3, 2.0), (4, 4.0)])
+    assert (line.slope, line.intercept, line.r2) == pytest.approx((0.8, 0.5, 0.64))
+    with pytest.raises(InvalidInput, match="two numbers"):
+        fit_line([(3, 1.0), (3, 2.0)])

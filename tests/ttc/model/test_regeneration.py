@@ -1,0 +1,93 @@
+"""Keys and values that come out of stored inputs again, and what is left out on the way."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor
+
+from tests.helpers.models import COMMON, FAMILIES, build
+from ttc.attention.hf_hook import IMPLEMENTATION, attention_set_to
+from ttc.model.regeneration import Regeneration
+from ttc.model.runner import HuggingFaceRunner
+
+
+@torch.no_grad()
+def keys_and_values(model: Any, tokens: list[int]) -> list[tuple[Tensor, Tensor]]:
+    """What plain transformers puts into its cache: (kv_heads, tokens, dim) of each layer."""
+    with attention_set_to(model, "eager"):
+        cache = model(torch.tensor([tokens]), use_cache=True).past_key_values
+    return [(layer.keys[0], layer.values[0]) for layer in cache.layers]
+
+
+@torch.no_grad()
+def inputs_of(model: Any, regeneration: Regeneration, tokens: list[int]) -> list[Tensor]:
+    """What plain transformers gives to the attention module of each layer: (tokens, width)."""
+    found, handles = list[Tensor](), []
+    for module in regeneration.modules:
+        before = lambda _, args, kwargs: found.append((args or list(kwargs.values()))[0][0])  # noqa: E731
+        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+    with attention_set_to(model, "eager"):
+        model(torch.tensor([tokens]), use_cache=False)
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+@pytest.mark.parametrize("family", ["llama", "opt", "gpt2", "gemma3", "phi3"])
+def test_kv_is_what_transformers_keeps_in_its_cache(family: str) -> None:
+    model = build(family)
+    regeneration = Regeneration(model, HuggingFaceRunner(model).shapes)
+    tokens = [3, 1, 4, 1, 5, 9, 2]  # fewer than the window of any, so that the cache keeps all
+    expected, inputs = keys_and_values(model, tokens), inputs_of(model, regeneration, tokens)
+    rows = torch.tensor([6, 0, 3, 4])
+    for layer, (kv, given) in enumerate(zip(expected, inputs, strict=True)):
+        assert regeneration.shapes[layer].input_dim == given.shape[-1] == 32
+        for one, other in zip(regeneration(layer, given[rows], rows), kv, strict=True):
+            torch.testing.assert_close(one, other[:, rows], rtol=1e-5, atol=1e-5)
+
+
+def test_query_projections_are_left_out_and_there_again_afterwards() -> None:
+    model = build("opt")
+    regeneration = Regeneration(model, HuggingFaceRunner(model).shapes)
+    attention = model.model.decoder.layers[0].self_attn
+    called, own = list[str](), attention.q_proj
+    for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+        getattr(attention, name).register_forward_hook(lambda *_, name=name: called.append(name))
+    regeneration(0, torch.randn(3, 32), torch.arange(3))
+    assert called == ["k_proj", "v_proj"] and attention.q_proj is own
+
+
+def test_a_layer_that_does_not_give_the_same_again_is_known() -> None:
+    """Its keys depend on how many rows there are."""
+    config = hf.OPTConfig(**(COMMON | FAMILIES["opt"][1]))
+    torch.manual_seed(0)
+    model = hf.AutoModelForCausalLM.from_config(config).eval()
+    shapes = HuggingFaceRunner(model).shapes
+    k_proj = model.model.decoder.layers[1].self_attn.k_proj
+    handle = k_proj.register_forward_hook(lambda module, args, out: out * out.shape[1])
+    assert [shape.input_dim for shape in Regeneration(model, shapes).shapes] == [32, None]
+    handle.remove()
+    assert [shape.input_dim for shape in Regeneration(model, shapes).shapes] == [32, 32]
+
+
+def test_nothing_is_left_in_a_model_whose_engine_is_gone() -> None:
+    model = build("llama")
+    regeneration = Regeneration(model, HuggingFaceRunner(model).shapes)
+    assert sum(len(module._forward_pre_hooks) for module in model.modules()) == 2
+    assert model.config._attn_implementation == IMPLEMENTATION
+    del regeneration
+    gc.collect()
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_generating_kv_is_timed_when_asked() -> None:
+    model = build("opt")
+    shapes = HuggingFaceRunner(model).shapes
+    assert Regeneration(model, shapes).kv_gen is None
+    line = Regeneration(model, shapes, timed=True).kv_gen
+    assert line is not None and line(512) > 0 and line.r2 <= 1

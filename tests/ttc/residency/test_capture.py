@@ -1,0 +1,221 @@
+"""Blocks kept as activations: exact, within the budgets, and counted where they are copied."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from hypothesis import settings
+
+from tests.helpers.engines import GREEDY
+from tests.helpers.exactness import assert_like_plain, grow
+from tests.helpers.models import COMMON, FAMILIES, build, deep, prompt
+from tests.helpers.ownership import Ownership, assert_nothing_left
+from tests.helpers.tokenizers import Letters
+from ttc import Capture, Engine, InvalidInput, OutOfMemory
+from ttc.cost_model.capture import CaptureTimes, Line
+from ttc.memory.kv import LayerACT
+from ttc.tree.branch import Branch
+
+
+def multi_head(family: str, dtype: torch.dtype = torch.float32) -> Any:
+    """A model of a family with as many KV heads as heads: its inputs are smaller than its keys and values."""
+    kind, extra = FAMILIES[family]
+    torch.manual_seed(0)
+    config = kind(**(COMMON | extra | {"num_key_value_heads": 4}))
+    model = hf.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def engine_of(plain: Any, **options: Any) -> Engine:
+    return Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5, memory=Capture(block_tokens=8, **options))
+
+
+def capture(engine: Engine) -> Capture:
+    assert isinstance(engine.residency, Capture)
+    return engine.residency
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_gives_what_plain_transformers_gives(family: str) -> None:
+    """Forks, a three-level tree, ragged branches, half of the blocks as activations, on the device and on the host."""
+    plain = multi_head(family)
+    resident = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5)
+    grow(resident)
+    budget = 0.7 * resident.memory.device.peak_bytes
+    engine = engine_of(plain, act_share=0.5, budget_gib=budget / 2**30)
+    branches = grow(engine)
+    for branch in branches:
+        assert_like_plain(plain, branch)
+    near, far, kv = capture(engine).counts()
+    assert near and kv and abs(near + far - kv) <= 2 * 8 * len(branches)
+    moved = engine.memory.link.to_device_bytes
+    assert moved["kv"] > 0 and (moved["act"] > 0 or any(shape.window for shape in engine.memory.shapes))
+    assert engine.memory.device.peak_bytes <= budget
+    assert_nothing_left(engine, branches)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "opt"])  # others compute in float32 within
+def test_double_precision(family: str) -> None:
+    plain = multi_head(family, torch.float64)
+    for branch in grow(engine_of(plain, act_share=0.6)):
+        assert_like_plain(plain, branch, bound=1e-9)
+
+
+def test_activations_alone_need_no_keys_and_values_anywhere() -> None:
+    plain = multi_head("opt")
+    engine = engine_of(plain, act_share=1)
+    branches = grow(engine)
+    for branch in branches:
+        assert_like_plain(plain, branch)
+    kept = [copy for kv in engine.memory.live for copy in kv.device if copy is not None]
+    assert kept and all(isinstance(copy, LayerACT) for copy in kept)
+    tokens = sum(kv.tokens for kv in engine.memory.live)
+    assert engine.memory.device.used_bytes == tokens * engine.memory.bytes_per_token // 2
+    assert not engine.memory.host.used_bytes and not engine.memory.link.to_device_bytes
+    assert_nothing_left(engine, branches)
+
+
+def prefixed(engine: Engine, branches: int, length: int = 33) -> list[Branch]:
+    root = engine.root(prompt(1, length))
+    forks = engine.fork(root, branches)
+    engine.release([root])
+    return forks
+
+
+@pytest.mark.parametrize("branches", [1, 6])
+def test_a_shared_prefix_crosses_and_is_regenerated_once_for_all_of_its_branches(branches: int) -> None:
+    """32 tokens, in blocks of 8, half of them ACT; a pass moves each block once whatever the number of branches."""
+    engine = engine_of(multi_head("opt"), act_share=0.5, budget_gib=13 * 1024 / 2**30)
+    forks = prefixed(engine, branches)
+    for kv in engine.memory.live:
+        engine.memory.evict(kv, "test")
+    residency, seen = capture(engine), list[int]()
+    residency._reserve = 1 << 40  # so that no ACT block comes back to the device
+    engine.memory.device.budget_bytes = None
+    generate = residency._regenerate
+    assert generate is not None
+
+    def counted(layer: int, inputs: Any, positions: Any) -> Any:
+        seen.append(len(inputs))
+        return generate(layer, inputs, positions)
+
+    residency._regenerate = counted
+    residency.enter = lambda paths, upcoming, capacity: engine.memory.allocate(capacity, len(paths))  # type: ignore[method-assign]
+    before = dict(engine.memory.link.to_device_bytes)
+    plan = residency.stream(residency.entries([b.leaf.path() for b in forks]), [32] * branches, None, repeat=False)
+    assert plan is not None
+    units = [list(plan.read(layer)) for layer in range(2)]
+    plan.close()
+    moved = {cause: n - before.get(cause, 0) for cause, n in engine.memory.link.to_device_bytes.items()}
+    assert seen == [16, 16] and [len(layer) for layer in units] == [1, 1]
+    assert moved == {"act": 2 * 16 * 32 * 4, "kv": 2 * 16 * 64 * 4}
+    engine.release(forks)
+
+
+def test_each_branch_keeps_the_ratio_whatever_the_others_have() -> None:
+    engine = engine_of(multi_head("opt"), act_share=0.75)
+    branches = engine.roots([prompt(n, length) for n, length in ((1, 41), (2, 73), (3, 65))])
+    for _ in range(3):
+        engine.generate(branches, 9, sampling=GREEDY)
+    for branch in branches:
+        path = [segment.storage for segment in branch.leaf.path()]
+        acts, tokens = sum(kv.tokens for kv in path if kv.acts), sum(kv.tokens for kv in path)
+        assert abs(acts - 0.75 * tokens) <= 8
+    assert_nothing_left(engine, branches)
+
+
+def test_the_ratio_is_algorithm_1s_for_the_blocks_that_there_are() -> None:
+    """A KV block takes 3 to cross, an ACT block 1 to be generated: three of four are ACT blocks. With weights that
+    take as long as everything, all of them are."""
+    plain = multi_head("opt")
+    engine = engine_of(plain)
+    residency = capture(engine)
+    engine.memory.device.budget_bytes, residency._reserve = 1 << 20, 1 << 20  # no room for ACT blocks on the device
+    residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0))
+    assert residency.ratio(80) == (60, 20)
+    residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), load_w=80)
+    assert residency.ratio(80) == (80, 0)
+    residency.times = CaptureTimes(kv_gen=Line(2.0), load_kv=Line(3.0), load_act=Line(1.5), load_w=20)
+    act, kv = residency.ratio(80)
+    assert (act, kv) == (40 + 34, 6)  # 20 / (2 - 1.5), then 40 blocks in the ratio 3 : 0.5
+
+
+def test_times_are_measured_once_they_are_needed() -> None:
+    engine = engine_of(multi_head("opt"), link_gbps=0.002)
+    branch = engine.root(prompt(1, 30))
+    times = capture(engine).times
+    assert times is not None
+    per_token = 64 * 4
+    assert times.load_kv.slope == pytest.approx(per_token / 0.002e9, rel=0.3) and times.load_kv.r2 > 0.9
+    assert times.load_act.slope == pytest.approx(per_token / 2 / 0.002e9, rel=0.3)
+    assert times.kv_gen.slope > 0
+    assert_nothing_left(engine, [branch])
+
+
+def test_with_grouped_queries_no_block_is_an_act_block_and_the_policy_says_why() -> None:
+    plain = build("llama")
+    with pytest.warns(UserWarning, match="128 bytes a token and a KV block 128"):
+        engine = engine_of(plain)
+    branches = grow(engine)
+    for branch in branches:
+        assert_like_plain(plain, branch)
+    near, far, kv = capture(engine).counts()
+    assert near == far == 0 < kv and "grouped queries" in capture(engine).reason
+    assert_nothing_left(engine, branches)
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+def test_mini_batches_stay_below_their_tokens(balanced: bool) -> None:
+    plain = multi_head("opt")
+    engine = engine_of(plain, act_share=0.5, mini_batch_tokens=24, balanced=balanced)
+    branches = engine.roots([prompt(n, 30 + n) for n in range(4)])
+    entries = engine.residency.entries([branch.leaf.path() for branch in branches])
+    reader = engine.residency.stream(entries, [len(b.tokens) for b in branches], None, repeat=False)
+    assert reader is not None and len(reader.units) > 8
+    assert all(sum(entries[index].length for index in unit.entries) <= 24 for unit in reader.units)
+    for layer in range(2):
+        met = [index for unit in reader.units if unit.layer == layer for index in unit.entries]
+        assert sorted(met) == list(range(len(entries)))
+    reader.close()
+    engine.generate(branches, 8, sampling=GREEDY)
+    for branch in branches:
+        assert_like_plain(plain, branch)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"act_share": 1.5}, "memory.act_share=1.5 must be from 0 to 1"),
+        ({"act_share": -0.1}, "memory.act_share=-0.1"),
+        ({"mini_batch_tokens": 0}, "memory.mini_batch_tokens=0"),
+        ({"mini_batch_tokens": 100, "block_tokens": 64}, "at least twice memory.block_tokens=64"),
+        ({"balanced": 3}, "memory.balanced"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(setting: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        Capture(**setting)
+
+
+def test_a_budget_below_a_block_is_refused_with_one_that_would_do() -> None:
+    engine = engine_of(multi_head("opt"), act_share=0.5, budget_gib=1024 / 2**30)
+    with pytest.raises(OutOfMemory, match="would do"):
+        engine.generate([engine.root(prompt(1, 40))], 4)
+
+
+class Captured(Ownership):
+    """The same invariants as for all policies, with blocks of both kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        memory = Capture(14 / 2**20, act_share=0.5, block_tokens=8)
+        self.engine = Engine(deep(2, 2, 64), Letters(), memory=memory)
+
+
+TestOwnership = Captured.TestCase
+TestOwnership.settings = settings(max_examples=8, stateful_step_count=15, deadline=None, derandomize=True)

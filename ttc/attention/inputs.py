@@ -1,0 +1,29 @@
+"""What goes into a layer's K and V projections, kept where ACT blocks and tails want it (CAPTURE, section IV-A)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from ttc.attention.plan import DecodePlan, ExtendPlan, Plan
+
+Regenerate = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(layer, inputs (tokens, width), positions (tokens,)) -> keys, values (kv_heads, tokens, dim)."""
+
+
+def keep_inputs(plan: Plan, layer: int, inputs: Tensor) -> None:
+    """Store the inputs (rows, width) of a pass's rows in its tails, or in the ACT blocks that its new tokens fill."""
+    if isinstance(plan, DecodePlan):
+        kept = plan.tails.inputs.device[layer] if plan.tails.inputs is not None else None
+        if kept is not None:
+            kept.keys[plan.places, 0, plan.filled] = inputs
+    elif isinstance(plan, ExtendPlan):
+        for row, count, kv, first in plan.new:
+            if layer not in kv.acts:
+                continue
+            part, where = inputs[None, row : row + count], (slice(None), slice(first, first + count))
+            if (copy := kv.device[layer]) is not None:
+                copy.keys[where] = part
+            if kv.host[layer] is not None and plan.memory is not None:
+                plan.memory.store(kv, layer, where, part, part[..., :0])

@@ -1,0 +1,168 @@
+"""How much of a cache to keep as activations (ACT blocks) and how much as keys and values (KV blocks): CAPTURE.
+
+"Throughput-Oriented LLM Inference via KV-Activation Hybrid Caching with a Single GPU", section IV-C. Counts are of
+unique blocks here: a block that many branches share is stored, moved and regenerated once for all of them, where the
+paper counts every request's own. A block may be any number of tokens; times and sizes are for one layer.
+
+The paper's times leave two things out: ACT blocks of the host have to cross the link as well (`load_act`), and a layer
+computes more than KV (`forward_s`). Both are 0 as the paper has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+
+from ttc.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Line:
+    """Seconds for a number of blocks: intercept + slope × n, and 0 for none. r2: how well it fits what was measured."""
+
+    slope: float
+    intercept: float = 0.0
+    r2: float = 1.0
+
+    def __call__(self, n: float) -> float:
+        return self.intercept + self.slope * n if n > 0 else 0.0
+
+    def blocks_in(self, seconds: float) -> float:
+        """How many blocks take so long; infinitely many where a block takes no time."""
+        left = seconds - self.intercept
+        return max(0.0, left / self.slope if self.slope > 0 else inf if left >= 0 else 0.0)
+
+
+def fit_line(points: Sequence[tuple[float, float]]) -> Line:
+    """The line of least squares through (blocks, seconds); its slope and intercept are not below 0.
+
+    Raises InvalidInput without two different numbers of blocks.
+    """
+    if len({n for n, _ in points}) < 2:
+        raise InvalidInput(f"a line needs times of two numbers of blocks at least; there are {len(points)} points")
+    mean_n, mean_s = (sum(values) / len(points) for values in zip(*points, strict=True))
+    spread = sum((n - mean_n) ** 2 for n, _ in points)
+    slope = max(0.0, sum((n - mean_n) * (s - mean_s) for n, s in points) / spread)
+    intercept = mean_s - slope * mean_n
+    if intercept < 0:
+        slope, intercept = sum(n * s for n, s in points) / sum(n * n for n, _ in points), 0.0
+    total = sum((s - mean_s) ** 2 for _, s in points)
+    rest = sum((s - intercept - slope * n) ** 2 for n, s in points)
+    return Line(slope, intercept, 1.0 - rest / total if total > 0 else 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureTimes:
+    """Table II: what a layer takes, in seconds.
+
+    load_w: T_load_w, its weights over the link; 0 where they stay on the device. kv_gen: T_kv_gen, regenerating KV of
+    ACT blocks. load_kv: T_load_kv, KV blocks over the link. load_act: ACT blocks over the link; the paper has no such
+    term. forward_s: all else that the layer computes in a pass; the paper has no such term.
+    """
+
+    kv_gen: Line
+    load_kv: Line
+    load_w: float = 0.0
+    load_act: Line = Line(0.0)
+    forward_s: float = 0.0
+
+    def t_pcie(self, kv_host: float, act_host: float = 0) -> float:
+        """T_PCIe, Eq. 2, with the ACT blocks that cross."""
+        return self.load_w + self.load_kv(kv_host) + self.load_act(act_host)
+
+    def t_computation(self, act: float) -> float:
+        """T_Computation, Eq. 3, of the ACT blocks of both tiers, with the rest of the layer."""
+        return self.forward_s + self.kv_gen(act)
+
+    def layer_s(self, kv_host: float, act_host: float, act_gpu: float) -> float:
+        """What a layer takes when copies run beside computing: the longer of the two."""
+        return max(self.t_pcie(kv_host, act_host), self.t_computation(act_host + act_gpu))
+
+
+def hybrid_cache_allocation(
+    times: CaptureTimes, act_gpu: float, m_host: float, s_weight: float = 0, s_kv: float = 1, s_act: float = 1
+) -> tuple[int, int]:
+    """Algorithm 1: (#ACT_Host, #KV_Host), the blocks of each kind that the host keeps.
+
+    act_gpu: #ACT_GPU. m_host, s_weight: the host's memory and the weights in it. s_kv, s_act: what a block takes, in
+    the same unit. With both sizes 1, `m_host` is a number of blocks, which is how a policy asks about those that there
+    are. The paper fills the host whatever there is to keep, and takes ACT_init and KV_init as they come out; here they
+    are at most what the host has room for.
+    """
+    m_host -= s_weight
+    if m_host < 0:
+        raise InvalidInput(f"the host has {m_host + s_weight:,.0f} for weights of {s_weight:,.0f}; give it more memory")
+    crossing = times.load_act.slope  # a block that is regenerated has to cross first
+    gen = max(0.0, times.kv_gen.slope - crossing)
+
+    def init_cache_alloc() -> tuple[int, int]:
+        t_budget = times.load_w - times.t_computation(act_gpu)
+        if t_budget >= 0:
+            left = t_budget - (times.kv_gen.intercept if act_gpu == 0 else 0.0)
+            return _whole(Line(gen).blocks_in(left), m_host / s_act), 0
+        return 0, _whole(Line(times.load_kv.slope).blocks_in(-t_budget), m_host / s_kv)
+
+    def alloc_remain(act_init: int, kv_init: int) -> tuple[int, int]:
+        m_remaining = m_host - s_act * act_init - s_kv * kv_init
+        load = times.load_kv.slope
+        # S_ACT × #ACT + S_KV × #KV = M_remaining and T_kv_gen(#ACT) = T_load_kv(#KV)
+        both = s_act * load + s_kv * gen
+        act = _whole(m_remaining * load / both, m_remaining / s_act) if both > 0 else 0
+        return act, int((m_remaining - s_act * act) / s_kv)
+
+    act_init, kv_init = init_cache_alloc()
+    act_remain, kv_remain = alloc_remain(act_init, kv_init)
+    return act_init + act_remain, kv_init + kv_remain
+
+
+def _whole(blocks: float, most: float) -> int:
+    return int(min(blocks, most))
+
+
+def next_is_act(act_req: float, kv_req: float, act: float, kv: float) -> bool:
+    """Eq. 5: whether the next block of a request with `act_req` and `kv_req` blocks is an ACT block, so that
+    #ACT_req : #KV_req comes to act : kv. A tie goes to ACT."""
+    return act > 0 and act_req * kv <= kv_req * act
+
+
+def imbalance(act_mb: float, kv_mb: float, kv_gen: Callable[[float], float], load_kv: Callable[[float], float]) -> float:
+    """F_b, Eqs. 6 and 7: the larger of balance and 1 / balance of a mini-batch, 1 at best."""
+    gen, load = kv_gen(act_mb), load_kv(kv_mb)
+    if gen <= 0 or load <= 0:
+        return 1.0 if gen == load else inf
+    return max(gen / load, load / gen)
+
+
+def mini_batches(
+    requests: Sequence[tuple[int, int]],
+    act_max: int,
+    kv_max: int,
+    kv_gen: Callable[[float], float],
+    load_kv: Callable[[float], float],
+) -> list[list[int]]:
+    """Dynamic mini-batch formation (section IV-C.3): which requests load together, greedily.
+
+    requests: (#ACT, #KV) of each. act_max, kv_max: #ACT_max and #KV_max, what the buffers hold. A mini-batch begins
+    with the first request that is left, and takes of the others, in order, each that fits and leaves F_b no larger.
+    Raises InvalidInput for a request that fits no mini-batch.
+    """
+    for act, kv in requests:
+        if act > act_max or kv > kv_max:
+            raise InvalidInput(
+                f"a request of {act} ACT and {kv} KV blocks fits no mini-batch of {act_max} and {kv_max}; raise the "
+                "limits or cut the request"
+            )
+    left, found = list(range(len(requests))), list[list[int]]()
+    while left:
+        batch, (act, kv) = [left[0]], requests[left[0]]
+        for index in left[1:]:
+            more = act + requests[index][0], kv + requests[index][1]
+            before, after = (imbalance(*blocks, kv_gen, load_kv) for blocks in ((act, kv), more))
+            if more[0] <= act_max and more[1] <= kv_max and (after <= before * (1 + 1e-9) or not isfinite(before)):
+                batch.append(index)
+                act, kv = more
+        found.append(batch)
+        taken = set(batch)
+        left = [index for index in left if index not in taken]
+    return found

@@ -1,0 +1,47 @@
+"""Binding a residency policy to a model: CAPTURE's needs the model itself, to generate keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ttc.cost_model.capture import CaptureTimes
+from ttc.memory.link import Link
+from ttc.memory.manager import KVMemory
+from ttc.model.regeneration import TIMED_TOKENS, Regeneration, timed_line
+from ttc.model.runner import ModelRunner
+from ttc.residency.base import Residency
+from ttc.residency.capture import Capture
+
+
+def bind_policy(policy: Residency, runner: ModelRunner) -> Residency:
+    """A copy of `policy` that governs the KV of a runner's model."""
+    if not isinstance(policy, Capture):
+        return policy.bind(runner.shapes, runner.dtype, runner.device)
+    regeneration = Regeneration(runner.model, runner.shapes, timed=policy.act_share is None)
+    bound = policy.bind(regeneration.shapes, runner.dtype, runner.device)
+    bound.use(regeneration, lambda layer: measured_times(regeneration, bound.memory, layer))
+    return bound
+
+
+def measured_times(regeneration: Regeneration, memory: KVMemory, layer: int) -> CaptureTimes:
+    """What Algorithm 1 goes by, of one layer and per token: lines through times measured on this machine."""
+    shape = memory.shapes[layer]
+    assert regeneration.kv_gen is not None
+    load_kv, load_act = (timed_line(_load(memory, each.elements)) for each in (shape, shape.as_inputs))
+    return CaptureTimes(kv_gen=regeneration.kv_gen, load_kv=load_kv, load_act=load_act)
+
+
+def _load(memory: KVMemory, elements: int) -> Callable[[int], None]:
+    """Copies tokens of so many numbers to the device, and waits for them."""
+    device, most = memory.link.device, max(TIMED_TOKENS)
+    link = Link(device, memory.link.gbps)  # a link of its own, so that nothing of it is counted
+    host = torch.zeros(most * elements, dtype=memory.dtype, pin_memory=device.type == "cuda")
+    there = torch.empty_like(host, device=device)
+
+    def copy(tokens: int) -> None:
+        size = tokens * elements
+        link.wait_on_host(link.fetch([(there[:size], host[:size])], "measured"))
+
+    return copy

@@ -1,0 +1,251 @@
+"""CAPTURE: part of the cache kept as activations, from which keys and values are generated when they are needed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+
+from ttc.attention.inputs import Regenerate
+from ttc.attention.plan import Entry
+from ttc.attention.stream import KVReader, Unit
+from ttc.cost_model.capture import CaptureTimes, Line, hybrid_cache_allocation, mini_batches, next_is_act
+from ttc.errors import InvalidInput
+from ttc.memory.kv import KV, LayerShape
+from ttc.memory.tails import Tails, tail_inputs
+from ttc.residency.base import Offloading, Paths
+from ttc.residency.capture_reader import CaptureReader, generated_bytes
+
+EVEN = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(1.0))
+"""What mini-batches are balanced by where no times were measured."""
+
+
+@dataclass
+class Capture(Offloading):
+    """KV blocks and ACT blocks (CAPTURE, section IV). An ACT block holds what goes into a layer's K and V projections,
+    and its KV is generated for each pass. KV blocks live on the host. The device holds ACT blocks as far as there is
+    room, tails, and what a pass fetches or generates; other ACT blocks live on the host.
+
+    act_share: the part of each branch's blocks that are ACT blocks; None for what Algorithm 1 finds with times measured
+    on this machine. mini_batch_tokens: the most tokens that a layer fetches and generates at once. balanced: form these
+    mini-batches by Eqs. 6 and 7; off, blocks are taken as they come.
+    A layer whose ACT block would be no smaller than its KV block keeps KV alone; `reason` says so.
+    """
+
+    act_share: float | None = None
+    mini_batch_tokens: int = 8192
+    balanced: bool = True
+    block_tokens: int = 64
+
+    reason: str = field(init=False, repr=False, default="")
+    _times: CaptureTimes | None = field(init=False, repr=False, compare=False, default=None)
+    _measure: Callable[[int], CaptureTimes] | None = field(init=False, repr=False, compare=False, default=None)
+    _regenerate: Regenerate | None = field(init=False, repr=False, compare=False, default=None)
+    _acts: frozenset[int] = field(init=False, repr=False, default=frozenset())
+    _reserve: int = field(init=False, repr=False, default=0)
+    """The bytes of the largest buffers so far: ACT blocks leave them free."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_positive("mini_batch_tokens")
+        if self.act_share is not None and not 0 <= self.act_share <= 1:
+            raise InvalidInput(f"memory.act_share={self.act_share} must be from 0 to 1, or null to have it measured")
+        if self.mini_batch_tokens < 2 * self.block_tokens:
+            raise InvalidInput(
+                f"memory.mini_batch_tokens={self.mini_batch_tokens} must be at least twice memory.block_tokens="
+                f"{self.block_tokens}: a mini-batch has room for a KV block and an ACT block"
+            )
+
+    def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
+        bound = super().bind(shapes, dtype, device)
+        bound._reserve, bound._times, memory = 0, None, bound.memory
+        pays = {
+            layer
+            for layer, shape in enumerate(memory.shapes)
+            if shape.input_dim is not None and memory.act_bytes_per_token[layer] < memory.layer_bytes_per_token[layer]
+        }
+        bound._acts = frozenset() if self.act_share == 0 else frozenset(pays)
+        if not pays and self.act_share != 0:
+            bound.reason = _why_none(memory.shapes, memory.act_bytes_per_token, memory.layer_bytes_per_token)
+            warnings.warn(f"memory=capture keeps no ACT blocks: {bound.reason}", stacklevel=2)
+        return bound
+
+    def use(self, regenerate: Regenerate, measure: Callable[[int], CaptureTimes]) -> None:
+        """Generate KV by `regenerate`; `measure` gives the times of a layer, per token, once they are needed."""
+        self._regenerate, self._measure = regenerate, measure
+
+    @property
+    def times(self) -> CaptureTimes | None:
+        """The times that Algorithm 1 goes by, per token of a layer; None where it has nothing to decide."""
+        if self._times is None and self._acts and self.act_share is None and self._measure is not None:
+            self._times = self._measure(min(self._acts))
+        return self._times
+
+    @times.setter
+    def times(self, times: CaptureTimes) -> None:
+        self._times = times
+
+    # ---------------------------------------------------------------- which blocks
+
+    @property
+    def _act_token_bytes(self) -> int:
+        """Bytes of a token's ACT blocks, of all layers that have them."""
+        return sum(self.memory.act_bytes_per_token[layer] for layer in self._acts)
+
+    def counts(self) -> tuple[int, int, int]:
+        """Tokens of ACT blocks on the device, of ACT blocks on the host, and of KV blocks: unique ones, tails not
+        counted."""
+        segments = [kv for kv in self.memory.live if not kv.pinned]
+        acts = [kv for kv in segments if kv.acts]
+        near = sum(kv.tokens for kv in acts if all(kv.device[layer] is not None for layer in kv.acts))
+        held = sum(kv.tokens for kv in acts)
+        return near, held - near, sum(kv.tokens for kv in segments) - held
+
+    def ratio(self, tokens: int) -> tuple[float, float]:
+        """#ACT : #KV that the blocks shall have once there are `tokens` tokens more (Algorithm 1)."""
+        if not self._acts:
+            return 0, 1
+        if self.act_share is not None:
+            return self.act_share, 1 - self.act_share
+        times = self.times
+        assert times is not None, "the policy is bound to no model"
+        near, far, kv = self.counts()
+        free = self.memory.device.free_bytes - self._reserve
+        everything = near + far + kv + tokens
+        act_gpu = min(everything, near + max(0, free) // self._act_token_bytes)
+        act_host, kv_host = hybrid_cache_allocation(times, act_gpu, everything - act_gpu)
+        return act_gpu + act_host, kv_host
+
+    def _is_act(self, tokens: int, path: Iterable[KV]) -> bool:
+        """Whether a block that follows those of `path` is an ACT block (Eq. 5)."""
+        own = [0, 0]
+        for kv in path:
+            own[0 if kv.acts else 1] += kv.tokens
+        return next_is_act(*own, *self.ratio(tokens))
+
+    def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
+        layers, memory = range(len(self.memory.shapes)), self.memory
+        kv = KV(len(layers), tokens, acts=self._acts if self._is_act(tokens, path) else ())
+        room = tokens * self._act_token_bytes <= memory.device.free_bytes - self._reserve
+        near = kv.acts if room else frozenset[int]()
+        return memory.fill(kv, sorted(near), [layer for layer in layers if layer not in near])
+
+    # ---------------------------------------------------------------- a step
+
+    @property
+    def tail_bytes_per_token(self) -> int:
+        return self.memory.bytes_per_token + self._act_token_bytes
+
+    def require_host(self, tokens: int, beside_bytes: float = 0) -> None:
+        """All new tokens as KV blocks, and what the device holds beside that, if it may have to leave."""
+        memory, leaving = self.memory, 0
+        if memory.device.budget_bytes is not None:
+            leaving = sum(memory.tier_bytes(kv)[0] for kv in memory.live if not kv.pinned) + self.idle_bytes()
+        memory.host.require(
+            tokens * memory.bytes_per_token + leaving, beside_bytes=memory.host.used_bytes - memory.spare_bytes()
+        )
+
+    def buffer_bytes(self, paths: Paths) -> int:
+        """A KV block of a layer, and the keys and values generated of another."""
+        longest = max((len(segment.tokens) for path in paths for segment in path), default=0)
+        return longest * max(self.memory.layer_bytes_per_token) * (2 if self._acts else 1)
+
+    def enter(self, paths: Paths, upcoming: Paths, capacity: int) -> KV:
+        memory, rows = self.memory, len(paths)
+        reserve = max(self._reserve, self.buffer_bytes(paths))
+        self.make_room(capacity * rows * self.tail_bytes_per_token + reserve)
+        self.make_room(capacity * rows * self.tail_bytes_per_token)
+        tails = memory.allocate(capacity, rows=rows)
+        if self._acts:
+            try:
+                tails.inputs = tail_inputs(memory, capacity, rows, self._acts)
+            except BaseException:
+                memory.free(tails)
+                raise
+        for kv in {segment.storage: None for path in paths for segment in path}:
+            if memory.missing_bytes(kv, kv.acts) <= memory.device.free_bytes - reserve:
+                memory.fetch(kv, "act", kv.acts)  # once, in place of once a token
+        return tails
+
+    # ---------------------------------------------------------------- a pass
+
+    def stream(
+        self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None, *, repeat: bool
+    ) -> KVReader | None:
+        memory, smallest = self.memory, max((entry.length for entry in entries), default=0)
+        for entry in entries:
+            memory.link.wait(entry.kv.fetched)
+        most = max(self.mini_batch_tokens, smallest)
+        while True:
+            units = self._units_of(entries, positions, most)
+            if not units:
+                return None
+            prefetch = self.prefetch and len(units) > 1
+            buffer, generated = self._sizes(units, entries)
+            if not self.make_room(buffer * (1 + prefetch) + generated):
+                if most > smallest:
+                    most = max(most // 2, smallest)
+                    continue
+                prefetch = False  # one buffer may fit where two do not
+                self.make_room(buffer + generated)
+            self._reserve = max(self._reserve, buffer * (1 + prefetch) + generated)
+            return CaptureReader(memory, units, entries, self._regenerate, repeat=repeat, prefetch=prefetch)
+
+    def _sizes(self, units: Sequence[Unit], entries: Sequence[Entry]) -> tuple[int, int]:
+        """Bytes of the largest unit in its buffer, and of the most KV that is generated of one."""
+        memory, runs = self.memory, [(entry.kv, entry.length) for entry in entries]
+        most = max(CaptureReader.elements(memory, unit, runs, None) for unit in units)
+        return most * memory.itemsize, max(generated_bytes(memory, unit, entries) for unit in units)
+
+    def _units_of(self, entries: Sequence[Entry], positions: Sequence[int], most: int) -> list[Unit]:
+        """The mini-batches of every layer, of at most `most` tokens."""
+        found, alike = list[Unit](), dict[tuple[bool, tuple[int, ...]], list[list[int]]]()
+        for layer in range(len(self.memory.shapes)):
+            seen = tuple(self._missing(layer, entries, positions))
+            key = layer in self._acts, seen
+            if key not in alike:
+                alike[key] = self._mini_batches([entries[i] for i in seen], layer in self._acts, most)
+            found += [Unit(layer, slice(None), tuple(seen[i] for i in batch)) for batch in alike[key]]
+        return found
+
+    def _mini_batches(self, entries: Sequence[Entry], acts: bool, most: int) -> list[list[int]]:
+        """Which entries (by index) load together. Blocks that the same rows attend, a branch's own or those of a shared
+        prefix, are a request, cut where it does not fit."""
+        sizes = [(e.length, 0) if acts and e.kv.acts else (0, e.length) for e in entries]
+        act, kv = (sum(size[kind] for size in sizes) for kind in (0, 1))
+        longest = max((e.length for e in entries), default=0)
+        act_max = min(most, max(longest, most * act // max(1, act + kv))) if act else 0
+        kv_max = max(longest, most - act_max) if kv else 0
+        requests, parts, before = list[tuple[int, int]](), list[list[int]](), None
+        for index, (entry, size) in enumerate(zip(entries, sizes, strict=True)):
+            rows = entry.rows.start, entry.rows.stop
+            total = (requests[-1][0] + size[0], requests[-1][1] + size[1]) if requests else size
+            alike = rows == before or not self.balanced
+            if requests and alike and total[0] <= act_max and total[1] <= kv_max:
+                requests[-1] = total
+                parts[-1].append(index)
+            else:
+                requests.append(size)
+                parts.append([index])
+            before = rows
+        if self.balanced:
+            times = self.times or EVEN
+            lines = Line(times.kv_gen.slope), Line(times.load_kv.slope)
+            batches = mini_batches(requests, act_max, kv_max, *lines)
+        else:
+            batches = [[n] for n in range(len(requests))]
+        return [[index for n in batch for index in parts[n]] for batch in batches]
+
+
+def _why_none(shapes: Sequence[LayerShape], act_bytes: Sequence[int], kv_bytes: Sequence[int]) -> str:
+    known = [layer for layer, shape in enumerate(shapes) if shape.input_dim is not None]
+    if not known:
+        return "the model's keys and values cannot be generated from the inputs of its attention layers"
+    layer = known[0]
+    return (
+        f"in layer {layer} an ACT block takes {act_bytes[layer]:,} bytes a token and a KV block {kv_bytes[layer]:,}, and "
+        "no layer's ACT blocks are smaller (they are with multi-head attention, seldom with grouped queries)"
+    )

@@ -260,6 +260,7 @@ POLICIES = {
     "beam_groups": ttc.BeamGroups,
     "paged": ttc.Paged,
     "headwise": ttc.Headwise,
+    "capture": ttc.Capture,
 }
 
 

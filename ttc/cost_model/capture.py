@@ -126,7 +126,9 @@ def next_is_act(act_req: float, kv_req: float, act: float, kv: float) -> bool:
     return act > 0 and act_req * kv <= kv_req * act
 
 
-def imbalance(act_mb: float, kv_mb: float, kv_gen: Callable[[float], float], load_kv: Callable[[float], float]) -> float:
+def imbalance(
+    act_mb: float, kv_mb: float, kv_gen: Callable[[float], float], load_kv: Callable[[float], float]
+) -> float:
     """F_b, Eqs. 6 and 7: the larger of balance and 1 / balance of a mini-batch, 1 at best."""
     gen, load = kv_gen(act_mb), load_kv(kv_mb)
     if gen <= 0 or load <= 0:

@@ -21,16 +21,21 @@ def bind_policy(policy: Residency, runner: ModelRunner) -> Residency:
         return policy.bind(runner.shapes, runner.dtype, runner.device)
     regeneration = Regeneration(runner.model, runner.shapes, timed=policy.act_share is None)
     bound = policy.bind(regeneration.shapes, runner.dtype, runner.device)
-    bound.use(regeneration, lambda layer: measured_times(regeneration, bound.memory, layer))
+    weights = getattr(runner, "streamed_layer_bytes", 0)
+    bound.use(regeneration, lambda layer: measured_times(regeneration, bound.memory, layer, weights))
     return bound
 
 
-def measured_times(regeneration: Regeneration, memory: KVMemory, layer: int) -> CaptureTimes:
-    """What Algorithm 1 goes by, of one layer and per token: lines through times measured on this machine."""
+def measured_times(regeneration: Regeneration, memory: KVMemory, layer: int, weight_bytes: int) -> CaptureTimes:
+    """What Algorithm 1 goes by, of one layer and per token: lines through times measured on this machine.
+
+    weight_bytes: weights of a layer that cross the link in every pass.
+    """
     shape = memory.shapes[layer]
     assert regeneration.kv_gen is not None
     load_kv, load_act = (timed_line(_load(memory, each.elements)) for each in (shape, shape.as_inputs))
-    return CaptureTimes(kv_gen=regeneration.kv_gen, load_kv=load_kv, load_act=load_act)
+    load_w = weight_bytes * load_kv.slope / memory.layer_bytes_per_token[layer]
+    return CaptureTimes(kv_gen=regeneration.kv_gen, load_kv=load_kv, load_act=load_act, load_w=load_w)
 
 
 def _load(memory: KVMemory, elements: int) -> Callable[[int], None]:

@@ -1,7 +1,7 @@
 """Keys and values of a layer computed again from what went into its K and V projections (CAPTURE, section IV-A).
 
-No list of architectures is kept: a layer's own attention module runs on the stored input, and stops where it reaches the
-attention function. What else the module is given for each row, such as the sines and cosines of its position, is
+No list of architectures is kept: a layer's own attention module runs on the stored input, and stops where it reaches
+the attention function. What else the module is given for each row, such as the sines and cosines of its position, is
 remembered by position as passes go by, so it is what the row had when its input was stored.
 """
 
@@ -193,7 +193,7 @@ class Regeneration:
         self._run(range(many), look)
 
     def _run(self, positions: range, show: Callable[[Any, _Call, Tensor, Tensor], None]) -> None:
-        """A pass without attention; `show` is given each layer's attention module, its call, and its keys and values."""
+        """A pass without attention. `show` is given each layer's attention module, its call, its keys and values."""
         calls, handles = dict[int, _Call](), []
 
         def record(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

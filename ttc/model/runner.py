@@ -40,12 +40,13 @@ class HuggingFaceRunner:
     """Runs a transformers model, whose attention implementation is set to the engine's own.
 
     reason: why it was chosen (see `ttc.model.choice`).
+    streamed_layer_bytes: weights that cross the link for a layer in every pass.
     Raises UnsupportedModel when the model's attention cannot be served exactly.
     """
 
     def __init__(self, model: Any):
         self.model = model.eval()
-        self.reason = ""
+        self.reason, self.streamed_layer_bytes = "", 0
         self.shapes = check_model(model)
         self._config = model.config.get_text_config()
         self.device: torch.device = model.device

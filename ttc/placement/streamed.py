@@ -51,7 +51,9 @@ class Streamed(Placement):
             for index, layer in enumerate(streamed):
                 add_hook_to_module(layer, _Arrives(stream, index))
         on_device, on_host = self._sizes(model, layers, kept)
-        return PlacedRunner(model, device, link, self.link_gbps, on_device, on_host)
+        runner = PlacedRunner(model, device, link, self.link_gbps, on_device, on_host)
+        runner.streamed_layer_bytes = on_host // len(layers)
+        return runner
 
     def _kept(self, model: Any, layers: Sequence[nn.Module], device: torch.device) -> int:
         """How many layers stay on the device. Raises OutOfMemory for budgets that are too small."""

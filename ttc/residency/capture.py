@@ -155,9 +155,9 @@ class Capture(Offloading):
 
     def enter(self, paths: Paths, upcoming: Paths, capacity: int) -> KV:
         memory, rows = self.memory, len(paths)
-        reserve = max(self._reserve, self.buffer_bytes(paths))
-        self.make_room(capacity * rows * self.tail_bytes_per_token + reserve)
-        self.make_room(capacity * rows * self.tail_bytes_per_token)
+        reserve, tail_bytes = max(self._reserve, self.buffer_bytes(paths)), capacity * rows * self.tail_bytes_per_token
+        if not self.make_room(tail_bytes + reserve):
+            self.make_room(tail_bytes)
         tails = memory.allocate(capacity, rows=rows)
         if self._acts:
             try:
@@ -246,6 +246,6 @@ def _why_none(shapes: Sequence[LayerShape], act_bytes: Sequence[int], kv_bytes: 
         return "the model's keys and values cannot be generated from the inputs of its attention layers"
     layer = known[0]
     return (
-        f"in layer {layer} an ACT block takes {act_bytes[layer]:,} bytes a token and a KV block {kv_bytes[layer]:,}, and "
-        "no layer's ACT blocks are smaller (they are with multi-head attention, seldom with grouped queries)"
+        f"in layer {layer} an ACT block takes {act_bytes[layer]:,} bytes a token and a KV block {kv_bytes[layer]:,}, "
+        "and no layer's ACT blocks are smaller (they are with multi-head attention, seldom with grouped queries)"
     )

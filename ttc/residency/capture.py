@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Self
 
 import torch
@@ -45,8 +46,8 @@ class Capture(Offloading):
     _measure: Callable[[int], CaptureTimes] | None = field(init=False, repr=False, compare=False, default=None)
     _regenerate: Regenerate | None = field(init=False, repr=False, compare=False, default=None)
     _acts: frozenset[int] = field(init=False, repr=False, default=frozenset())
-    _reserve: int = field(init=False, repr=False, default=0)
-    """The bytes of the largest buffers so far: ACT blocks leave them free."""
+    _tail_bytes: int = field(init=False, repr=False, default=0)
+    """What the largest tails so far took on the device."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,7 +62,7 @@ class Capture(Offloading):
 
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
         bound = super().bind(shapes, dtype, device)
-        bound._reserve, bound._times, memory = 0, None, bound.memory
+        bound._tail_bytes, bound._times, memory = 0, None, bound.memory
         pays = {
             layer
             for layer, shape in enumerate(memory.shapes)
@@ -113,23 +114,34 @@ class Capture(Offloading):
         times = self.times
         assert times is not None, "the policy is bound to no model"
         near, far, kv = self.counts()
-        free = self.memory.device.free_bytes - self._reserve
         everything = near + far + kv + tokens
-        act_gpu = min(everything, near + max(0, free) // self._act_token_bytes)
+        act_gpu = min(everything, near + max(0, self._act_room(everything)) // self._act_token_bytes)
         act_host, kv_host = hybrid_cache_allocation(times, act_gpu, everything - act_gpu)
         return act_gpu + act_host, kv_host
 
     def _is_act(self, tokens: int, path: Iterable[KV]) -> bool:
         """Whether a block that follows those of `path` is an ACT block (Eq. 5)."""
-        own = [0, 0]
-        for kv in path:
-            own[0 if kv.acts else 1] += kv.tokens
-        return next_is_act(*own, *self.ratio(tokens))
+        path = list(path)
+        own_act, own_kv = (sum(kv.tokens for kv in path if bool(kv.acts) == act) for act in (True, False))
+        return next_is_act(own_act, own_kv, *self.ratio(tokens))
+
+    def _act_room(self, tokens: int) -> float:
+        """Bytes that the device has for more ACT blocks, once there are `tokens` tokens: less what buffers, and tails
+        like those of earlier steps, will take."""
+        in_use = sum(self.memory.tier_bytes(kv)[0] for kv in self.memory.live if kv.pinned)
+        tail_bytes = max(0, self._tail_bytes - in_use)
+        return self.memory.device.free_bytes - self._buffers(tokens) - tail_bytes
+
+    def _buffers(self, tokens: int) -> float:
+        """Bytes of two buffers and of generated KV where there are `tokens` tokens: at most half of the device."""
+        wanted = 3 * min(tokens, self.mini_batch_tokens) * max(self.memory.layer_bytes_per_token)
+        budget = self.memory.device.budget_bytes
+        return wanted if budget is None else min(wanted, budget // 2)
 
     def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
         layers, memory = range(len(self.memory.shapes)), self.memory
         kv = KV(len(layers), tokens, acts=self._acts if self._is_act(tokens, path) else ())
-        room = tokens * self._act_token_bytes <= memory.device.free_bytes - self._reserve
+        room = kv.acts and tokens * self._act_token_bytes <= self._act_room(sum(self.counts()) + tokens)
         near = kv.acts if room else frozenset[int]()
         return memory.fill(kv, sorted(near), [layer for layer in layers if layer not in near])
 
@@ -149,15 +161,18 @@ class Capture(Offloading):
         )
 
     def buffer_bytes(self, paths: Paths) -> int:
-        """A KV block of a layer, and the keys and values generated of another."""
+        """A KV block and an ACT block of a layer, and what is generated of the latter."""
         longest = max((len(segment.tokens) for path in paths for segment in path), default=0)
-        return longest * max(self.memory.layer_bytes_per_token) * (2 if self._acts else 1)
+        kv_bytes = max(self.memory.layer_bytes_per_token)
+        if not self._acts:
+            return longest * kv_bytes
+        return longest * (2 * kv_bytes + max(self.memory.act_bytes_per_token[layer] for layer in self._acts))
 
     def enter(self, paths: Paths, upcoming: Paths, capacity: int) -> KV:
         memory, rows = self.memory, len(paths)
-        reserve, tail_bytes = max(self._reserve, self.buffer_bytes(paths)), capacity * rows * self.tail_bytes_per_token
-        if not self.make_room(tail_bytes + reserve):
-            self.make_room(tail_bytes)
+        tail_bytes = capacity * rows * self.tail_bytes_per_token
+        self._tail_bytes = max(self._tail_bytes, tail_bytes)
+        self.make_room(tail_bytes)
         tails = memory.allocate(capacity, rows=rows)
         if self._acts:
             try:
@@ -165,8 +180,9 @@ class Capture(Offloading):
             except BaseException:
                 memory.free(tails)
                 raise
-        for kv in {segment.storage: None for path in paths for segment in path}:
-            if memory.missing_bytes(kv, kv.acts) <= memory.device.free_bytes - reserve:
+        tokens = sum(self.counts())
+        for kv in {segment.storage: None for path in paths for segment in path if segment.storage.acts}:
+            if memory.missing_bytes(kv, kv.acts) <= self._act_room(tokens):
                 memory.fetch(kv, "act", kv.acts)  # once, in place of once a token
         return tails
 
@@ -179,19 +195,20 @@ class Capture(Offloading):
         for entry in entries:
             memory.link.wait(entry.kv.fetched)
         most = max(self.mini_batch_tokens, smallest)
+        share = inf if memory.device.budget_bytes is None else memory.device.budget_bytes // 2
         while True:
             units = self._units_of(entries, positions, most)
             if not units:
                 return None
             prefetch = self.prefetch and len(units) > 1
             buffer, generated = self._sizes(units, entries)
-            if not self.make_room(buffer * (1 + prefetch) + generated):
-                if most > smallest:
-                    most = max(most // 2, smallest)
-                    continue
+            wanted = buffer * (1 + prefetch) + generated
+            if most > smallest and (wanted > share or not self.make_room(wanted)):
+                most = max(most // 2, smallest)
+                continue
+            if not self.make_room(wanted):
                 prefetch = False  # one buffer may fit where two do not
                 self.make_room(buffer + generated)
-            self._reserve = max(self._reserve, buffer * (1 + prefetch) + generated)
             return CaptureReader(memory, units, entries, self._regenerate, repeat=repeat, prefetch=prefetch)
 
     def _sizes(self, units: Sequence[Unit], entries: Sequence[Entry]) -> tuple[int, int]:

@@ -33,7 +33,6 @@ KINDS: dict[str, tuple[type[Offloading], dict[str, Any]]] = {
     "headwise": (Headwise, {}),
     "headwise, one head": (Headwise, {"head_group": 1}),
     "capture": (Capture, {"act_share": 0.5, "mini_batch_tokens": 32}),
-    "capture, activations alone": (Capture, {"act_share": 1.0}),
 }
 
 

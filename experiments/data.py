@@ -14,6 +14,7 @@ from typing import Any
 from experiments.own_classes import find
 from experiments.rows import Row, rows_of_file, rows_of_hub
 from experiments.schema import DatasetConfig
+from experiments.shards import Shard
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem, Result
 from ttc.text.answers import as_number, check_gold, extract_answer, same_answer
@@ -54,6 +55,19 @@ def load_task(config: DatasetConfig) -> Task:
     task = _load(config)
     padded = [replace(p, question=_padded(p.question, config.pad_chars)) for p in task.problems]
     return replace(task, problems=padded)
+
+
+def part_of(task: Task, shard: Shard | None) -> Task:
+    """The problems of a shard. Raises InvalidInput for one without any."""
+    if shard is None:
+        return task
+    mine = replace(task, problems=shard.part(task.problems), failures=shard.part(task.failures))
+    if not mine.problems:
+        raise InvalidInput(
+            f"run.shard={shard.index}/{shard.count} is left without a problem, as there are {len(task.problems)}; use "
+            "fewer shards"
+        )
+    return mine
 
 
 def _padded(question: str, chars: int) -> str:

@@ -37,6 +37,9 @@ Settings of a run
   run.max_calls=N          budget for each problem: expansions
   run.max_wall_s=X         budget for each problem: seconds
   run.retry_failed=true    solve problems again that failed before
+  run.shard=I/N            solve part I of N, for N processes; python -m experiments.merge puts them together
+  run.threads=N            threads of this process (its share of the cores)
+  run.record_tokens=true   keep token ids and log-probabilities of the whole tree
   run.show_questions=true  print each question with its answer
   run.show_example=true    print one solved problem at the end
   run.dry=true             print the settings and three prompts, and stop

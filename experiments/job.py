@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
+import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
@@ -19,15 +21,16 @@ from experiments.build import (
     make_verifier,
     resolved,
 )
-from experiments.data import Task, graded, load_task
+from experiments.data import Task, graded, load_task, part_of
 from experiments.dry import describe
 from experiments.example import example, telling
 from experiments.fingerprint import fingerprint, model_fingerprint, reward_fingerprint
 from experiments.own_classes import code_fingerprint
 from experiments.parameters import run_parameters
 from experiments.provenance import commit, machine
-from experiments.records import RunFolder, own_figures
+from experiments.records import RunFolder, own_figures, tree_node
 from experiments.screen import Progress, failures, say, show_logged, table
+from experiments.shards import Shard, threads
 from experiments.summary import failed, seconds_at_work, summarise
 from search import solve_each, try_verifier
 from ttc.errors import InvalidInput, VerifierError
@@ -61,8 +64,16 @@ def run(config: DictConfig) -> dict[str, Any]:
             "leaves at a depth of its own; use a search that rates once, or verifier.exit.rule=entropy"
         )
     check_batch(config)
+    if config.run.record_tokens and config.dataset.private:
+        raise InvalidInput(
+            "run.record_tokens=true would keep the questions of a data set that is not to be published "
+            "(dataset.private=true); leave it out"
+        )
+    shard = Shard.of_run(config)
+    if (count := threads(config)) is not None:
+        torch.set_num_threads(count)
     template = make_template(config)
-    task = load_task(config.dataset)
+    task = part_of(load_task(config.dataset), shard)
     if config.run.dry:
         print(describe(config, template, task))
         return {}
@@ -72,7 +83,8 @@ def run(config: DictConfig) -> dict[str, Any]:
     inputs["verifier"] = reward_fingerprint(OmegaConf.to_container(config.verifier, resolve=True))
     inputs["code"] = code_fingerprint(config)
     total = len(task.problems) + len(task.failures)
-    say(f"{_title(search, verifier)}, {config.model.name}, {config.dataset.name}: {total} problems")
+    part = "" if shard is None else f", part {shard.index} of {shard.count} on {torch.get_num_threads()} threads"
+    say(f"{_title(search, verifier)}, {config.model.name}, {config.dataset.name}: {total} problems{part}")
     with RunFolder(config) as folder, _told_how_to_go_on(folder):
         if config.run.retry_failed:
             folder.forget([name for name, record in folder.records.items() if failed(record)])
@@ -99,15 +111,19 @@ def run(config: DictConfig) -> dict[str, Any]:
             _solve(config, search, verifier, template, engine, task, problems, folder)
         if isinstance(engine, RemoteBackend):
             engine.close()
-        summary = _summary(config, task, folder)
+        ids = [p.id for p in task.problems] + [name for name, _ in task.failures]
+        summary = summary_of(config, [folder.records[i] for i in ids], folder.goes)
         folder.write_summary(summary)
     if config.run.show_example:
         shown = telling([folder.records[p.id] for p in task.problems])
         print(example(shown) if shown else "\nno problem has a branch to show")
-    print(table(config.run.name, summary))
+    print(table(folder.path.name, summary))
     if summary["failures"]:
         print(failures(summary))
     print(f"\nrecords and summary: {folder.path}")
+    if shard is not None:
+        whole = shlex.quote(str(folder.path.with_name(config.run.name)))
+        print(f"once all {shard.count} parts are done: python -m experiments.merge {whole}")
     return summary
 
 
@@ -170,7 +186,8 @@ def _solve(
     with closing(results), Progress(config.dataset.name, total, folder.records, engine) as progress:
         for result in results:
             progress.solved(result.usage.generated_tokens)
-            record = _record(result, task, config.dataset.answer_kind) | _asked(config, template, engine, result)
+            record = _record(result, task, config.dataset.answer_kind, config.run.record_tokens)
+            record |= _asked(config, template, engine, result)
             record["timing"]["kv_peak_bytes"] = _kv_peak_bytes(engine)
             folder.append(record)
             if config.run.show_questions:
@@ -192,7 +209,7 @@ def _kv_peak_bytes(engine: Backend) -> int | None:
     return None if memory is None else memory.device.peak_bytes + memory.host.peak_bytes
 
 
-def _record(result: Result, task: Task, kind: str) -> dict[str, Any]:
+def _record(result: Result, task: Task, kind: str, with_tokens: bool = False) -> dict[str, Any]:
     problem, usage = result.problem, result.usage.to_dict()
     branches = []
     for branch in result.branches:
@@ -224,20 +241,19 @@ def _record(result: Result, task: Task, kind: str) -> dict[str, Any]:
         "truncated": result.best is not None and result.best.finish_reason in (None, "context"),
         "stopped": result.stopped,
         "branches": branches,
-        "tree": [node.to_dict() for node in result.tree],
+        "tree": [tree_node(node, with_tokens) for node in result.tree],
         "usage": {k: v for k, v in usage.items() if k not in TIMING},
         "timing": {k: usage[k] for k in TIMING} | {"finished_at": time.time()},
     }
 
 
-def _summary(config: DictConfig, task: Task, folder: RunFolder) -> dict[str, Any]:
-    ids = [p.id for p in task.problems] + [name for name, _ in task.failures]
-    records = [folder.records[i] for i in ids]
+def summary_of(config: DictConfig, records: list[dict[str, Any]], goes: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a run's summary.json holds. goes: what its records were made by (see `RunFolder`)."""
     summary = summarise(records)
     gbps = [part.link_gbps for part in (config.memory, config.placement) if part.get("link_gbps") is not None]
     if gbps:
         summary["simulated_link_gbps"] = gbps[0]
     summary["seconds"] = seconds_at_work(records)
     summary["parameters"] = run_parameters(config.model.name, OmegaConf.to_container(config.verifier, resolve=True))
-    summary["made_by"] = folder.goes
+    summary["made_by"] = goes
     return summary

@@ -15,8 +15,10 @@ from typing import Any, TextIO
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.fingerprint import differences
+from experiments.shards import Shard
 from ttc.errors import InvalidInput, TTCError
-from ttc.results import BranchRecord
+from ttc.results import BranchRecord, Node
+from ttc.text.answers import canonical
 
 MAY_CHANGE = (
     "run.batch",
@@ -25,6 +27,9 @@ MAY_CHANGE = (
     "run.dry",
     "run.show_example",
     "run.retry_failed",
+    "run.record_tokens",
+    "run.shard",
+    "run.threads",
     "dataset.limit",
     "dataset.size",
     "backend.base_url",
@@ -34,7 +39,8 @@ MAY_CHANGE = (
     "backend.retries",
     "backend.wait_s",
 )
-"""Keys that may differ when a run goes on: they change which problems are left, or nothing, never a record."""
+"""Keys that may differ when a run goes on: they change which problems are left, or what is kept of them, never what
+was found."""
 
 
 def check_name(name: str) -> str:
@@ -45,6 +51,13 @@ def check_name(name: str) -> str:
             "run.output_dir says where the folder lies"
         )
     return name
+
+
+def run_folder(config: DictConfig) -> Path:
+    """Where a run writes; each shard of a run has a folder of its own beside those of the others."""
+    name = check_name(config.run.name)
+    shard = Shard.of_run(config)
+    return Path(config.run.output_dir) / (name if shard is None else shard.name(name))
 
 
 class RunFolder:
@@ -58,10 +71,10 @@ class RunFolder:
     """
 
     def __init__(self, config: DictConfig):
-        self.path = Path(config.run.output_dir) / check_name(config.run.name)
+        self.path = run_folder(config)
         self.records: dict[str, dict[str, Any]] = {}
         self._inputs: dict[str, dict[str, str]] | None = None  # to be written with the next record
-        self._made: dict[str, Any] | None = None  # so too
+        self._made: list[dict[str, Any]] = []  # so too
         self.goes: list[dict[str, Any]] = []
         self._lock = self._locked()
         try:
@@ -120,15 +133,18 @@ class RunFolder:
             )
         self._inputs = {part: before.get(part, {}) | now.get(part, {}) for part in before | now}
 
-    def made_by(self, made: dict[str, Any]) -> None:
-        """Keep what this go is made by, to be written with its first record: a go that adds none has made nothing."""
+    def made_by(self, *made: dict[str, Any]) -> None:
+        """Keep what this go is made by, to be written with its first record: a go that adds none has made nothing.
+
+        Several, where the records come from several runs.
+        """
         file = self.path / "provenance.json"
         if self.records and file.exists():
             try:
                 self.goes = json.loads(file.read_text(encoding="utf-8"))
             except ValueError as error:
                 raise InvalidInput(f"{file} is damaged ({error}); restore or delete it") from error
-        self._made = None if made in self.goes else made
+        self._made = [go for i, go in enumerate(made) if go not in (*self.goes, *made[:i])]
 
     def __enter__(self) -> RunFolder:
         return self
@@ -136,15 +152,15 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def append(self, record: dict[str, Any]) -> None:
-        """Write one record for good: in one piece, flushed to the disk."""
-        line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+    def append(self, *records: dict[str, Any]) -> None:
+        """Write records for good: in one piece, flushed to the disk."""
+        lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records]
         self._write_config()
         with self._writing(), (self.path / "records.jsonl").open("a", encoding="utf-8") as file:
-            file.write(line)
+            file.write("".join(lines))
             file.flush()
             os.fsync(file.fileno())
-        self.records[record["id"]] = record
+        self.records |= {record["id"]: record for record in records}
 
     def forget(self, ids: Collection[str]) -> None:
         """Take records out for good, in one piece, so that their problems are solved again."""
@@ -155,7 +171,7 @@ class RunFolder:
         self.records = kept
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        self._made = None
+        self._made = []
         self._write_config()
         with self._writing():
             _replace(self.path / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
@@ -180,11 +196,11 @@ class RunFolder:
             with self._writing():
                 _replace(self.path / "fingerprint.json", json.dumps(self._inputs, indent=1, ensure_ascii=False) + "\n")
             self._inputs = None
-        if self._made is not None:
-            self.goes = [*self.goes, self._made]
+        if self._made:
+            self.goes = [*self.goes, *self._made]
             with self._writing():
                 _replace(self.path / "provenance.json", json.dumps(self.goes, indent=1, ensure_ascii=False) + "\n")
-            self._made = None
+            self._made = []
 
     def _checked(self, config: DictConfig) -> str:
         """The configuration as text, once it agrees with the one that the folder was made with."""
@@ -249,6 +265,37 @@ def own_figures(branch: BranchRecord) -> dict[str, Any]:
         "self_certainty": _mean(branch.self_certainties),
         "confidences": confidences or None,
     }
+
+
+def tree_node(node: Node, with_tokens: bool) -> dict[str, Any]:
+    """A node of a record's tree. own_tokens: how many tokens are its own; which ones, and their log-probabilities to
+    six digits, are many numbers and stand there `with_tokens` alone."""
+    found = node.to_dict()
+    token_ids, logprobs = found.pop("token_ids"), found.pop("logprobs")
+    found["own_tokens"] = len(token_ids)
+    if with_tokens:
+        found["token_ids"] = token_ids
+        found["logprobs"] = [None if value is None else round(value, 6) for value in logprobs]
+    return found
+
+
+def check_tree(folder: Path, record: dict[str, Any]) -> None:
+    """Raise InvalidInput for a record whose tree is not as this version writes it."""
+    missing = [name for name in ("tree", "timing", "correct_strict", "answer") if name not in record]
+    if not missing and any("own_tokens" not in node for node in record["tree"]):
+        missing = ["own_tokens in its tree"]
+    if missing:
+        raise InvalidInput(
+            f"{folder}, problem {record['id']} has no {' and no '.join(missing)}: another version wrote it; run again "
+            "under another run.name"
+        )
+
+
+def chosen_branch(record: dict[str, Any]) -> dict[str, Any] | None:
+    """The branch that gave a problem's answer: of the candidates with that answer the best one."""
+    wanted = canonical(record["answer"])
+    same = [branch for branch in record["branches"] if canonical(branch["answer"]) == wanted]
+    return next(iter([*same, *record["branches"]]), None)
 
 
 def _mean(values: Sequence[float]) -> float | None:

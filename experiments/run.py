@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from experiments.command import FULL_ERRORS, perform
 
@@ -33,40 +32,44 @@ def launch() -> int:
     from experiments.compare.show import compared
     from experiments.job import run
     from experiments.own_classes import with_own_classes
+    from experiments.records import run_folder
     from experiments.refusals import reason
     from experiments.schema import register
     from experiments.screen import sweep_table
-    from experiments.sweep import for_each_job, sweeps
+    from experiments.sweep import Outcome, Outcomes, for_each_job, sweeps
 
     register()
     os.environ[FULL_ERRORS] = "1"  # Hydra then leaves it to `perform` to show them
     if sweeps(sys.argv[1:]):
         sys.argv[1:] = for_each_job(sys.argv[1:])
-    jobs: list[tuple[list[str], dict[str, Any] | str]] = []
-    folders: list[Path] = []
-    process = os.getpid()
 
-    @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
-    def job(config: DictConfig) -> None:
-        overrides = list(HydraConfig.get().overrides.task)
-        try:
-            if summary := run(with_own_classes(config, overrides)):  # a dry run has none
-                jobs.append((overrides, summary))
-                folders.append(Path(config.run.output_dir) / config.run.name)
-        except Exception as error:
-            if (text := reason(error)) is None or os.getpid() != process:  # in a launcher's process `jobs` is a copy
-                raise
-            if HydraConfig.get().mode != RunMode.MULTIRUN:
-                raise SystemExit(f"error: {text}") from error
-            print(f"error: {text}", file=sys.stderr)  # the other jobs of a sweep go on
-            jobs.append((overrides, text.splitlines()[0]))
+    with Outcomes.kept(sys.argv[1:]) as outcomes:
 
-    job()
+        @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
+        def job(config: DictConfig) -> None:
+            register()  # once more, as a launcher may run this in another process
+            hydra_config = HydraConfig.get()
+            overrides, sweep = list(hydra_config.overrides.task), hydra_config.mode == RunMode.MULTIRUN
+            number = hydra_config.job.num if sweep else 0
+            try:
+                if summary := run(with_own_classes(config, overrides)):  # a dry run has none
+                    folder = None if config.run.shard else str(run_folder(config))
+                    outcomes.add(number, Outcome(overrides, summary, folder))
+            except Exception as error:
+                if (text := reason(error)) is None:
+                    raise
+                if not sweep:
+                    raise SystemExit(f"error: {text}") from error
+                print(f"error: {text}", file=sys.stderr)  # the other jobs of a sweep go on
+                outcomes.add(number, Outcome(overrides, text.splitlines()[0], None))
+
+        job()
+        jobs = outcomes.all()
     if len(jobs) > 1:
-        print(sweep_table(jobs))
-    if len(folders) > 1:
+        print(sweep_table([(job.overrides, job.result) for job in jobs]))
+    if len(folders := [Path(job.folder) for job in jobs if job.folder is not None]) > 1:
         print(f"\n{compared(folders)}")
-    return int(any(isinstance(outcome, str) or outcome["failures"] == outcome["problems"] for _, outcome in jobs))
+    return int(any(job.failed for job in jobs))
 
 
 if __name__ == "__main__":

@@ -109,6 +109,9 @@ class RunConfig:
     generated tokens, expansions, seconds).
     show_questions: print each question as it is solved (GPQA's authors ask not to publish theirs).
     show_example: print one solved problem at the end. retry_failed: solve problems again that failed before.
+    record_tokens: keep every node's token ids and log-probabilities in the records, for `experiments.export`.
+    shard: "2/4" solves the second of four parts of the problems, for as many processes or machines; see
+    `experiments.merge`. threads: of this process, null for as many as it may use; shards share the cores.
     dry: print the configuration and three prompts, and stop before the weights are loaded.
     """
 
@@ -123,6 +126,9 @@ class RunConfig:
     show_questions: bool = False
     show_example: bool = False
     retry_failed: bool = False
+    record_tokens: bool = False
+    shard: str | None = None
+    threads: int | None = None
     dry: bool = False
 
 

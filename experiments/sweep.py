@@ -1,8 +1,14 @@
-"""What a sweep's command line means."""
+"""What a sweep's command line means, and what becomes of its jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -59,3 +65,40 @@ def _one_value(override: Override) -> str:
     except HydraException:
         return given
     return one if kept else given
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job. overrides: what was typed for it. result: its summary, or why it failed. folder: of a whole
+    run, None for a shard and for a job that failed."""
+
+    overrides: list[str]
+    result: dict[str, Any] | str
+    folder: str | None
+
+    @property
+    def failed(self) -> bool:
+        return isinstance(self.result, str) or self.result["failures"] == self.result["problems"]
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What became of the jobs, kept in files, as a launcher may run them in other processes."""
+
+    place: Path
+
+    @classmethod
+    @contextmanager
+    def kept(cls, arguments: Sequence[str]) -> Iterator[Outcomes]:
+        """As long as they are needed. They lie here where a launcher is used: a cluster's machines share this folder
+        rather than /tmp."""
+        elsewhere = any(word.lstrip("+").startswith("hydra/launcher=") for word in arguments)
+        with TemporaryDirectory(prefix=".ttc-sweep-", dir=Path.cwd() if elsewhere else None) as place:
+            yield cls(Path(place))
+
+    def add(self, number: int, outcome: Outcome) -> None:
+        (self.place / f"{number:06}.json").write_text(json.dumps(asdict(outcome)), encoding="utf-8")
+
+    def all(self) -> list[Outcome]:
+        """In the order of the jobs."""
+        return [Outcome(**json.loads(file.read_text(encoding="utf-8"))) for file in sorted(self.place.iterdir())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +17,7 @@ from ttc.protocols import Append, Expand, Step
 from ttc.results import BranchRecord, Did, Node, Problem, Progress, Result, Status, Stopped
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch
+from ttc.tree.segment import common_prefix
 
 
 @dataclass(frozen=True)
@@ -271,6 +273,7 @@ class Run:
         self.nodes[branch] = Node(len(self.nodes), above, list(branch.path), status=status)
         if above is not None:
             self.parents.add(above)
+        self._keep_tokens(branch)
         return branch
 
     def let_go(self, branches: Iterable[Branch]) -> list[Branch]:
@@ -287,6 +290,17 @@ class Run:
         """What a step added to a branch."""
         node = self.nodes[child]
         node.text, node.tokens = text, len(child.generated)
+        self._keep_tokens(child)
+
+    def _keep_tokens(self, branch: Branch) -> None:
+        """Record the tokens of a branch that its parent does not have."""
+        node, above = self.nodes[branch], [] if branch.parent is None else branch.parent.tokens
+        same = branch.tokens[: len(above)] == above  # a whole prompt is compared faster than it is walked
+        node.start = len(above) if same else common_prefix(above, branch.tokens)
+        node.token_ids = branch.tokens[node.start :]
+        given = [math.nan] * (branch.prompt_length - node.start)
+        known = given + branch.logprobs[max(0, node.start - branch.prompt_length) :]
+        node.logprobs = [None if math.isnan(value) else value for value in known]
 
     def rated(self, branch: Branch) -> Node:
         """The node of a branch, with the score that it has now."""

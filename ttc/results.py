@@ -37,6 +37,9 @@ class Node:
     tokens: tokens after the prompt, earlier steps included.
     score, step_scores: what the last rating left, None and [] without one.
     status: "root", "expanded" (it has children), "pruned" (released without any), "kept" or "finished".
+    start, token_ids: the node's own tokens, and their place in the sequence: the whole sequence is the parent's up to
+        `start`, then these. The root's are the prompt.
+    logprobs: for each of them its log-probability under the model, None for a token that was not generated.
     """
 
     id: int
@@ -47,6 +50,9 @@ class Node:
     score: float | None = None
     step_scores: list[float] = field(default_factory=list)
     status: Status = "kept"
+    start: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

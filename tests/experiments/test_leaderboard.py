@@ -22,7 +22,7 @@ from experiments.leaderboard.__main__ import leaderboard, parsed
 from experiments.leaderboard.board import predictions_right, write_predictions
 from experiments.leaderboard.plan import as_override, read_plan
 from tests.experiments.test_compare import record, save
-from tests.experiments.test_run_folder import ROWS, save_model, save_rows
+from tests.helpers.runs import ROWS, save_model, save_rows
 from ttc import InvalidInput
 
 

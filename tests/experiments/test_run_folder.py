@@ -4,64 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 
 import experiments.fingerprint
 import experiments.job
 from experiments.fingerprint import model_fingerprint
 from experiments.job import run
 from experiments.records import RunFolder
-from experiments.schema import register
 from tests.helpers.records import roughly, without_costs
+from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from ttc import InvalidInput
 from ttc.passes import decode
-
-ROWS = [{"question": f"{i} and {i} ?", "answer": str(2 * i)} for i in range(4)]
-
-
-def save_model(folder: Path, seed: int = 0) -> str:
-    """A tiny random model that knows a few words."""
-    torch.manual_seed(seed)
-    words = ["<unk>", "</s>", "Question", "Answer", ":", "?", "and", *map(str, range(10))]
-    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    LlamaForCausalLM(LlamaConfig(vocab_size=len(words), eos_token_id=None, **size)).save_pretrained(folder)
-    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>").save_pretrained(folder)
-    return str(folder)
-
-
-def save_rows(file: Path, rows: list[dict[str, str]]) -> str:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(file)
-
-
-def composed(tmp_path: Path, *overrides: str, data: Sequence[str] = ()) -> Any:
-    """A short run of the model and the rows that lie in `tmp_path`, or of other data, as one would type it."""
-    register()
-    rows = ["dataset=file", f"dataset.path={tmp_path / 'rows.jsonl'}", "dataset.instruction='{question}'"]
-    words = [
-        "model=hf",
-        f"model.name={tmp_path / 'model'}",
-        "model.dtype=float32",
-        *(data or rows),
-        "search=greedy",
-        "search.max_tokens=3",
-        "run.name=r",
-        f"run.output_dir={tmp_path / 'outputs'}",
-    ]
-    with initialize_config_module("conf", version_base="1.3"):
-        return compose("config", overrides=[*words, *overrides])
 
 
 @pytest.fixture

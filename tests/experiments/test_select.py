@@ -19,8 +19,9 @@ from experiments.select import ANY, Solved, load, parsed, report, score, subsets
 from experiments.stats import wilson
 from experiments.summary import summarise
 from search.selection import all_rules
-from tests.experiments.test_run_folder import ROWS, composed, records, save_model, save_rows
+from tests.experiments.test_run_folder import records
 from tests.helpers.engines import make_engine
+from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from ttc import InvalidInput
 from ttc.results import BranchRecord
 

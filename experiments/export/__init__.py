@@ -1,0 +1,1 @@
+"""`python -m experiments.export outputs/NAME`: a run's trees as training data."""

@@ -1,0 +1,1 @@
+"""`python -m experiments.merge OUT [SHARD ...]`: the shards of a run as one run."""

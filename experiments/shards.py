@@ -1,0 +1,59 @@
+"""A run in parts: which problems a shard has, what its folder is called, and how many threads it takes."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TypeVar
+
+from omegaconf import DictConfig
+
+from ttc.errors import InvalidInput
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part `index` of `count`, counted from 1."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def read(cls, text: str) -> Shard:
+        """From "2/4". Raises InvalidInput for anything else."""
+        found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+            raise InvalidInput(f"run.shard={text} is no part of a whole; the second of four is run.shard=2/4")
+        return cls(int(found[1]), int(found[2]))
+
+    @classmethod
+    def of_run(cls, config: DictConfig) -> Shard | None:
+        text = config.run.get("shard")
+        return None if text is None else cls.read(text)
+
+    def name(self, run: str) -> str:
+        """What the folder of this part of a run is called."""
+        return f"{run}-shard{self.index}of{self.count}"
+
+    def part(self, items: list[T]) -> list[T]:
+        """Every `count`-th: long and short problems often lie in the order of the data."""
+        return items[self.index - 1 :: self.count]
+
+
+def threads(config: DictConfig) -> int | None:
+    """How many threads this process should use; None for what the libraries choose by themselves.
+
+    run.threads, if it is given. Else a shard takes its share of the cores, as all shards are taken to run on this
+    machine; unless OMP_NUM_THREADS or a Slurm job says what a process may use.
+    """
+    wanted, shard = config.run.get("threads"), Shard.of_run(config)
+    if wanted is not None:
+        if wanted < 1:
+            raise InvalidInput(f"run.threads={wanted} must be at least 1, or null")
+        return int(wanted)
+    if shard is None or "OMP_NUM_THREADS" in os.environ or "SLURM_JOB_ID" in os.environ:
+        return None
+    return max(1, len(os.sched_getaffinity(0)) // shard.count)

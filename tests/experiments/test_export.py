@@ -1,0 +1,147 @@
+"""`python -m experiments.export`: trees as trajectories, TRL's data sets, and what `datasets` reads of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM
+
+from experiments.export.__main__ import export, parsed
+from experiments.export.trajectories import branch_key
+from experiments.job import run
+from tests.experiments.test_view import record, save
+from tests.helpers.engines import make_engine
+from tests.helpers.runs import ROWS, composed, save_model, save_rows
+from ttc import InvalidInput
+from ttc.sampling import random_key
+
+BEAMS = [
+    "search=beam_search",
+    "search.beam_size=2",
+    "search.beam_width=2",
+    "search.step_tokens=2",
+    "search.max_steps=3",
+]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    save_model(tmp_path / "model")
+    save_rows(tmp_path / "rows.jsonl", ROWS)
+    return tmp_path
+
+
+def exported(folder: Path, *words: str) -> Any:
+    """What `datasets` reads of the file."""
+    arguments = parsed([str(folder), *words])
+    export(arguments)
+    kind = "parquet" if arguments.format == "parquet" else "json"
+    name = f"trajectories.{arguments.format}" if arguments.format != "trl" else f"{arguments.type}.jsonl"
+    cache = str(folder.parent / "cache")
+    return load_dataset(kind, data_files=str(folder / name), split="train", cache_dir=cache)
+
+
+def test_trajectories_hold_what_the_model_saw_and_wrote(place: Path) -> None:
+    run(composed(place, "verifier=confidence", "run.record_tokens=true", "run.seed=3", search=BEAMS))
+    folder = place / "outputs" / "r"
+    rows = exported(folder, "--format", "parquet")
+    records = {r["id"]: r for r in map(json.loads, (folder / "records.jsonl").read_text().splitlines())}
+    leaves = sum(len(r["tree"]) - len({n["parent"] for n in r["tree"]} - {None}) for r in records.values())
+    assert len(rows) == leaves > len(ROWS) * 2
+    model = AutoModelForCausalLM.from_pretrained(place / "model").eval()
+    for row in rows:
+        prompt, own = row["prompt_ids"], row["completion_ids"]
+        logits = model(torch.tensor([prompt + own])).logits[0, len(prompt) - 1 : -1].float()
+        plain = logits.log_softmax(-1)[range(len(own)), own]
+        assert row["logprobs"] == pytest.approx(plain.tolist(), abs=1e-4)
+        assert row["step_ends"] == list(range(2, 2 * len(row["nodes"]) + 1, 2)) and row["step_ends"][-1] == len(own)
+        assert len(row["scores"]) == len(row["nodes"]) and None not in row["scores"] and row["seed"] == 3
+        assert row["branch_key"] == f"{branch_key(3, row['problem_id'], row['path']):016x}"
+        assert (row["correct"] is None) == (row["status"] == "pruned")
+    for name, r in records.items():
+        (chosen,) = [row for row in rows if row["problem_id"] == name and row["chosen"]]
+        assert chosen["answer"] == r["answer"] and chosen["correct"] == r["correct"] and chosen["prompt"] == r["prompt"]
+        assert chosen["completion"] == next(b["text"] for b in r["branches"] if b["path"] == chosen["path"])
+    assert exported(folder, "--format", "jsonl")[:] == rows[:]
+
+
+def test_the_key_of_a_branch_is_that_of_its_random_stream() -> None:
+    engine = make_engine()
+    root = engine.root([1, 2, 3], seed=random_key(5, "p"))
+    *_, second = engine.fork(root, 2)
+    *_, third = engine.fork(second, 3)
+    assert branch_key(5, "p", third.path) == third.key and third.path == (1, 2)
+
+
+def test_stepwise_supervision_says_which_steps_lead_to_a_right_answer(tmp_path: Path) -> None:
+    rows = exported(
+        save(tmp_path, [record("p0", True, "one\n"), record("p1", False)]),
+        "--format",
+        "trl",
+        "--type",
+        "stepwise-supervision",
+    )
+    assert rows[0] == {
+        "prompt": "Question: p0",
+        "completions": ["first one", "worse"],
+        "labels": [True, False],
+        "values": [0.5, 0.0],
+        "id": "p0",
+    }
+    assert rows["completions"][1] == ["first one", "better"] and rows["labels"] == [
+        [True, False],
+        [True, True],
+        [False] * 2,
+        [False] * 2,
+    ]
+
+
+def test_preferences_are_pairs_of_one_problem(tmp_path: Path) -> None:
+    texts = [
+        ("a", False, 0.9),
+        ("b", True, 0.2),
+        ("c", True, 0.7),
+        ("c", True, 0.8),
+        ("d", False, 0.1),
+        ("e", False, None),
+    ]
+    branches = [
+        {"path": [i], "text": t, "answer": "7", "correct": ok, "score": s, "tokens": 3}
+        for i, (t, ok, s) in enumerate(texts)
+    ]
+    folder = save(
+        tmp_path, [record("p0", True, branches=branches), record("p1", False), record("p2", False, prompt=None)]
+    )
+    pairs = exported(folder, "--format", "trl", "--type", "preference")
+    assert [(row["chosen"], row["rejected"]) for row in pairs] == [("c", "a"), ("b", "d")]
+    assert pairs.column_names == ["prompt", "chosen", "rejected", "id"] and set(pairs["prompt"]) == {"Question: p0"}
+    right = exported(folder, "--format", "trl", "--type", "prompt-completion")
+    assert [row["completion"] for row in right] == ["c", "b"]
+    marked = exported(folder, "--format", "trl", "--type", "unpaired-preference")
+    assert [(row["completion"], row["label"]) for row in marked][:5] == [
+        ("a", False), ("c", True), ("b", True), ("d", False), ("e", False)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--format", "parquet"], r"1 of 1 records in .* hold no token ids; .*run\.record_tokens=true"),
+        (["--type", "preference"], "give --format trl too"),
+        (["--format", "trl", "--type", "prompt-completion"], "no problem in .* has a prompt and a right candidate"),
+        (["--format", "trl", "--type", "preference"], "both a right and a wrong candidate"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(tmp_path: Path, words: list[str], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        export(parsed([str(save(tmp_path, [record("p0", False)])), *words]))
+
+
+def test_token_ids_of_private_questions_are_not_kept(place: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"run\.record_tokens=true would keep the questions.*dataset\.private=true"):
+        run(composed(place, "run.record_tokens=true", "dataset.private=true"))

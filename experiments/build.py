@@ -13,6 +13,7 @@ from experiments.data import load_examples
 from experiments.escapes import resolve_escapes
 from experiments.schema import VERIFIERS, CalibratedExitConfig, schema_of
 from experiments.screen import say
+from search import Search
 from ttc.approximate.early_exit import EarlyExit
 from ttc.calibration.confidence_gate import GateCalibration
 from ttc.calibration.early_exit import ExitCalibration
@@ -75,6 +76,24 @@ def make_verifier(config: DictConfig) -> Verifier | None:
     loaded = {"calibration": None} if "calibration" in config.verifier else {}  # its thresholds stand in `resolved`
     verifier: Verifier = instantiate(config.verifier, _convert_="all", **loaded)
     return verifier
+
+
+def make_search(config: DictConfig) -> tuple[Search, Verifier | None]:
+    """The search, and the verifier if it asks for one; `config` then names none else. Raises InvalidInput where the two
+    do not go together."""
+    search: Search = instantiate(config.search, _convert_="all")
+    verifier = make_verifier(config)
+    if search.needs_verifier and verifier is None:
+        raise InvalidInput(f"{type(search).__name__} selects by score; choose a verifier other than none")
+    if not search.needs_verifier:  # it would not be asked, so the run's folder must not name it
+        verifier, config.verifier = None, OmegaConf.create({"_target_": None})
+    exit = getattr(getattr(verifier, "inner", verifier), "exit", None)
+    if search.compares_ratings and exit is not None and (exit.rule == "ranking" or exit.common_depth):
+        raise InvalidInput(
+            f"{type(search).__name__} compares scores of different ratings, which do not compare where each rating "
+            "leaves at a depth of its own; use a search that rates once, or verifier.exit.rule=entropy"
+        )
+    return search, verifier
 
 
 def make_template(config: DictConfig) -> PromptTemplate:

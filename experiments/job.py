@@ -9,7 +9,6 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.build import (
@@ -17,8 +16,8 @@ from experiments.build import (
     check_batch,
     is_remote,
     make_backend,
+    make_search,
     make_template,
-    make_verifier,
     resolved,
 )
 from experiments.data import Task, graded, load_task, part_of
@@ -51,18 +50,7 @@ def run(config: DictConfig) -> dict[str, Any]:
     show_logged()
     config = resolved(config)
     check_backend(config)
-    search = instantiate(config.search, _convert_="all")
-    verifier = make_verifier(config)
-    if search.needs_verifier and verifier is None:
-        raise InvalidInput(f"{type(search).__name__} selects by score; choose a verifier other than none")
-    if not search.needs_verifier:  # it would not be asked, so the run's folder must not name it
-        verifier, config.verifier = None, OmegaConf.create({"_target_": None})
-    exit = getattr(getattr(verifier, "inner", verifier), "exit", None)
-    if search.compares_ratings and exit is not None and (exit.rule == "ranking" or exit.common_depth):
-        raise InvalidInput(
-            f"{type(search).__name__} compares scores of different ratings, which do not compare where each rating "
-            "leaves at a depth of its own; use a search that rates once, or verifier.exit.rule=entropy"
-        )
+    search, verifier = make_search(config)
     check_batch(config)
     if config.run.record_tokens and config.dataset.private:
         raise InvalidInput(

@@ -305,6 +305,7 @@ class Engine:
         given: Sequence[Sequence[int]] | None = None,
         exit: EarlyExit | None = None,
         report: ExitReport | None = None,
+        likeliest: list[list[list[float]]] | None = None,
     ) -> list[list[list[float]]]:
         """Log-probabilities of given continuations: `[i][j][t]` for token t of continuation j of branch i.
 
@@ -313,12 +314,13 @@ class Engine:
         given: `given[i]` stands between branch i and its continuations in this call; computed, not scored.
         exit: branches may leave the pass before the last layer (approximate), single-token continuations only; `report`
         says what it did.
+        likeliest: filled, without an `exit`, with the log-probability of the likeliest token in each token's place.
         """
         check_live(branches)
         between, wanted = checked_continuations(self.limits, branches, continuations, given, exit is not None)
         with self._with_kv_present(branches), self.runtime.metered(branches):
             if exit is None:
-                return score(self.runtime, branches, between, wanted)
+                return score(self.runtime, branches, between, wanted, likeliest)
             single = [[token for (token,) in group] for group in wanted]
             return score_with_exit(self.runtime, branches, between, single, exit, report or ExitReport())
 

@@ -91,6 +91,13 @@ def parser() -> argparse.ArgumentParser:
     rewards = commands.add_parser("reward_model", help="a reward model that follows the tree, against whole texts")
     rewards.add_argument("--problems", type=int, default=4)
     rewards.add_argument("--out", type=Path, default=RESULTS / "reward_model.json")
+    served = commands.add_parser("remote", help="searches on a server beside the engine of this machine")
+    served.add_argument("--base-url", default="http://localhost:8000/v1", help="where the server is")
+    served.add_argument("--server", default="", help="what it is, in words, for the record")
+    served.add_argument("--problems", type=int, default=20, help="sums of one-digit numbers")
+    served.add_argument("--model", default="smollm2-135m", help="which both run")
+    served.add_argument("--dtype", default="float32", help="of the engine; give what the server computes in")
+    served.add_argument("--out", type=Path, default=RESULTS / "remote.json")
     costs = commands.add_parser("cost_model", help="HELM's cost model: passes predicted and measured on this CPU")
     costs.add_argument("--quick", action="store_true", help="four cases")
     costs.add_argument("--profile", type=Path, help="from experiments.profile; default: measure now")
@@ -112,6 +119,7 @@ def measure(arguments: argparse.Namespace) -> None:
         default_task,
         memory,
         prefix,
+        remote,
         reward_model,
         sampling,
         search,
@@ -140,6 +148,10 @@ def measure(arguments: argparse.Namespace) -> None:
         default_task.run(arguments.problems, arguments.out)
     elif arguments.command == "architectures":
         architectures.run(arguments.case, arguments.out)
+    elif arguments.command == "remote":
+        remote.run(
+            arguments.base_url, arguments.problems, arguments.model, arguments.dtype, arguments.server, arguments.out
+        )
     elif arguments.command == "reward_model":
         reward_model.run(arguments.problems, arguments.out)
     elif arguments.command == "searches":

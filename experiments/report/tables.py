@@ -8,7 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.bench import breakdown, cache, cost_model, default_task, memory, prefix, reward_model, search_tables
+from experiments.bench import (
+    breakdown,
+    cache,
+    cost_model,
+    default_task,
+    memory,
+    prefix,
+    remote,
+    reward_model,
+    search_tables,
+)
 from experiments.paper.rksc import plots
 from experiments.paper.rksc import tables as rksc
 from experiments.report import searches
@@ -39,6 +49,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "docs/searches.md": {
         "searches": ("searches", searches.plot_link),
     },
+    "docs/remote.md": {"remote": ("remote", remote.table)},
     "docs/verifiers.md": {"value_head": ("value_head", card.tables)},
     "docs/rksc.md": {
         **{f"rksc_{part}": (f"rksc_{part}", table) for part, table in rksc.TABLES.items()},

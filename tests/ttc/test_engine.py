@@ -54,7 +54,7 @@ from ttc import BlockCache, DecodeGate, Engine, InvalidInput, OutOfMemory, Resid
         (lambda e, b: e.generate([b], 1, end=["x", ""]), "empty"),
         (lambda e, b: e.score([b], []), "1 branches came with 0 lists"),
         (lambda e, b: e.score([b], [[[]]]), "continuation is empty"),
-        (lambda e, b: e.score([b], [[[1] * 62]]), "65 tokens are more than the model's context of 64"),
+        (lambda e, b: e.score([b], [[[1] * 63]]), "65 tokens are more than the model's context of 64"),
         (lambda e, b: e.score([b, b], [[[1]], [[1]]]), "given twice"),
     ],
 )

@@ -15,6 +15,8 @@ from ttc.tree.segment import Segment, common_prefix
 from ttc.usage import Usage
 
 Scores = list[list[list[float]]]
+Pairs = list[list[list[tuple[float, float]]]]
+"""The log-probability of each token, and of the likeliest one in its place."""
 
 
 def score(
@@ -22,6 +24,7 @@ def score(
     branches: Sequence[Branch],
     given: Sequence[list[int]],
     continuations: Sequence[Sequence[list[int]]],
+    likeliest: Scores | None = None,
 ) -> Scores:
     """See `Engine.score`. Two passes: what all continuations of a branch share, then what is left of each."""
     leaves = [b.leaf for b in branches]
@@ -37,15 +40,17 @@ def score(
         runs = [continuations[i][j][shared[i] : -1] for i, j in left]
         runtime.residency.require(sum(map(len, heads)) + sum(map(len, runs)))  # both passes, before either
         targets = [[c[: n + 1] for c in group] for group, n in zip(continuations, shared, strict=True)]
-        scores = _score_runs(runtime, leaves, heads, targets, usages, held, [len(more) for more in given])
+        pairs = _score_runs(runtime, leaves, heads, targets, usages, held, [len(more) for more in given])
         targets = [[continuations[i][j][shared[i] + 1 :]] for i, j in left]
         rest = _score_runs(runtime, [held[i] for i, _ in left], runs, targets, [usages[i] for i, _ in left], held)
         for (i, j), (tail,) in zip(left, rest, strict=True):
-            scores[i][j] += tail
+            pairs[i][j] += tail
     finally:
         for segment in reversed(held):
             runtime.tree.drop(segment)
-    return scores
+    if likeliest is not None:
+        likeliest += [[[best for _, best in row] for row in group] for group in pairs]
+    return [[[own for own, _ in row] for row in group] for group in pairs]
 
 
 def checked_continuations(
@@ -67,7 +72,7 @@ def checked_continuations(
         if not group:
             raise InvalidInput("a branch came with no continuation to score")
         longest = max(map(len, group))
-        limits.check_context(len(branch.tokens) + len(tokens) + longest)
+        limits.check_context(len(branch.tokens) + len(tokens) + longest - 1)  # the last token is not fed
         if singles and longest > 1:
             raise InvalidInput(
                 f"a continuation has {longest} tokens; with an early exit only single tokens can be scored, so put "
@@ -90,13 +95,13 @@ def _score_runs(
     usages: Sequence[Usage],
     held: list[Segment],
     skipped: Sequence[int] | None = None,
-) -> Scores:
+) -> Pairs:
     """Feed `runs[i]` after `leaves[i]`; row t gives the log-probability of token t of each of `targets[i]`, the first
     `skipped[i]` rows left out.
 
     The runs' segments are attached to the tree and appended to `held`, one reference each.
     """
-    scores: Scores = [[[] for _ in group] for group in targets]
+    pairs: Pairs = [[[] for _ in group] for group in targets]
     skipped = skipped or [0] * len(runs)
     for chunk in chunks(runtime, leaves, runs, usages, held):
         wanted: list[tuple[int, int, range]] = []  # (run, the first of its targets' tokens, rows)
@@ -110,9 +115,10 @@ def _score_runs(
         parts = logits.split([len(left) for _, _, left in wanted]) if wanted else ()
         for (i, first, _), part in zip(wanted, parts, strict=True):
             logprobs = part.log_softmax(-1, dtype=torch.promote_types(part.dtype, torch.float32))
-            for found, target in zip(scores[i], targets[i], strict=True):
+            best = logprobs.amax(-1).tolist()
+            for found, target in zip(pairs[i], targets[i], strict=True):
                 tokens = target[first : first + len(logprobs)]
-                found += [float(logprobs[row, token]) for row, token in enumerate(tokens)]
+                found += [(float(logprobs[row, token]), best[row]) for row, token in enumerate(tokens)]
     for usage, run in zip(usages, runs, strict=True):
         usage.verifier_tokens += len(run)
-    return scores
+    return pairs

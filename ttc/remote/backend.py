@@ -194,7 +194,7 @@ class RemoteBackend:
         if not all(single) and not self.capabilities.echo:
             raise InvalidInput(
                 "the server gives log-probabilities of single tokens alone; score continuations of one token, or use "
-                "a server that echoes a prompt's log-probabilities (vLLM, SGLang)"
+                "a server that echoes a prompt's log-probabilities (vLLM)"
             )
         asked = [
             self._ask_single(branch, group) if one else self._ask_echo(branch, group)

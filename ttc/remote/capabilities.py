@@ -52,7 +52,7 @@ class Capabilities:
             lacks["top_logprobs"] = f"{why}, and {TOP_K} are needed; vLLM gives as many with --max-logprobs {TOP_K}"
         if not self.prompt_tokens or not (self.echo or self.chosen):
             lacks["score"] = (
-                "it gives no log-probabilities of given tokens (vLLM and SGLang do); use a verifier that reads the "
+                "it gives no log-probabilities of given tokens (vLLM does); use a verifier that reads the "
                 "text, or has a model of its own on this machine"
             )
         return lacks

@@ -9,10 +9,10 @@ import torch
 
 from tests.helpers.engines import fail_at, make_engine
 from tests.helpers.exits import build as build_deep
-from tests.helpers.models import build, prompt
+from tests.helpers.models import build, prompt, small
 from tests.helpers.ownership import assert_whole
 from tests.helpers.tokenizers import Letters
-from ttc import Engine
+from ttc import Engine, InvalidInput
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek_v3"])
@@ -45,6 +45,34 @@ def test_given_tokens_are_computed_and_not_scored() -> None:
         logprobs = plain(torch.tensor([tokens]), use_cache=False).logits[0].log_softmax(-1)
         places = range(len(tokens) - len(tail), len(tokens))
         assert row == pytest.approx([float(logprobs[n - 1, tokens[n]]) for n in places], abs=1e-9)
+
+
+@torch.no_grad()
+def test_the_likeliest_tokens_score_stands_beside_each_token_s() -> None:
+    plain = build("llama")
+    engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=4)
+    branch = engine.root(prompt(1, 12))
+    greedy = plain.generate(torch.tensor([branch.tokens]), do_sample=False, max_new_tokens=3, pad_token_id=0)
+    tails = [greedy[0, 12:].tolist(), [5, 6, 7, 8], [5]]
+    best: list[list[list[float]]] = []
+    (scores,) = engine.score([branch], [tails], likeliest=best)
+    assert best[0][0] == scores[0] and best[0][1] != scores[1]
+    for tail, tops in zip(tails, best[0], strict=True):
+        logits = plain(torch.tensor([branch.tokens + tail]), use_cache=False).logits[0]
+        rows = logits[len(branch.tokens) - 1 : -1].log_softmax(-1)
+        assert tops == pytest.approx(rows.amax(-1).tolist(), abs=1e-4 + 1e-5 * float(logits.abs().max()))
+
+
+@torch.no_grad()
+def test_the_last_token_that_is_scored_needs_no_place_in_the_context() -> None:
+    engine = make_engine(context=16)
+    branch, tail = engine.root(prompt(1, 10)), prompt(2, 7)
+    (row,) = engine.score([branch], [[tail]])[0]
+    plain = small(context=16)
+    rows = plain(torch.tensor([branch.tokens + tail[:-1]]), use_cache=False).logits[0, 9:].log_softmax(-1)
+    assert row == pytest.approx([float(r[t]) for r, t in zip(rows, tail, strict=True)], abs=1e-4)
+    with pytest.raises(InvalidInput, match="17 tokens are more than the model's context of 16"):
+        engine.score([branch], [[prompt(2, 8)]])
 
 
 @pytest.mark.parametrize("call", [1, 2])

@@ -1,0 +1,78 @@
+"""Inspect over searches: its own eval on a local task, seeds by sample and epoch, and what is refused."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("inspect_ai", reason="Inspect is not installed: pip install 'ttc-tree[inspect]'")
+
+from inspect_ai import Task, eval
+from inspect_ai.dataset import Sample
+from inspect_ai.model import GenerateConfig, get_model
+from inspect_ai.scorer import includes
+from inspect_ai.solver import generate
+
+from experiments.harness import inspect_provider
+from search import Greedy, solve
+from tests.experiments.test_lm_eval import tiny, tokenizer
+from ttc import Engine
+from ttc.text.prompt import PromptTemplate
+
+SAMPLES = [Sample(input=f"What is {n} + {n}?", target=str(2 * n), id=f"sum-{n}") for n in (1, 2, 3)]
+TEMPLATE = PromptTemplate("{question}", raw=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    tiny().save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def evaluated(model: str, folder: Path, epochs: int = 1, **settings: Any) -> Any:
+    task = Task(dataset=SAMPLES, solver=generate(), scorer=includes(), config=GenerateConfig(max_tokens=8))
+    given = {"dtype": "float32", **settings}
+    (log,) = eval(task, model=f"ttc/{model}", model_args=given, epochs=epochs, log_dir=str(folder), display="none")
+    assert log.status == "success", log.error
+    return log
+
+
+def test_greedy_answers_are_the_engine_s_own(model: str, tmp_path: Path) -> None:
+    log = evaluated(model, tmp_path)
+    engine = Engine(tiny(), tokenizer())
+    for sample, asked in zip(log.samples, SAMPLES, strict=True):
+        search = Greedy(max_tokens=8)
+        result = solve(search, problem=str(asked.input), engine=engine, template=TEMPLATE)
+        assert result.best is not None and sample.output.completion == result.best.text
+        assert sample.output.usage.output_tokens == result.usage.generated_tokens
+        assert sample.output.stop_reason == ("max_tokens" if result.best.finish_reason is None else "stop")
+    assert log.results.total_samples == 3 and "accuracy" in log.results.scores[0].metrics
+
+
+def test_epochs_are_different_samples_and_the_same_in_every_run(model: str, tmp_path: Path) -> None:
+    settings = {"search": "best_of_n", "search.n": 2, "search.temperature": 1.5, "verifier": "confidence"}
+    found = []
+    for name, batch in (("a", 1), ("b", 4)):
+        log = evaluated(model, tmp_path / name, epochs=3, **settings, **{"run.batch": batch})
+        found.append({(s.id, s.epoch): s.output.completion for s in log.samples})
+        assert all(s.output.metadata["branches"] == 2 for s in log.samples)
+    assert found[0] == found[1]
+    assert len({found[0][f"sum-{1}", epoch] for epoch in (1, 2, 3)}) > 1
+
+
+def test_what_a_search_cannot_do_is_refused(model: str, tmp_path: Path) -> None:
+    task = Task(dataset=SAMPLES[:1], solver=generate(), scorer=includes(), config=GenerateConfig(num_choices=3))
+    (log,) = eval(task, model=f"ttc/{model}", log_dir=str(tmp_path), display="none")
+    assert log.status == "error" and "num_choices=3 means nothing to a search" in log.error.message
+
+
+def test_inspect_finds_the_provider_by_its_entry_point(model: str) -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert import_module(project["entry-points"]["inspect_ai"]["ttc"]) is inspect_provider
+    assert get_model(f"ttc/{model}").api.solver.search == Greedy()

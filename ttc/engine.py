@@ -27,11 +27,12 @@ from ttc.model.lens import Lens
 from ttc.model.limits import ModelLimits
 from ttc.model.runner import ModelRunner
 from ttc.passes.arguments import checked_extensions, checked_prompts, checked_side_prompts, checked_variants
-from ttc.passes.decode import Gate, RunningBatch
+from ttc.passes.decode import RunningBatch
 from ttc.passes.outputs import Outputs
 from ttc.passes.prefill import prefill
 from ttc.passes.runtime import Runtime, check_parts
 from ttc.passes.scoring import checked_continuations, score
+from ttc.passes.stops import Gate
 from ttc.placement.base import PlacedRunner, Placement
 from ttc.protocols import Purpose
 from ttc.residency.base import Residency
@@ -86,6 +87,7 @@ class Engine:
         self.limits, self.sharing = ModelLimits.of(model, tokenizer), sharing or Sharing()
         self.residency = bind_policy(memory or Resident(), self.runner)
         self.memory: KVMemory = self.residency.memory
+        self.memory.state_shape = None if self.runner.recurrent is None else self.runner.recurrent.shape
         if isinstance(self.runner, PlacedRunner):
             self.runner.bind(self.memory)
         self.tree = Tree(self.memory, self.residency.block_tokens)
@@ -255,8 +257,9 @@ class Engine:
             self.live.discard(branch)
 
     def kv_bytes(self) -> int:
-        """Bytes of KV that exist now, over both tiers."""
-        return self.memory.device.used_bytes + self.memory.host.used_bytes
+        """Bytes of KV and recurrent states that exist now, over both tiers."""
+        tiers = dict.fromkeys((self.memory.device, self.memory.host, self.memory.states))
+        return sum(tier.used_bytes for tier in tiers)
 
     # ---------------------------------------------------------------- generation
 

@@ -74,13 +74,18 @@ SMALL: dict[str, Any] = {
     "mamba_d_state": 8,
     "mamba_d_head": 8,
     "mamba_n_heads": 8,
-    "mamba_n_groups": 1,
+    **dict.fromkeys(["mamba_n_groups", "mamba_ngroups", "n_groups"], 1),
+    **dict.fromkeys(["mamba_num_heads", "mamba_head_dim", "mamba_headdim", "ssm_state_size", "state_size"], 8),
+    **dict.fromkeys(["chunk_size", "mamba_chunk_size"], 8),
+    **dict.fromkeys(["linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"], 32),
+    **dict.fromkeys(["linear_num_value_heads", "linear_num_heads"], 4),
+    "linear_num_key_heads": 2,
     "type_vocab_size": 2,
     "original_max_position_embeddings": 256,
 }
 """Fields of configurations, by name, and what makes the model small; a configuration gets those that it has."""
 
-CONV, FULL, LOCAL = "conv", "full_attention", "sliding_attention"
+CONV, FULL, LINEAR, LOCAL = "conv", "full_attention", "linear_attention", "sliding_attention"
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 ASSISTANT = {
     "num_hidden_layers": 4,
@@ -89,13 +94,15 @@ ASSISTANT = {
     "layer_types": [LOCAL, FULL] * 2,
 }
 QWEN4 = {
-    "layer_types": ["linear_attention", "indexed_attention"] * 2,
+    "layer_types": [LINEAR, "indexed_attention"] * 2,
     **dict.fromkeys(["indexer_n_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio"], 8),
     "indexer_kv_heads": 1,
-    **dict.fromkeys(["linear_num_key_heads", "linear_num_value_heads"], 2),
-    **dict.fromkeys(["linear_key_head_dim", "linear_value_head_dim", "hc_lowrank"], 8),
+    "linear_num_value_heads": 2,
+    "hc_lowrank": 8,
 }
 BY_HAND: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {"layer_types": [LINEAR, FULL] * 2},
+    "bamba": {"attn_layer_indices": [1, 3]},
     "blt": {
         "encoder_hash_byte_group_vocab": 64,
         "patcher_config": {"num_key_value_heads": 4},
@@ -116,20 +123,26 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "gemma4_assistant": {"text_config": ASSISTANT},
     "gemma4_unified_assistant": {"text_config": ASSISTANT},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "granitemoehybrid": {"layer_types": [LINEAR, FULL] * 2},
+    "hrm_text": {"num_layers_per_stack": 1},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
+    "kimi_linear": {"layer_types": [LINEAR, FULL] * 2},
     "lfm2_moe": {"layer_types": [FULL] * 4, "num_dense_layers": 1},
-    "mamba2": {"num_heads": 8},
+    "mamba2": {"num_heads": 8, "n_groups": 2},
+    "nemotron_h": {"n_groups": 2},
     "musicgen": {"decoder": {"num_codebooks": 1}},
     "musicgen_melody": {"decoder": {"num_codebooks": 1}},
     "qwen4_exp": {"text_config": QWEN4},
     "qwen4_exp_text": QWEN4,
     "reformer": {"axial_pos_embds": False, "attn_layers": ["local"] * 4, "num_buckets": 4},
     "xmod": {"default_language": "en_XX"},
-    "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
-    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "n_mamba_heads": 8},
+    "zamba": {"layers_block_type": [LINEAR, "hybrid"] * 2},
+    "zamba2": {"layers_block_type": [LINEAR, "hybrid"] * 2, "n_mamba_heads": 8},
     "zaya": {"num_experts_per_tok": 1},
     "gemma3n_text: shared KV": {"num_kv_shared_layers": 2},
     "gemma4_text: shared KV": {"num_kv_shared_layers": 2, "layer_types": [LOCAL, FULL] * 2},
     "lfm2: convolutions": {"layer_types": [CONV, FULL, CONV, FULL]},
+    "lfm2_moe: convolutions": {"layer_types": [CONV, FULL, CONV, FULL], "num_dense_layers": 1},
     "llama4_text: no chunks": {"layer_types": [FULL] * 4},
     "llama: yarn": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
     "mixtral: no window": {"sliding_window": None},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,8 +28,21 @@ Choice = list[tuple[Any, str | None]]
 _OWN: WeakKeyDictionary[torch.nn.Module, Choice] = WeakKeyDictionary()
 """What the models that run over the engine's attention were set to before."""
 
-WINDOWS_OF_MASKS: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
-"""The sliding windows, in tokens, of attention modules that leave them to the mask: the check at load finds them."""
+
+@dataclass(frozen=True)
+class Place:
+    """What the check at load finds of an attention module that its attributes and arguments don't tell.
+
+    layers: the numbers of its calls among all calls of attention in a pass: one, or more for a module that serves
+    several layers. window: its sliding window, in tokens, where it leaves that to the mask.
+    """
+
+    layers: tuple[int, ...]
+    window: int | None
+
+
+PLACES: WeakKeyDictionary[torch.nn.Module, Place] = WeakKeyDictionary()
+"""The attention modules whose number is not their `layer_idx`, or whose window they are not told."""
 
 
 def tree_attention(
@@ -53,9 +67,12 @@ def tree_attention(
         )
     heads, dim, kv_heads = query.shape[1], query.shape[3], key.shape[1]
     scale = dim**-0.5 if scaling is None else scaling
-    if sliding_window is None:
-        sliding_window = WINDOWS_OF_MASKS.get(module)
-    layer = Layer(int(module.layer_idx), scale, softcap, sliding_window)  # type: ignore[arg-type]
+    if (place := PLACES.get(module)) is None:
+        index = int(module.layer_idx)  # type: ignore[arg-type]
+    else:
+        index = place.layers[0] if len(place.layers) == 1 else tree_plan.turn(place.layers)
+        sliding_window = place.window if sliding_window is None else sliding_window
+    layer = Layer(index, scale, softcap, sliding_window)
     q = query[0].unflatten(0, (kv_heads, heads // kv_heads))  # (kv_heads, groups, rows, dim)
     out, lse = tree_plan.attend(layer, q, key[0], value[0])
     if s_aux is not None:  # attention sinks: one more score per head, with no value behind it
@@ -66,9 +83,15 @@ def tree_attention(
 AttentionInterface.register(IMPLEMENTATION, tree_attention)
 
 
+def can_set_attention(model: Any) -> bool:
+    """Whether the model's attention can be set at all: not where there is none, or none of transformers' interface."""
+    body = getattr(model, "body", model)
+    return bool(body._can_set_attn_implementation()) if hasattr(body, "_can_set_attn_implementation") else True
+
+
 def install(model: Any) -> None:
     """Set the model's attention to the engine's, and remember what it was."""
-    if not is_installed(model):
+    if not is_installed(model) and can_set_attention(model):
         _OWN[model] = _choice(model)
         model.set_attn_implementation(IMPLEMENTATION)
 

@@ -19,6 +19,7 @@ from ttc.attention.kernels import Layer, Partial, merge_, partial_attention, seg
 from ttc.attention.stream import KVReader
 from ttc.memory.kv import KV, LayerKV
 from ttc.memory.manager import KVMemory
+from ttc.memory.states import StateBatch
 from ttc.tree.segment import Segment
 
 
@@ -26,6 +27,7 @@ class Plan(ABC):
     """The part that every plan shares: entries, and positions for the sliding window.
 
     positions: the position of each row's token, rows packed in depth-first order so that entries are contiguous.
+    states: of models with recurrent layers, the states of the pass's sequences.
     """
 
     def __init__(self, entries: Sequence[Entry], positions: Sequence[int], stream: KVReader | None = None):
@@ -35,6 +37,13 @@ class Plan(ABC):
         self._spans: dict[tuple[int, Layer], tuple[int, Tensor | None] | None] = {}
         self._lowered = False
         self.fused: FusedAttention | None = None
+        self.states: Sequence[StateBatch] = ()
+        self._turns: Counter[tuple[int, ...]] = Counter()
+
+    def turn(self, layers: tuple[int, ...]) -> int:
+        """The next of the layers that a module serves one after the other, from the first one again in a next pass."""
+        self._turns[layers] += 1
+        return layers[(self._turns[layers] - 1) % len(layers)]
 
     def attend(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         """Store the new keys and values, then attend tails and entries: what is on the device, then what streams in.

@@ -13,6 +13,7 @@ from torch import Tensor
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.memory.kv import KV, LayerACT, LayerKV, LayerShape
 from ttc.memory.link import Copies, Link, Transfer
+from ttc.memory.states import State, StateShape
 
 
 def as_budget(nbytes: int) -> str:
@@ -75,6 +76,8 @@ class KVMemory:
     budget_bytes, host_budget_bytes: the most KV that each tier may hold. link_gbps: see `Link`.
     by_layer: whether each layer of a KV has a buffer of its own, so that it can come and go alone. Else, where layers
         are alike and no budget counts each byte, all lie in one (`KV.block`), which is copied in one operation.
+    states: where recurrent states count, which are always on the device: in its tier, or beside it. state_shape: what
+    the model keeps of a sequence beside KV, None for nothing.
     """
 
     def __init__(
@@ -97,6 +100,8 @@ class KVMemory:
         self.layer_bytes_per_token = [s.elements * self.itemsize for s in self.shapes]
         self.act_bytes_per_token = [s.as_inputs.elements * self.itemsize for s in self.shapes]
         self.bytes_per_token = sum(self.layer_bytes_per_token)
+        self.states = self.device
+        self.state_shape: StateShape | None = None
         alike = len({(s.kv_heads, s.key_dim, s.value_dim) for s in self.shapes}) == 1
         one = alike and self.shapes[0].key_dim == self.shapes[0].value_dim and budget_bytes is None
         self.in_blocks = one and not by_layer
@@ -226,6 +231,29 @@ class KVMemory:
     def spare_bytes(self) -> int:
         """What the host holds and could give up."""
         return sum(self.layer_bytes(kv, layer) for kv in self.live for layer in self._spare_layers(kv))
+
+    # ---------------------------------------------------------------- recurrent states
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one sequence's recurrent state, 0 for models without."""
+        return 0 if self.state_shape is None else self.state_shape.nbytes
+
+    def require_states(self, count: int, tokens: int = 0) -> None:
+        """Raise `OutOfMemory` unless `count` more states fit, and the KV of `tokens` tokens where both share a tier."""
+        if self.state_shape is not None:
+            beside = tokens * self.bytes_per_token if self.states is self.device else 0
+            self.states.require(count * self.state_bytes + beside)
+
+    def take_state(self, state: State) -> State:
+        """Count a state that somebody keeps from now on."""
+        self.states.take(self.state_bytes)
+        return state
+
+    def give_state(self, state: State | None) -> None:
+        """A state that was kept is gone."""
+        if state is not None:
+            self.states.give(self.state_bytes)
 
     # ---------------------------------------------------------------- moving
 

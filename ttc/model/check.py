@@ -9,14 +9,22 @@ keys, values and logits have to be the same again. So everything but rounding is
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ttc.attention.hf_hook import IMPLEMENTATION, WINDOWS_OF_MASKS, attention_set_to, install, uninstall
+from ttc.attention.hf_hook import (
+    IMPLEMENTATION,
+    PLACES,
+    Place,
+    attention_set_to,
+    can_set_attention,
+    install,
+    uninstall,
+)
 from ttc.attention.plan import Entry, ExtendPlan, Piece
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import KV, LayerKV, LayerShape
@@ -28,11 +36,15 @@ from ttc.model.recording import (
     Attention,
     Call,
     MaskReader,
+    Pack,
     Recorder,
     Replay,
+    Rows,
     eager_attention,
     named_attention,
 )
+from ttc.model.recurrent import Recurrent, find_recurrent, layers_without_tokens
+from ttc.model.recurrent_check import check_recurrent
 
 WAY_OUT = (
     ". Use plain transformers for this model, or one that the engine serves (Llama, Qwen 3, Mistral, Gemma 3, Phi-3, "
@@ -68,38 +80,50 @@ class _Tree:
         pieces, stored = [], []
         for rows in self.spans:
             kv = KV(layer + 1, rows.stop - rows.start)
-            kv.device[layer] = LayerKV(torch.empty_like(key[0, :, rows]), torch.empty_like(value[0, :, rows]))
+            copy = LayerKV(torch.empty_like(key[0, :, rows]), torch.empty_like(value[0, :, rows]))
+            kv.device = [copy] * (layer + 1)  # a module that serves several layers takes the first of them
             pieces.append(Piece(rows, [(kv, 0, kv.tokens)]))
             stored.append(kv)
         entry = Entry(stored[0], 0, self.prefix, slice(self.prefix, len(self.positions)))
         return ExtendPlan([entry], self.positions, pieces)
 
 
-@torch.inference_mode()
 def check_model(model: Any) -> tuple[LayerShape, ...]:
-    """Switch `model` to the engine's attention and return what each layer stores per token.
+    """The first part of what `examine` gives."""
+    return examine(model)[0]
+
+
+@torch.inference_mode()
+def examine(model: Any) -> tuple[tuple[LayerShape, ...], Recurrent | None]:
+    """Switch `model` to the engine's attention and return what each layer of attention stores per token, and the layers
+    that keep a recurrent state.
 
     Raises UnsupportedModel when the model isn't a decoder that dispatches attention through transformers'
-    `AttentionInterface`, or when its attention isn't one that the engine computes; the model then stays as it was.
+    `AttentionInterface` and keeps recurrent states in transformers' cache, or when these aren't what the engine
+    computes; the model then stays as it was.
     """
     name = type(model).__name__
     if getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{name} is an encoder-decoder; the engine runs decoder-only language models")
-    if not getattr(model, "_supports_attention_backend", False):
+    uninstall(model)  # another engine may have it
+    try:
+        found = _Check(model).run()
+    except NotDispatched:
         raise UnsupportedModel(
             f"{name} does not dispatch attention through transformers' AttentionInterface, so the engine cannot reach "
             f"it{WAY_OUT}"
-        )
-    uninstall(model)  # another engine may have it
-    try:
-        shapes = _Check(model).run()
+        ) from None
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{name} cannot be served exactly: {error}{WAY_OUT}") from error
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
         raise UnsupportedModel(f"{name} cannot run over the engine's attention: {what}{WAY_OUT}") from error
     install(model)
-    return shapes
+    return found
+
+
+class NotDispatched(Exception):
+    """A model calls no attention that could be replaced."""
 
 
 class _Check:
@@ -111,42 +135,63 @@ class _Check:
         self.tree = _Tree(min(max([CHECK_TOKENS, *near]), self.most))
         self.exact = model.dtype in (torch.float32, torch.float64)
 
-    def run(self) -> tuple[LayerShape, ...]:
-        ids = self._tokens()
+    def run(self) -> tuple[tuple[LayerShape, ...], Recurrent | None]:
+        ids, dispatches = self._tokens(), can_set_attention(self.model)
+        keep = [-1]
         try:
-            plain = self._logits(ids, [-1])
+            plain = self._logits(ids, keep)
+            recurrent = find_recurrent(self.model, ids[:1])
+            if recurrent is not None:
+                keep = [*range(self.tree.tokens)]
+                plain = self._logits(ids, keep)
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise UnsupportedModel(f"it does not run on token ids alone ({error})") from error
         own = self.config._attn_implementation
         record = Recorder()
-        with attention_set_to(self.model, RECORD):
-            logits = self._logits(ids, [-1], tree_plan=record)
-        self._check_order(record.calls)
+        with attention_set_to(self.model, RECORD) if dispatches else nullcontext():
+            logits = self._logits(ids, keep, tree_plan=record)
+        if not record.calls and recurrent is None:
+            raise NotDispatched
+        self._check_layers(record.calls, recurrent)
         windows = check_masks(record.calls, self.windows, self.most, self._long_masks)
-        for call, window in zip(record.calls, windows, strict=True):
-            WINDOWS_OF_MASKS.pop(call.module, None)
-            if window != call.told_window and window is not None:
-                WINDOWS_OF_MASKS[call.module] = window
-        for call in record.calls:
-            self._check_function(call, own)
-        self._same("its logits differ between its own and its eager attention", plain, logits, 1e-3, 0.25)
-        replay = Replay(record.calls, self.tree.pack_backwards)
-        positions = torch.tensor([self.tree.positions], device=self.model.device).flip(1)
-        with attention_set_to(self.model, REPLAY):
-            try:
-                ends = [len(self.tree.positions) - rows.stop for rows in self.tree.spans[1:]]
-                packed = self._logits(self.tree.pack_backwards(ids, 1), ends, position_ids=positions, tree_plan=replay)
-            except (AttributeError, TypeError) as error:
-                raise UnsupportedModel(
-                    "its layers need the mask itself, and the engine builds none; so it is with layers that choose "
-                    f"which tokens to attend to ({error})"
-                ) from error
-        self._check_replay(record.calls, replay.calls)
-        self._same("its logits differ over packed rows", logits[:, 0], packed[0], 1e-3, 0.25)
-        return tuple(
+        self._place(record.calls, windows)
+        for number, call in enumerate(record.calls):
+            self._check_function(number, call, own)
+        self.same("its logits differ between its own and its eager attention", plain, logits, 1e-3, 0.25)
+        with attention_set_to(self.model, REPLAY) if dispatches else nullcontext():
+            if recurrent is None:
+                self._check_packed(record, ids, logits)
+            else:
+                check_recurrent(recurrent, self, record.calls, ids, logits)
+        shapes = tuple(
             LayerShape(call.key.shape[1], call.key.shape[3], call.value.shape[3], window)
             for call, window in zip(record.calls, windows, strict=True)
         )
+        return shapes, recurrent
+
+    def _check_packed(self, record: Recorder, ids: Tensor, logits: Tensor) -> None:
+        """The model over packed rows in reverse order, against the record."""
+        ends = [len(self.tree.positions) - rows.stop for rows in self.tree.spans[1:]]
+        rows = Rows(self.tree.pack_backwards(ids, 1), self.tree.positions[::-1], self.tree.pack_backwards)
+        packed = self.replay(record.calls, rows, ends, self.tree.spans, backwards=True)
+        self.same("its logits differ over packed rows", logits[:, 0], packed[0], 1e-3, 0.25)
+
+    def replay(
+        self, calls: list[Call], rows: Rows, keep: list[int], spans: Sequence[slice], *, backwards: bool = False
+    ) -> Tensor:
+        """The logits (1, keep, vocabulary) of a pass over packed rows, each call of attention answered from the record;
+        what the model does around attention must be the same. spans: the rows of each sequence, for averages."""
+        replay = Replay(calls, rows.pack)
+        positions = torch.tensor([rows.positions], device=self.model.device)
+        try:
+            logits = self._logits(rows.ids, keep, position_ids=positions, tree_plan=replay)
+        except (AttributeError, TypeError) as error:
+            raise UnsupportedModel(
+                "its layers need the mask itself, and the engine builds none; so it is with layers that choose which "
+                f"tokens to attend to ({error})"
+            ) from error
+        self._check_replay(calls, replay.calls, rows.pack, spans, backwards)
+        return logits
 
     def _logits(self, ids: Tensor, keep: list[int], **options: Any) -> Tensor:
         """The logits (batch, keep, vocabulary) of some rows."""
@@ -169,27 +214,30 @@ class _Check:
         ids[1, : self.tree.prefix] = ids[0, : self.tree.prefix]
         return ids.to(self.model.device)
 
-    def _check_order(self, calls: Sequence[Call]) -> None:
-        for place, call in enumerate(calls):
-            if call.layer < place:
-                raise UnsupportedModel(
-                    f"layer {call.layer} calls attention again after layer {place - 1}; the engine keeps one key and "
-                    "value per token and layer"
-                )
-            if call.layer > place:
-                self._without_attention(place)
-        if len(calls) < self.config.num_hidden_layers:
-            self._without_attention(len(calls))
-        if len(calls) > self.config.num_hidden_layers:
+    def _check_layers(self, calls: Sequence[Call], recurrent: Recurrent | None) -> None:
+        """Each layer must call attention, keep a recurrent state, or mix no tokens at all."""
+        known = {call.layer for call in calls} | layers_without_tokens(self.model.config)
+        known |= recurrent.layers if recurrent is not None else set()
+        layers = range(self.config.num_hidden_layers)
+        if len(calls) < len(layers) and (unknown := [layer for layer in layers if layer not in known]):
             raise UnsupportedModel(
-                f"{len(calls)} layers call attention, but the configuration states {self.config.num_hidden_layers}"
+                f"layer {unknown[0]} of {len(layers)} neither calls attention that the engine can replace nor keeps a "
+                "recurrent state in transformers' cache; cross attention and other caches are not supported"
             )
 
-    def _without_attention(self, layer: int) -> None:
-        raise UnsupportedModel(
-            f"layer {layer} of {self.config.num_hidden_layers} calls no attention that the engine can replace; layers "
-            "of linear attention, convolutions, a state space or cross attention are not supported"
-        )
+    @staticmethod
+    def _place(calls: Sequence[Call], windows: Sequence[int | None]) -> None:
+        """Note which of a pass's calls a module makes, and its window, where it does not say so itself."""
+        numbers: dict[Any, list[int]] = {}
+        for number, call in enumerate(calls):
+            numbers.setdefault(call.module, []).append(number)
+        for module, its in numbers.items():
+            PLACES.pop(module, None)
+            window, told = windows[its[0]], calls[its[0]].told_window
+            if any(windows[number] != window for number in its):
+                raise UnsupportedModel(f"layer {calls[its[0]].layer} calls attention with different sliding windows")
+            if its != [calls[its[0]].layer] or (window != told and window is not None):
+                PLACES[module] = Place(tuple(its), window)
 
     def _long_masks(self, tokens: int, layers: Iterable[int]) -> dict[int, Tensor | None]:
         """The masks that the model builds for some layers over a longer sequence."""
@@ -200,12 +248,12 @@ class _Check:
 
     # ---------------------------------------------------------------- the function
 
-    def _check_function(self, call: Call, own: str) -> None:
+    def _check_function(self, number: int, call: Call, own: str) -> None:
         """The engine's attention function against the model's own, on the model's queries, keys and values."""
         dtype = torch.promote_types(call.query.dtype, torch.float32)
         query, key, value = (x.to(dtype) for x in (call.query, call.key, call.value))
         query = query * _enlargement(query, key, call.options.get("scaling"))
-        found = self._engines(call, query, key, value)
+        found = self._engines(number, call, query, key, value)
         others: list[tuple[Attention, bool]] = [(eager_attention(call.module), True)]
         if (named := named_attention(own)) is not None:
             others.append(named)
@@ -223,22 +271,25 @@ class _Check:
                     "attention that the engine does not know"
                 )
         if dtype != call.query.dtype:
-            short = self._engines(call, call.query, call.key, call.value)
-            self._same(f"layer {call.layer} differs in {call.query.dtype}", self.tree.pack(call.out, 1), short, 0, 0.1)
+            short = self._engines(number, call, call.query, call.key, call.value)
+            self.same(f"layer {call.layer} differs in {call.query.dtype}", self.tree.pack(call.out, 1), short, 0, 0.1)
 
-    def _engines(self, call: Call, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _engines(self, number: int, call: Call, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """The engine's attention over the packed rows: (1, rows, heads, value_dim)."""
         query, key, value = (self.tree.pack(x, 2) for x in (query, key, value))
-        plan = self.tree.plan(call.layer, key, value)
+        plan = self.tree.plan(number, key, value)
         function = ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION]
         out: Tensor = function(call.module, query, key, value, None, **call.options, tree_plan=plan)[0]
         return out
 
     # ---------------------------------------------------------------- everything else
 
-    def _check_replay(self, calls: Sequence[Call], packed: Sequence[Call]) -> None:
+    def _check_replay(
+        self, calls: Sequence[Call], packed: Sequence[Call], pack: Pack, spans: Sequence[slice], backwards: bool
+    ) -> None:
         """What the model does around attention must be the same over packed rows."""
-        self._check_order(packed)
+        if [call.module for call in calls] != [call.module for call in packed]:
+            raise UnsupportedModel("its layers call attention in another order over packed rows")
         for call, again in zip(calls, packed, strict=True):
             if again.mask is not None:
                 raise UnsupportedModel(f"layer {call.layer} builds a mask of its own, which the engine does not use")
@@ -249,16 +300,16 @@ class _Check:
                         f"{again.options.get(option)} over the engine's"
                     )
             for what in ("query", "key", "value"):
-                expected = self.tree.pack(getattr(call, what), 2).transpose(1, 2)
-                found = getattr(again, what).flip(2).transpose(1, 2)
-                self._same_rows(f"the {what} of layer {call.layer}", expected, found)
+                pair = [pack(getattr(call, what), 2).transpose(1, 2), getattr(again, what).transpose(1, 2)]
+                expected, found = (x.flip(1) for x in pair) if backwards else pair
+                self._same_rows(f"the {what} of layer {call.layer}", expected, found, spans)
 
-    def _same_rows(self, what: str, expected: Tensor, found: Tensor) -> None:
+    def _same_rows(self, what: str, expected: Tensor, found: Tensor, spans: Sequence[slice]) -> None:
         """Compare (1, rows, ...) by branch; in 16 bits by the middle row of each, because expert routing may flip."""
         gap = (found - expected)[0].flatten(1).to(torch.float32).abs().mean(1)
         size = float(expected.abs().to(torch.float32).mean())
         limit = (1e-3 if self.exact else 0.1) * size + 1e-9
-        for rows in self.tree.spans:
+        for rows in spans:
             error = float(gap[rows].max() if self.exact else gap[rows].median())
             if not error <= limit:
                 raise UnsupportedModel(
@@ -267,7 +318,7 @@ class _Check:
                     "mixes neighbouring tokens outside attention"
                 )
 
-    def _same(self, what: str, expected: Tensor, found: Tensor, exact: float, rounded: float) -> None:
+    def same(self, what: str, expected: Tensor, found: Tensor, exact: float, rounded: float) -> None:
         """Compare by the largest difference; in 16 bits by the mean, because expert routing may flip."""
         gap = (found - expected).to(torch.float32).abs()
         size = expected.to(torch.float32).abs()

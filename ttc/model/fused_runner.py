@@ -35,6 +35,7 @@ class FusedRunner:
     def __init__(self, modules: HuggingFaceRunner, decoder: Decoder):
         self.modules, self.model = modules, modules.model
         self.shapes: tuple[LayerShape, ...] = modules.shapes
+        self.recurrent = modules.recurrent
         self.device, self.dtype = modules.device, modules.dtype
         self.trace: Trace | None = None
         self._decoder = decoder

@@ -18,6 +18,17 @@ RECORD, REPLAY = "ttc_record", "ttc_replay"
 """The attention implementations of the two passes. Masks are built for the first, as they are for eager attention."""
 
 Attention = Callable[..., tuple[Tensor, Any]]
+Pack = Callable[[Tensor, int], Tensor]
+"""From a recorded batch (batch, ..., tokens, ...), tokens at an axis, to a pass's packed rows (1, ..., rows, ...)."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A pass's packed rows: their tokens (1, rows), their positions, and how they are found in a recorded batch."""
+
+    ids: Tensor
+    positions: list[int]
+    pack: Pack
 
 
 @dataclass
@@ -38,7 +49,8 @@ class Call:
 
     @property
     def layer(self) -> int:
-        return int(self.module.layer_idx)
+        """The number that the module has, -1 for one that serves several layers and has none."""
+        return -1 if (number := getattr(self.module, "layer_idx", None)) is None else int(number)
 
     @property
     def told_window(self) -> int | None:
@@ -74,7 +86,7 @@ class MaskReader:
     def answer(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]
     ) -> Tensor:
-        self.masks[int(module.layer_idx)] = mask
+        self.masks[module.layer_idx] = mask
         if self.wanted <= self.masks.keys():
             raise AllRead
         batch, heads, tokens, _ = query.shape
@@ -82,12 +94,9 @@ class MaskReader:
 
 
 class Replay:
-    """Answers each call of a pass over packed rows with what was recorded for those rows, and keeps it.
+    """Answers each call of a pass over packed rows with what was recorded for those rows, and keeps it."""
 
-    pack: from (batch, ..., tokens, dim) at `axis` to packed rows (1, ..., rows, dim).
-    """
-
-    def __init__(self, recorded: list[Call], pack: Callable[[Tensor, int], Tensor]):
+    def __init__(self, recorded: list[Call], pack: Pack):
         self.recorded, self.pack = recorded, pack
         self.calls: list[Call] = []
 

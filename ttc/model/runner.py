@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -15,18 +16,21 @@ from ttc.attention.plan import Plan
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import LayerShape
 from ttc.memory.upload import upload
-from ttc.model.check import check_model
+from ttc.model.check import examine
+from ttc.model.recurrent import Recurrent
 from ttc.trace import Trace
 
 
 class ModelRunner(Protocol):
     """Runs a decoder over packed rows whose attention goes by a plan.
 
-    shapes: what each attention layer stores per token. trace: where each pass leaves a span of time, None for nowhere.
+    shapes: what each attention layer stores per token. recurrent: the layers that keep a state instead, None for none.
+    trace: where each pass leaves a span of time, None for nowhere.
     """
 
     model: Any
     shapes: tuple[LayerShape, ...]
+    recurrent: Recurrent | None
     device: torch.device
     dtype: torch.dtype
     trace: Trace | None
@@ -47,7 +51,7 @@ class HuggingFaceRunner:
     def __init__(self, model: Any):
         self.model = model.eval()
         self.reason, self.streamed_layer_bytes = "", 0
-        self.shapes = check_model(model)
+        self.shapes, self.recurrent = examine(model)
         self._config = model.config.get_text_config()
         self.device: torch.device = model.device
         self.input_device = self.device  # where tokens and positions go
@@ -56,7 +60,7 @@ class HuggingFaceRunner:
 
     def check_attention(self) -> None:
         """Raises UnsupportedModel when the model's attention is no longer the engine's."""
-        if self._config._attn_implementation != IMPLEMENTATION:
+        if self.shapes and self._config._attn_implementation != IMPLEMENTATION:
             raise UnsupportedModel(
                 f"the model's attention is {self._config._attn_implementation!r} now, not the engine's: it was set "
                 "elsewhere, or this is inside `engine.lent()`. Use the model elsewhere inside `with engine.lent() as "
@@ -71,9 +75,14 @@ class HuggingFaceRunner:
         kept = 0 if keep is None else rows
         start = perf_counter()
         try:
-            output = self.model(
-                input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=kept, tree_plan=plan
-            )
+            with self.recurrent.running(plan.states) if self.recurrent is not None else nullcontext():
+                output = self.model(
+                    input_ids=ids[None],
+                    position_ids=positions[None],
+                    use_cache=False,
+                    logits_to_keep=kept,
+                    tree_plan=plan,
+                )
         finally:
             if self.trace is not None:
                 self.trace.add("compute", f"{len(tokens)} rows", start, perf_counter())

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ttc.attention.plan import Entry, ExtendPlan, Piece, depth_first, shared_entries
 from ttc.memory.kv import KV
 from ttc.passes.runtime import Runtime
+from ttc.passes.states import PassStates
 from ttc.tree.branch import Branch, by_problem
 from ttc.tree.segment import Segment
+from ttc.tree.tree import SNAPSHOT_TOKENS
 from ttc.usage import Usage, count_pass
 
 
@@ -32,17 +35,24 @@ def chunks(
     usages: Sequence[Usage],
     held: list[Segment],
     limit: int | None = None,
+    cuts: Sequence[Collection[int]] | None = None,
 ) -> Iterator[Chunk]:
     """Chunks that bring the KV of `runs[i]` after `leaves[i]` into the tree, at most `limit` (else `prefill_tokens`)
     rows each. Whoever takes a chunk runs it before the next one, and closes its plan (`with chunk.plan`).
 
-    The new segments are appended to `held` at once, with one reference each. usages[i]: the meter of run i.
+    The new segments are appended to `held` at once, with one reference each. usages[i]: the meter of run i. cuts[i]:
+    places in run i where a segment has to end, so that with recurrent layers others can go on from there.
     """
     runtime.residency.require(sum(map(len, runs)))
     paths = [leaf.path() for leaf in leaves]
     order = depth_first(paths)
     needed = {segment.storage for path in paths for segment in path}
+    states = PassStates(runtime.tree) if runtime.runner.recurrent is not None else None
     writers = [SegmentWriter(runtime, leaf, run, needed, held) for leaf, run in zip(leaves, runs, strict=True)]
+    if states is not None:
+        for i, writer in enumerate(writers):
+            writer.cut_at(cuts[i] if cuts else ())
+        states.require(sum(map(len, runs)), sum(len(writer.cuts) for writer in writers))
     while any(writer.left for writer in writers):
         rows: list[int] = []
         positions: list[int] = []
@@ -52,7 +62,7 @@ def chunks(
         firsts: list[int] = []
         for i in order:
             writer = writers[i]
-            part = writer.left[: (limit or runtime.prefill_tokens) - len(rows)]
+            part = writer.left[: min((limit or runtime.prefill_tokens) - len(rows), writer.most)]
             if part:
                 span = slice(len(rows), len(rows) + len(part))
                 own += writer.entries(span)
@@ -63,7 +73,12 @@ def chunks(
                 rows += part
         entries = shared_entries([paths[i] for i in taken], [p.rows.stop - p.rows.start for p in pieces]) + own
         stream = runtime.residency.stream(entries, positions, None, repeat=False)
-        yield Chunk(rows, ExtendPlan(entries, positions, pieces, runtime.memory, stream), taken, firsts)
+        plan = ExtendPlan(entries, positions, pieces, runtime.memory, stream)
+        if states is not None:
+            plan.states = states.begin([writers[i].before for i in taken], [piece.rows for piece in pieces])
+        yield Chunk(rows, plan, taken, firsts)
+        if states is not None:
+            states.end([writers[i].end for i in taken])
         count_pass(usages[i] for i in taken)
 
 
@@ -110,10 +125,35 @@ class SegmentWriter:
         self.blocks: list[Segment] = []
         self.done = 0
         self.filled = 0  # tokens of the last block that are there
+        self.cuts: list[
+            int
+        ] = []  # where blocks end that would go on, and the run itself, if passes must not cross them
+        self.before = leaf  # whose state the last pass began from
 
     @property
     def left(self) -> list[int]:
         return self.tokens[self.done :]
+
+    @property
+    def end(self) -> Segment:
+        """The segment that the run ends with so far."""
+        return self.held[self.index]
+
+    def cut_at(self, places: Collection[int]) -> None:
+        """End a block, and the piece of a pass, at each of these places, at every `SNAPSHOT_TOKENS`, and where blocks
+        are full: with recurrent layers a segment's end is what others go on from."""
+        length, start = len(self.tokens), self.end.end
+        regular = range(SNAPSHOT_TOKENS - start % SNAPSHOT_TOKENS, length, SNAPSHOT_TOKENS)
+        cuts = {length, *regular, *(place for place in places if 0 < place < length)}
+        if (size := self.runtime.residency.block_tokens) is not None:
+            ends = [0, *sorted(cuts)]
+            cuts |= {n for first, last in pairwise(ends) for n in range(first + size, last, size)}
+        self.cuts = sorted(cuts)
+
+    @property
+    def most(self) -> int:
+        """The most tokens of the next piece."""
+        return next((cut - self.done for cut in self.cuts if cut > self.done), len(self.tokens))
 
     def entries(self, rows: slice) -> list[Entry]:
         """What earlier passes left: attended in full by the rows of the next one."""
@@ -123,9 +163,10 @@ class SegmentWriter:
     def grow(self, count: int) -> list[tuple[KV, int, int]]:
         """Make place for the next `count` tokens: (KV, first token to fill, how many), in order."""
         places, size = [], self.runtime.residency.block_tokens or len(self.tokens)
+        self.before = self.end
         while count:
             if not self.blocks or self.filled == len(self.blocks[-1].tokens):
-                tokens = self.left[:size]
+                tokens = self.left[: min(size, self.most)]
                 tree, above = self.runtime.tree, self.held[self.index]
                 path = [segment.storage for segment in above.path()]
                 kv = self.runtime.residency.allocate(len(tokens), self.needed, path)

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from itertools import accumulate, chain
 from math import inf
 from threading import RLock
-from typing import Protocol
 
 import torch
 
@@ -19,18 +18,11 @@ from ttc.memory.tails import Tails, freeze, grown, keep_rows, write_new
 from ttc.passes.arguments import check_step
 from ttc.passes.rows import Request, Row, draw_tokens, paths
 from ttc.passes.runtime import Runtime
-from ttc.passes.stops import Stops
+from ttc.passes.states import RunningStates
+from ttc.passes.stops import Gate, Stops
 from ttc.sampling import SAMPLED, Sampling
 from ttc.tree.branch import Branch, StepEnd, by_problem, check_live
 from ttc.usage import count_pass
-
-
-class Gate(Protocol):
-    """Stops branches while they decode (`ttc.approximate.decode_gate.DecodeGate` is one)."""
-
-    def losers(self, problem: Sequence[Branch]) -> list[Branch]:
-        """Those of a problem's branches in this step that stop now."""
-        ...
 
 
 class RunningBatch:
@@ -67,6 +59,7 @@ class RunningBatch:
         self.plan: DecodePlan | None = None
         self.recuts = 0  # the tree's count when the plan was made
         self.capacity = 0  # tokens that each tail of the groups has room for
+        self.states = RunningStates(runtime.tree) if runtime.runner.recurrent is not None else None
 
     # ---------------------------------------------------------------- calls
 
@@ -161,7 +154,8 @@ class RunningBatch:
 
     def kv_tokens(self) -> float:
         """How many tokens the memory holds KV for."""
-        return self.runtime.residency.capacity_bytes() / self.runtime.memory.bytes_per_token
+        per_token = self.runtime.memory.bytes_per_token
+        return self.runtime.residency.capacity_bytes() / per_token if per_token else inf
 
     def __len__(self) -> int:
         """The branches whose step is not over."""
@@ -209,6 +203,7 @@ class RunningBatch:
             self.capacity = max(row.room for row in rows)
             try:
                 chosen = self.runtime.residency.groups(paths(rows), self.capacity)
+                self.runtime.memory.require_states(2 * len(rows), 2 * self.capacity * len(rows))
                 self._check_gate(rows, chosen)
                 break
             except OutOfMemory:
@@ -244,7 +239,9 @@ class RunningBatch:
             count, capacity = max(len(rows), self.tails.rows or 0), max(self.tails.tokens, *(row.room for row in rows))
             grows = (count, capacity) != (self.tails.rows, self.tails.tokens)
             try:  # what all tails will be frozen into, and larger tails
-                self.runtime.residency.require(sum(row.room for row in rows) + grows * count * capacity)
+                new_tokens = sum(row.room for row in rows) + grows * count * capacity
+                self.runtime.residency.require(new_tokens)
+                self.runtime.memory.require_states(2 * len(rows), new_tokens)
                 if grows:
                     filled = max(row.filled for row in self.rows)
                     self.tails = grown(self.runtime.memory, self.tails, count, capacity, filled)
@@ -296,6 +293,8 @@ class RunningBatch:
             stream = residency.stream(entries, positions, self._tails(), repeat=True)
             filled, places = [row.filled for row in rows], [row.place for row in rows]
             self.plan = DecodePlan(entries, positions, self.tails, filled, stream, places)
+            if self.states is not None:
+                self.plan.states = [self.states.of([row.branch for row in rows])]
             self.recuts = tree.recuts
         return self.plan
 
@@ -349,6 +348,7 @@ class RunningBatch:
         assert self.tails is not None
         tree, residency, memory = self.runtime.tree, self.runtime.residency, self.runtime.memory
         size, path = residency.block_tokens or filled, [segment.storage for segment in branch.leaf.path()]
+        state = None if self.states is None else self.states.leave(branch)
         try:
             for first in range(0, filled, size):
                 blocks.append(residency.allocate_frozen(min(size, filled - first), [*path, *blocks]))
@@ -360,6 +360,7 @@ class RunningBatch:
         for kv in blocks:
             leaf = branch.leaf
             tree.move(branch, tree.attach(leaf, branch.tokens[leaf.end : leaf.end + kv.tokens], kv))
+        tree.set_state(branch.leaf, state)
 
     def _rescue(self, row: Row) -> None:
         """Keep what a branch has decoded of a step that broke off; if its KV is lost, take that back."""
@@ -380,6 +381,8 @@ class RunningBatch:
 
     def _free_tails(self) -> None:
         self._drop_plan()
+        if self.states is not None:
+            self.states.clear()
         if self.tails is not None:
             self.runtime.residency.leave(self.tails)
             self.tails = None

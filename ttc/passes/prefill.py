@@ -11,7 +11,7 @@ from ttc.passes.outputs import Outputs
 from ttc.passes.runtime import Runtime
 from ttc.protocols import Purpose
 from ttc.tree.branch import Branch
-from ttc.tree.segment import Segment, worth_sharing
+from ttc.tree.segment import Segment, common_prefix, worth_sharing
 
 
 @torch.inference_mode()
@@ -31,29 +31,40 @@ def prefill(
     waiting, shared = list(enumerate(zip(branches, targets, strict=True))), runtime.sharing.rule != "none"
     while waiting:
         chosen: list[tuple[Branch, list[int]]] = []
+        cuts: list[set[int]] = []
         indices: list[int] = []
         deferred = []
         for index, (branch, target) in waiting:
             leaf = before = branch.leaf
             if shared:
                 leaf = tree.move(branch, tree.descend(before, target[before.end : -1]))
-            branch.usage.shared_tokens += leaf.end - before.end
+            branch.usage.shared_tokens += max(0, leaf.end - before.end)
             missing = list(target[leaf.end : -1])
-            if shared and any(b.leaf is leaf and worth_sharing(m, missing) for b, m in chosen):
+            alike = (n for n, (b, m) in enumerate(chosen) if b.leaf is leaf and worth_sharing(m, missing))
+            first = next(alike, None) if shared else None
+            if first is not None:
+                cuts[first].add(common_prefix(chosen[first][1], missing))
                 deferred.append((index, (branch, target)))
             elif missing:
                 chosen.append((branch, missing))
+                cuts.append(set())
                 indices.append(index)
         with runtime.metered([branch for branch, _ in chosen]):
-            _compute(runtime, chosen, purpose, outputs.of(indices))
+            _compute(runtime, chosen, purpose, outputs.of(indices), cuts)
         waiting = deferred
 
 
-def _compute(runtime: Runtime, work: Sequence[tuple[Branch, list[int]]], purpose: Purpose, outputs: Outputs) -> None:
+def _compute(
+    runtime: Runtime,
+    work: Sequence[tuple[Branch, list[int]]],
+    purpose: Purpose,
+    outputs: Outputs,
+    cuts: Sequence[set[int]],
+) -> None:
     held: list[Segment] = []
     leaves, runs = [branch.leaf for branch, _ in work], [missing for _, missing in work]
     try:
-        for chunk in chunks(runtime, leaves, runs, [branch.usage for branch, _ in work], held):
+        for chunk in chunks(runtime, leaves, runs, [branch.usage for branch, _ in work], held, cuts=cuts):
             wanted = outputs.rows(chunk, [leaf.end for leaf in leaves])
             with chunk.plan:
                 kept = [row for _, _, row in wanted] or [len(chunk.tokens) - 1]

@@ -143,6 +143,11 @@ def checked_lens(runner: ModelRunner) -> Lens:
     Raises UnsupportedModel unless, on a few tokens, the lens after the last layer gives the model's own logits, also
     for rows that go on alone.
     """
+    if runner.recurrent is not None:
+        raise UnsupportedModel(
+            f"{type(runner.model).__name__} has recurrent layers, and rows that leave a pass early would leave their "
+            "states incomplete; score it without an exit"
+        )
     lens = Lens(runner.model)
     name, half = type(runner.model).__name__, CHECK_TOKENS // 2
     vocabulary = runner.model.config.get_text_config().vocab_size

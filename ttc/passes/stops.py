@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from ttc.model.limits import ModelLimits
 from ttc.tree.branch import Branch, StepEnd
+
+
+class Gate(Protocol):
+    """Stops branches while they decode (`ttc.approximate.decode_gate.DecodeGate` is one)."""
+
+    def losers(self, problem: Sequence[Branch]) -> list[Branch]:
+        """Those of a problem's branches in this step that stop now."""
+        ...
+
 
 MARGIN_TOKENS = 8
 """Tokens beyond what a string can span that are decoded with it, so that its first character is whole."""

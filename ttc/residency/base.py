@@ -17,9 +17,9 @@ import torch
 from ttc.attention.plan import Entry, shared_entries
 from ttc.attention.stream import KVReader, Unit, View
 from ttc.checks import check_fields
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.memory.kv import KV, LayerShape
-from ttc.memory.manager import KVMemory
+from ttc.memory.manager import KVMemory, Tier
 from ttc.memory.tails import Tails
 from ttc.residency.grouping import balanced_sizes
 from ttc.tree.segment import Segment
@@ -95,7 +95,7 @@ class Residency(ABC):
         the device leaves for the host as far as the room is needed, under policies that have a host tier.
         """
         mine, theirs = self.memory, other.memory
-        mine.device, mine.host, mine.link = theirs.device, theirs.host, theirs.link
+        mine.device, mine.host, mine.link, mine.states = theirs.device, theirs.host, theirs.link, theirs.states
         mine.device.models += 1
         mine.host.models += 1
         self._others.append(ref(other))
@@ -203,9 +203,15 @@ class Offloading(Residency):
         self._check_positive("host_budget_gib", "link_gbps", "block_tokens")
 
     def _make_memory(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> KVMemory:
-        return KVMemory(
-            shapes, dtype, device, to_bytes(self.budget_gib), to_bytes(self.host_budget_gib), self.link_gbps
-        )
+        if not shapes:
+            raise UnsupportedModel(
+                f"{type(self).__name__} moves keys and values between two tiers, and this model has none: it keeps "
+                "recurrent states alone, which stay on the device; use ttc.Resident()"
+            )
+        budgets = to_bytes(self.budget_gib), to_bytes(self.host_budget_gib)
+        memory = KVMemory(shapes, dtype, device, *budgets, self.link_gbps)
+        memory.states = Tier("recurrent states", None)  # beside the budget: they never leave the device
+        return memory
 
     def read_capacity(self) -> None:
         """With no budget given, let the device hold what it has free at this moment."""

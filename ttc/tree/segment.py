@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import count, takewhile
 
 from ttc.memory.kv import KV
+from ttc.memory.states import State
 
 MIN_SHARED_TOKENS = 8
 """A common prefix shorter than this is recomputed: one more segment in every later plan would cost more."""
@@ -17,11 +18,13 @@ class Segment:
     """A run of tokens on one tree edge, with its KV, at positions `start` to `end`.
 
     refs: the branches that end here plus the children. The trunk is the empty segment above all roots.
+    state: of models with recurrent layers, their state after the last token, None where none was kept.
     """
 
     def __init__(self, tokens: list[int], kv: KV | None, parent: Segment | None):
         self.tokens, self.kv, self.parent = tokens, kv, parent
         self.children: list[Segment] = []
+        self.state: State | None = None
         self.refs = 0
         self.start = parent.end if parent else 0
         self.serial = next(_serial)

@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from ttc.memory.kv import KV
 from ttc.memory.manager import KVMemory
 from ttc.memory.recut import can_recut, recut
+from ttc.memory.states import State
 from ttc.tree.branch import Branch
 from ttc.tree.segment import MIN_SHARED_TOKENS, Segment, common_prefix
+
+SNAPSHOT_TOKENS = 1024
+"""The state of recurrent layers is kept after each so many tokens of a prompt, for other prompts to go on from."""
 
 MERGE_RATIO = 4
 """A segment with one child joins it when it is at most this many times as long: chains stay logarithmic."""
@@ -40,6 +44,7 @@ class Tree:
             if node.kv is not None:
                 self.memory.free(node.kv)
             node.kv = None
+            self.set_state(node, None)
             node = parent
 
     def move(self, branch: Branch, segment: Segment) -> Segment:
@@ -55,8 +60,20 @@ class Tree:
         parent.children.append(child)
         return child
 
+    def set_state(self, segment: Segment, state: State | None) -> None:
+        """Keep the recurrent layers' state after a segment, or let go of it."""
+        before, segment.state = segment.state, None
+        self.memory.give_state(before)
+        if state is not None:
+            segment.state = self.memory.take_state(state)
+
     def descend(self, segment: Segment, tokens: Sequence[int]) -> Segment:
-        """The deepest segment below `segment` that holds a prefix of `tokens`; it is split where they part."""
+        """The deepest segment that holds a prefix of `tokens` below `segment`; it is split where they part.
+
+        With recurrent layers one cannot go on from the middle of a segment: then it is the deepest one with a state,
+        which may lie above `segment`.
+        """
+        recurrent = self.memory.state_shape is not None
         while tokens:
             shared, child = max(
                 ((common_prefix(c.tokens, tokens), c) for c in segment.children),
@@ -65,10 +82,12 @@ class Tree:
             )
             if shared == len(child.tokens) and shared > 0:
                 segment, tokens = child, tokens[shared:]
-            elif shared >= MIN_SHARED_TOKENS:
+            elif shared >= MIN_SHARED_TOKENS and not recurrent:
                 return self.split(child, shared)
             else:
                 break
+        while recurrent and segment.state is None and segment.parent is not None:
+            segment = segment.parent
         return segment
 
     def split(self, segment: Segment, at: int) -> Segment:
@@ -90,6 +109,7 @@ class Tree:
             joined, most = len(parent.tokens) + len(segment.tokens), self.block_tokens
             if (
                 (most is None or joined <= most)
+                and not (parent.state is not None and parent.end % SNAPSHOT_TOKENS == 0)
                 and len(parent.tokens) <= MERGE_RATIO * len(segment.tokens)
                 and can_recut(self.memory, [parent.storage, segment.storage])
             ):
@@ -107,6 +127,7 @@ class Tree:
         child.tokens, child.kv = parent.tokens + child.tokens, kv
         child.parent, child.start = above, parent.start
         parent.kv, parent.parent, parent.children, parent.refs = None, None, [], 0
+        self.set_state(parent, None)
 
     def segments(self) -> list[Segment]:
         """Every segment in the tree, parents first."""

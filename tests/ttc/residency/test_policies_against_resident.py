@@ -58,7 +58,7 @@ def model() -> LlamaForCausalLM:
 def one_check_of_the_model() -> Iterator[None]:
     """Most of an engine's making; all engines have one model here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ttc.model.runner, "check_model", cache(ttc.model.runner.check_model))
+        patch.setattr(ttc.model.runner, "examine", cache(ttc.model.runner.examine))
         yield
 
 

@@ -1,0 +1,311 @@
+"""Models with linear attention, state spaces and convolutions against plain transformers: their states in the tree."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+
+import ttc.passes.chunks
+import ttc.tree.tree
+from experiments.bench import architectures
+from tests.helpers.engines import GREEDY, fail_at
+from tests.helpers.exactness import assert_like_plain, grow
+from tests.helpers.models import prompt
+from tests.helpers.ownership import Ownership, assert_nothing_left, assert_whole
+from tests.helpers.tokenizers import Letters
+from ttc import (
+    BeamGroups,
+    BlockCache,
+    Capture,
+    EarlyExit,
+    Engine,
+    Headwise,
+    Layerwise,
+    OutOfMemory,
+    Paged,
+    Resident,
+    Sampling,
+    Sharing,
+    UnsupportedModel,
+)
+from ttc.tree.branch import Branch
+
+HYBRIDS = ["qwen3_5_text", "jamba", "lfm2: convolutions"]
+CASES = [*HYBRIDS, "mamba2"]
+
+
+@cache
+def plain(case: str) -> Any:
+    return architectures.build(case)
+
+
+def engine_of(case: str, **options: Any) -> Engine:
+    return Engine(copy.deepcopy(plain(case)), Letters(), **options)
+
+
+def greedy_texts(engine: Engine, branches: list[Branch]) -> list[list[int]]:
+    engine.generate(branches, 6, sampling=GREEDY)
+    return [branch.generated for branch in branches]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tree_equals_plain_transformers(case: str) -> None:
+    engine = engine_of(case, prefill_tokens=5)
+    assert engine.runner.recurrent is not None
+    assert engine.runner.recurrent.by_token == (case == "jamba")  # its scan begins from zeros
+    branches = grow(engine)
+    assert_whole(engine, branches)
+    for branch in branches:
+        assert_like_plain(plain(case), branch)
+    assert_nothing_left(engine, branches)
+
+
+def test_double_precision() -> None:
+    model = copy.deepcopy(plain("lfm2: convolutions")).to(torch.float64)  # others compute in float32 within
+    for branch in grow(Engine(copy.deepcopy(model), Letters())):
+        assert_like_plain(model, branch, bound=1e-9)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_scores_are_those_of_plain_transformers(case: str) -> None:
+    engine = engine_of(case, prefill_tokens=8)
+    root = engine.root(prompt(1, 21))
+    branches = engine.fork(root, 2)
+    engine.extend(branches[:1], [prompt(2, 4)])
+    given, continuations = [prompt(3, 3), []], [[prompt(4, 3), prompt(4, 3)[:1] + prompt(5, 5)], [prompt(6, 1)]]
+    scores = engine.score(branches, continuations, given=given)
+    for branch, more, group, found in zip(branches, given, continuations, scores, strict=True):
+        for continuation, figures in zip(group, found, strict=True):
+            tokens = branch.tokens + more
+            logits = plain(case)(torch.tensor([tokens + continuation]), use_cache=False).logits[0].double()
+            rows = logits.log_softmax(-1)[len(tokens) - 1 : -1]
+            expected = [float(row[token]) for row, token in zip(rows, continuation, strict=True)]
+            assert figures == pytest.approx(expected, abs=1e-4 + 1e-5 * float(logits.abs().max()))
+    assert_whole(engine, [root, *branches])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_samples_do_not_depend_on_the_batch(case: str) -> None:
+    def sample(order: list[int], together: bool) -> dict[int, list[int]]:
+        engine = engine_of(case)
+        branches = engine.fork(engine.root(prompt(1, 14), seed=7), 4)
+        engine.extend(branches[:2], [prompt(2, 5), prompt(3, 1)])
+        for group in [order] if together else [[i] for i in order]:
+            most = [5 + i for i in group]
+            engine.generate([branches[i] for i in group], most, sampling=Sampling(0.8))
+        return {i: branches[i].generated for i in order}
+
+    together = sample([0, 1, 2, 3], together=True)
+    assert together == sample([3, 1, 0, 2], together=True) == sample([2, 0, 3, 1], together=False)
+
+
+def test_branches_that_join_and_leave_a_running_batch_keep_their_own_states() -> None:
+    engine = engine_of("qwen3_5_text")
+    branches = engine.fork(engine.root(prompt(1, 14)), 4)
+    batch = engine.running_batch(max_rows=3)
+    batch.add(branches[:2], [2, 7], sampling=GREEDY)
+    batch.add(branches[2:3], 4, sampling=GREEDY)
+    while len(batch):
+        if batch.step() and not branches[3].generated:
+            engine.extend(branches[3:], [prompt(2, 3)])  # a pass between two tokens of the others
+            batch.add(branches[3:], 5, sampling=GREEDY)
+    for branch in branches:
+        assert_like_plain(plain("qwen3_5_text"), branch)
+
+
+# ---------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize(
+    ("policy", "tokens"), [(Layerwise, 96), (BeamGroups, 80), (Paged, 32), (Headwise, 64)], ids=lambda x: str(x)
+)
+@pytest.mark.parametrize(("case", "token_bytes"), [("qwen3_5_text", 128), ("jamba", 256)])
+def test_attention_layers_may_be_under_any_policy(case: str, token_bytes: int, policy: Any, tokens: int) -> None:
+    engine = engine_of(case, memory=policy(tokens * token_bytes / 2**30, block_tokens=8))
+    assert engine.memory.bytes_per_token == token_bytes
+    branches = grow(engine)
+    assert engine.memory.link.to_device_bytes.total() > 0  # some KV had to move
+    for branch in branches:
+        assert_like_plain(plain(case), branch)
+    assert_whole(engine, branches)
+    assert_nothing_left(engine, branches)
+
+
+@pytest.mark.parametrize("policy", [Layerwise, BeamGroups, Paged, Headwise])
+def test_a_model_without_keys_and_values_has_nothing_to_offload(policy: type) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"{policy.__name__} moves keys and values"):
+        engine_of("mamba2", memory=policy(1.0))
+
+
+@pytest.mark.parametrize("case", ["jamba", "mamba2"])
+def test_activations_are_not_kept_beside_recurrent_layers(case: str) -> None:
+    with pytest.raises(UnsupportedModel, match="Capture generates keys and values by layers of attention alone"):
+        engine_of(case, memory=Capture(1.0))
+
+
+@pytest.mark.parametrize("case", ["jamba", "mamba2"])
+def test_a_fork_costs_nothing_and_states_count(case: str) -> None:
+    engine = engine_of(case)
+    root, state_bytes = engine.root(prompt(1, 21)), engine.memory.state_bytes
+    shape = engine.memory.state_shape
+    assert shape is not None and state_bytes == sum(t.nbytes for t in shape.zeros(1).values()) > 0
+    held = 20 * engine.memory.bytes_per_token + state_bytes
+    assert engine.kv_bytes() == held
+    branches = engine.fork(root, 3)
+    assert engine.kv_bytes() == held
+    engine.generate(branches, 4, sampling=GREEDY)
+    grown = held + 3 * (4 * engine.memory.bytes_per_token + state_bytes)
+    assert engine.kv_bytes() == grown
+    engine.release(branches[:1])
+    assert engine.kv_bytes() == grown - 4 * engine.memory.bytes_per_token - state_bytes
+    assert_nothing_left(engine, [root, *branches[1:]])
+
+
+def test_a_budget_without_room_for_the_states_is_refused_before_any_work() -> None:
+    state_bytes = engine_of("mamba2").memory.state_bytes
+    engine = engine_of("mamba2", memory=Resident(budget_gib=5.5 * state_bytes / 2**30))
+    branches = engine.fork(engine.root(prompt(1, 21)), 3)
+    with pytest.raises(OutOfMemory, match=f"a budget of {7 * state_bytes:,} bytes"):  # one kept, three twice
+        engine.generate(branches, 2)
+    assert [len(branch.generated) for branch in branches] == [0, 0, 0]
+    engine.generate(branches[:2], 2, sampling=GREEDY)
+    for branch in branches[:2]:
+        assert_like_plain(plain("mamba2"), branch)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_was_evicted_is_computed_again_from_a_state(case: str) -> None:
+    expected = greedy_texts(*_two_levels(engine_of(case)))
+    engine, branches = _two_levels(engine_of(case, cache=BlockCache(capacity_blocks=4, block_tokens=8)))
+    assert engine.cache is not None and engine.cache.evictions > 0
+    assert greedy_texts(engine, branches) == expected
+    assert branches[0].usage.recomputed_tokens > 0
+    assert_nothing_left(engine, branches)
+
+
+def _two_levels(engine: Engine) -> tuple[Engine, list[Branch]]:
+    root = engine.root(prompt(1, 17))
+    branches = engine.fork(root, 4)
+    engine.release([root])
+    engine.extend(branches, [[11], [12], [13], [14]])
+    engine.generate(branches, 5, sampling=GREEDY)
+    return engine, branches
+
+
+@pytest.mark.parametrize("call", [1, 3])
+def test_a_pass_that_breaks_off_takes_its_step_back(call: int) -> None:
+    engine = engine_of("jamba")
+    root = engine.root(prompt(1, 14))
+    branches = engine.fork(root, 2)
+    engine.generate(branches, 3, sampling=GREEDY)
+    before = [branch.generated for branch in branches]
+    recurrent = engine.runner.recurrent
+    assert recurrent is not None
+    last, own, calls = recurrent.modules[-1].module, type(recurrent.modules[-1].module).forward, []
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == call:
+            raise RuntimeError("device lost")
+        return own(last, *args, **kwargs)
+
+    last.forward = failing  # the layers before it have changed their states already
+    with pytest.raises(RuntimeError, match="device lost"):
+        engine.generate(branches, 8, sampling=GREEDY)
+    del last.forward
+    assert_whole(engine, [root, *branches])
+    for branch, tokens in zip(branches, before, strict=True):
+        assert branch.generated == tokens
+    engine.generate(branches, 4, sampling=GREEDY)
+    for branch in branches:
+        assert_like_plain(plain("jamba"), branch)
+
+
+def test_a_pass_that_did_not_begin_loses_nothing() -> None:
+    engine = engine_of("mamba2")
+    branches = engine.fork(engine.root(prompt(1, 14)), 2)
+    engine.runner.forward = fail_at(engine, 4)  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="device lost"):
+        engine.generate(branches, 8, sampling=GREEDY)
+    assert [len(branch.generated) for branch in branches] == [3, 3]
+    engine.generate(branches, 4, sampling=GREEDY)
+    for branch in branches:
+        assert_like_plain(plain("mamba2"), branch)
+
+
+class RecurrentOwnership(Ownership):
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = engine_of("jamba", cache=BlockCache(capacity_blocks=12, block_tokens=4))
+
+
+RecurrentOwnership.TestCase.settings = settings(max_examples=8, stateful_step_count=12, deadline=None)
+TestOwnership = RecurrentOwnership.TestCase
+
+
+# ---------------------------------------------------------------- what is shared
+
+
+@pytest.mark.parametrize("case", ["qwen3_5_text", "mamba2"])
+def test_prompts_of_one_call_share_up_to_the_token_where_they_part(case: str) -> None:
+    engine, head = engine_of(case), prompt(1, 20)
+    roots = engine.roots([head + prompt(2, 9), head + prompt(3, 5), head + prompt(3, 5) + prompt(4, 8)])
+    assert [root.usage.shared_tokens for root in roots] == [0, 20, 24]
+    engine.generate(roots, 4, sampling=GREEDY)
+    for root in roots:
+        assert_like_plain(plain(case), root)
+    assert_nothing_left(engine, roots)
+
+
+def test_a_later_prompt_shares_up_to_a_state_that_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (ttc.passes.chunks, ttc.tree.tree):
+        monkeypatch.setattr(module, "SNAPSHOT_TOKENS", 16)
+    engine, head = engine_of("qwen3_5_text", prefill_tokens=11), prompt(1, 40)
+    first = engine.root([*head, *prompt(2, 9)])
+    engine.generate([first], 3, sampling=GREEDY)  # joins segments, but keeps regular states
+    second = engine.root([*head, *prompt(3, 6)])
+    assert second.usage.shared_tokens == 32
+    engine.generate([second], 3, sampling=GREEDY)
+    for branch in (first, second):
+        assert_like_plain(plain("qwen3_5_text"), branch)
+    assert_nothing_left(engine, [first, second])
+
+
+def test_what_leaves_a_pass_early_is_refused_by_name() -> None:
+    engine = engine_of("jamba", sharing=Sharing("similar"))
+    root = engine.root(prompt(1, 14))
+    with pytest.raises(UnsupportedModel, match="JambaForCausalLM has recurrent layers"):
+        engine.score([root], [[[1], [2]]], exit=EarlyExit(l_min=1))
+    with pytest.raises(UnsupportedModel, match="JambaForCausalLM has recurrent layers"):
+        engine.variants(root, [prompt(1, 10) + prompt(2, 4)])
+    assert_nothing_left(engine, [root])
+
+
+# ---------------------------------------------------------------- the check at load
+
+
+def test_modules_that_give_something_else_token_by_token_are_refused() -> None:
+    """transformers clamps the time steps of Nemotron-H in one of its two forms alone."""
+    model = architectures.build("nemotron_h")
+    ids = torch.tensor([prompt(1, 12)])
+    before, own = model(ids).logits, model.config._attn_implementation
+    with pytest.raises(UnsupportedModel, match="give something else when they go token by token"):
+        Engine(model, Letters())
+    assert torch.equal(model(ids).logits, before) and model.config._attn_implementation == own
+    for module in model.modules():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = (0.0, float("inf"))
+    Engine(model, Letters())
+
+
+def test_a_lent_model_runs_as_before() -> None:
+    engine, ids = engine_of("jamba"), torch.tensor([prompt(1, 12)])
+    root = engine.root(prompt(1, 12))
+    engine.generate([root], 2, sampling=GREEDY)
+    with engine.lent() as model, torch.no_grad():
+        assert torch.equal(model(ids).logits, plain("jamba")(ids).logits)

@@ -1,0 +1,80 @@
+"""Recurrent states: what layers of linear attention, state spaces and convolutions keep of a sequence, however long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Part(NamedTuple):
+    """One tensor of a state: the layer it belongs to, its kind, and its number among those of the layer."""
+
+    layer: int
+    kind: Literal["conv", "recurrent"]
+    number: int
+
+
+Tensors = dict[Part, Tensor]
+"""The tensors of some sequences' states, (sequences, ...) each."""
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """What a model keeps of one sequence: of each part its shape, without the leading dimension of sequences, its type
+    and its device."""
+
+    parts: Mapping[Part, tuple[tuple[int, ...], torch.dtype, torch.device]]
+
+    @classmethod
+    def of(cls, tensors: Tensors) -> StateShape:
+        return cls({part: (tuple(tensor.shape[1:]), tensor.dtype, tensor.device) for part, tensor in tensors.items()})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one sequence's state."""
+        return sum(prod(shape) * dtype.itemsize for shape, dtype, _ in self.parts.values())
+
+    def zeros(self, sequences: int) -> Tensors:
+        """States of sequences that have not begun."""
+        return {
+            part: torch.zeros(sequences, *shape, dtype=dtype, device=device)
+            for part, (shape, dtype, device) in self.parts.items()
+        }
+
+
+class State:
+    """The state of one sequence after its last token; it never changes. tensors: (1, ...) each."""
+
+    def __init__(self, tensors: Tensors):
+        self.tensors = tensors
+
+    @classmethod
+    def copied(cls, tensors: Tensors, sequence: int) -> State:
+        """A copy of the state of one of several sequences."""
+        return cls({part: tensor[sequence : sequence + 1].clone() for part, tensor in tensors.items()})
+
+
+def side_by_side(states: Sequence[State]) -> Tensors:
+    """Copies of several states, for a pass to change."""
+    return {part: torch.cat([state.tensors[part] for state in states]) for part in states[0].tensors}
+
+
+@dataclass(eq=False)
+class StateBatch:
+    """Sequences with equally many new tokens in a pass, whose states the model's recurrent layers change in place.
+
+    rows: the packed rows of each sequence, (sequences, tokens), on the CPU.
+    tensors: their states; none where all of them begin with this pass, which then leaves them here.
+    broken: a pass was not finished, so that the states are of no use.
+    cache: what the model's layers see of the states, kept from pass to pass.
+    """
+
+    rows: Tensor
+    tensors: Tensors
+    broken: bool = False
+    cache: Any = field(default=None, repr=False)

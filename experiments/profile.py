@@ -5,26 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from experiments.command import perform
-from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.cost_model.profile_file import Profile
 from ttc.errors import InvalidInput
 
 DTYPES = ("bfloat16", "float32", "float16")
-SAME = ("cpu", "gpu", "threads")
-"""What has to be the same on the machine that a profile is used on."""
-
-
-@dataclass(frozen=True)
-class Profile:
-    """What a file holds: the machine's devices by their names ("cpu bfloat16"), and its link."""
-
-    devices: dict[str, DeviceProfile]
-    link: LinkProfile
 
 
 def main() -> None:
@@ -72,40 +61,6 @@ def measure(arguments: argparse.Namespace) -> None:
     arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(report(Profile({d.name: d for d in devices}, link)))
     print(f"\nwritten to {arguments.out} after {record['seconds']:.0f} s")
-
-
-def read(path: Path) -> Profile:
-    """A profile that `measure` has written on this machine.
-
-    Raises InvalidInput for a file that is no profile or is damaged, and for one of another machine, naming both.
-    """
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        devices = [_device(found) for found in record["devices"]]
-        link, made_on = LinkProfile(**record["link"]), dict(record["machine"])
-    except OSError as error:
-        raise InvalidInput(
-            f"{path} cannot be read ({error.strerror}); make a profile with python -m experiments.profile --out {path}"
-        ) from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InvalidInput(
-            f"{path} is no profile of this version ({error}); make one with python -m experiments.profile"
-        ) from error
-
-    from experiments.provenance import machine
-
-    here = machine()
-    if different := [name for name in SAME if made_on.get(name) != here.get(name)]:
-        both = "; ".join(f"{name} {made_on.get(name)!r} there and {here.get(name)!r} here" for name in different)
-        raise InvalidInput(
-            f"{path} is a profile of another machine ({both}); measure this one: python -m experiments.profile"
-        )
-    return Profile({device.name: device for device in devices}, link)
-
-
-def _device(found: dict[str, Any]) -> DeviceProfile:
-    rates = {name: {int(rows): rate for rows, rate in found[name].items()} for name in ("flops", "attention_flops")}
-    return DeviceProfile(**(found | rates))
 
 
 def report(profile: Profile) -> str:

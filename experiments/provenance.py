@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
+from ttc.cost_model.profile_file import hardware
 
 MEASURED = ("ttc", "search", "verifiers")
 """The packages whose code figures are about."""
@@ -39,13 +39,8 @@ def provenance(command: str, *, model: str, simulated: str = "nothing") -> dict[
 
 def machine() -> dict[str, Any]:
     """The processor, the accelerator if there is one, threads, and versions."""
-    cpu = platform.processor()
-    if Path("/proc/cpuinfo").exists():
-        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0].partition(":")[2].strip() if names else cpu
-    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
     versions = {name: version(name) for name in ("torch", "transformers", "numba")}
-    return {"cpu": cpu, **gpu, "threads": torch.get_num_threads(), "python": platform.python_version(), **versions}
+    return {**hardware(), "python": platform.python_version(), **versions}
 
 
 def commit() -> str | None:

@@ -258,7 +258,7 @@ VERIFIERS = {
 CACHES = {"rsbcm": ttc.BlockCache, "lru": ttc.BlockCache}
 SHARING = {"exact": ttc.Sharing, "none": ttc.Sharing, "similar": ttc.Sharing}
 GATES = {"decode": ttc.DecodeGate}
-PLACEMENTS = {"streamed": ttc.Streamed}
+PLACEMENTS = {"streamed": ttc.Streamed, "split": ttc.Split}
 BACKENDS = {"openai": ttc.Endpoint}
 POLICIES = {
     "resident": ttc.Resident,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         UnsupportedModel,
         VerifierError,
     )
+    from ttc.placement.split import Split
     from ttc.placement.streamed import Streamed
     from ttc.protocols import (
         Append,
@@ -88,6 +89,7 @@ __all__ = [
     "ScoresWithin",
     "Sharing",
     "SideBranches",
+    "Split",
     "Step",
     "Streamed",
     "Substitution",
@@ -139,6 +141,7 @@ __getattr__, __dir__ = lazy_names(
         "ScoresWithin": "ttc.protocols",
         "Sharing": "ttc.tree.sharing",
         "SideBranches": "ttc.protocols",
+        "Split": "ttc.placement.split",
         "Step": "ttc.protocols",
         "Streamed": "ttc.placement.streamed",
         "Substitution": "ttc.tree.branch",

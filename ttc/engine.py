@@ -89,7 +89,7 @@ class Engine:
         self.memory: KVMemory = self.residency.memory
         self.memory.state_shape = None if self.runner.recurrent is None else self.runner.recurrent.shape
         if isinstance(self.runner, PlacedRunner):
-            self.runner.bind(self.memory)
+            self.runner.bind(self.residency)
         self.tree = Tree(self.memory, self.residency.block_tokens)
         parts = self.runner, self.limits, self.residency, self.tree, self.sharing
         self.runtime = Runtime(*parts, prefill_tokens, self.decode)
@@ -257,8 +257,8 @@ class Engine:
             self.live.discard(branch)
 
     def kv_bytes(self) -> int:
-        """Bytes of KV and recurrent states that exist now, over both tiers."""
-        tiers = dict.fromkeys((self.memory.device, self.memory.host, self.memory.states))
+        """Bytes of KV and recurrent states that exist now, over both tiers and the layers that run on the host."""
+        tiers = dict.fromkeys((self.memory.device, self.memory.host, self.memory.states, self.memory.fixed))
         return sum(tier.used_bytes for tier in tiers)
 
     # ---------------------------------------------------------------- generation

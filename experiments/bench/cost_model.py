@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, Qwen3Config
 
-from experiments.profile import read
 from experiments.provenance import provenance
 from ttc.calibration.device_profile import profile_device
 from ttc.calibration.pass_timer import PassTimer
 from ttc.cost_model.device_profile import DeviceProfile
 from ttc.cost_model.partition import partition_units
+from ttc.cost_model.profile_file import read
 from ttc.cost_model.roofline import roofline_time
 from ttc.cost_model.unit import Pass
 

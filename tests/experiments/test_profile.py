@@ -10,9 +10,10 @@ import pytest
 
 import experiments.profile
 import ttc.calibration.device_profile as measuring
-from experiments.profile import Profile, read, report
+from experiments.profile import report
 from experiments.provenance import machine
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.cost_model.profile_file import Profile, read
 from ttc.errors import InvalidInput
 
 LINK = LinkProfile(to_device_bandwidth=16e9, to_host_bandwidth=15e9, to_device_latency_s=5e-6, simulated=True)

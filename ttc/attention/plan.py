@@ -34,9 +34,10 @@ class Plan(ABC):
         self.entries = list(entries)
         self.positions = list(positions)
         self.stream = stream
-        self._spans: dict[tuple[int, Layer], tuple[int, Tensor | None] | None] = {}
+        self._spans: dict[tuple[int, Layer, torch.device], tuple[int, Tensor | None] | None] = {}
         self._lowered = False
         self.fused: FusedAttention | None = None
+        self._other: tuple[FusedAttention | None, bool] = None, False
         self.states: Sequence[StateBatch] = ()
         self._turns: Counter[tuple[int, ...]] = Counter()
 
@@ -79,6 +80,10 @@ class Plan(ABC):
         if absent and (self.stream is None or not self.stream.sparse):
             self._expect_hidden(layer, absent, q.device)
         return out, lse
+
+    def cross(self) -> None:
+        """The layers from here on run on another device, or on the first one again; each has a kernel of its own."""
+        (self.fused, self._lowered), self._other = self._other, (self.fused, self._lowered)
 
     def _expect_hidden(self, layer: Layer, absent: Iterable[int], device: torch.device) -> None:
         """What was not read must lie outside the layer's window: a wrong answer is worse than none."""
@@ -130,7 +135,7 @@ class Plan(ABC):
 
     def _span(self, index: int, layer: Layer, device: torch.device) -> tuple[int, Tensor | None] | None:
         """What a layer sees of an entry: (first key, (rows, keys) visibility or None for all), or None."""
-        key = index, replace(layer, index=0)
+        key = index, replace(layer, index=0), device
         if key not in self._spans:
             entry = self.entries[index]
             positions = self.positions[entry.rows]
@@ -171,7 +176,7 @@ class DecodePlan(Plan):
         self.places = list(rows) if places is None else list(places)
         self.in_order = self.places == list(rows)
         self.even = self.in_order and len(set(self.filled)) <= 1
-        self._masks: dict[tuple[int, int, Layer], Tensor] = {}
+        self._masks: dict[tuple[int, int, Layer, torch.device], Tensor] = {}
 
     def advance(self) -> None:
         """The pass is done: every tail has one token more."""
@@ -179,8 +184,9 @@ class DecodePlan(Plan):
         self.positions = [p + 1 for p in self.positions]
         self._spans.clear()
         self._masks.clear()
-        if self.fused is not None:
-            self.fused.advance()
+        for fused in (self.fused, self._other[0]):
+            if fused is not None:
+                fused.advance()
 
     def lower(self, q: Tensor, value: Tensor) -> FusedAttention | None:
         own = [(row, row + 1) for row in range(len(self.positions))]
@@ -246,7 +252,7 @@ class DecodePlan(Plan):
 
     def _visible(self, layer: Layer, lo: int, end: int, device: torch.device) -> Tensor:
         """Which tokens from `lo` to `end` of its tail each branch sees, (branches, 1, 1, tokens)."""
-        key = lo, end, replace(layer, index=0)
+        key = lo, end, replace(layer, index=0), device
         if key not in self._masks:
             last = torch.tensor(self.filled, device=device)
             starts = torch.tensor(self.positions, device=device) - last
@@ -284,7 +290,7 @@ class ExtendPlan(Plan):
             for kv, first, count in piece.blocks:
                 self.new.append((row, count, kv, first))
                 row += count
-        self._bands: dict[tuple[int, int, Layer], Tensor] = {}
+        self._bands: dict[tuple[int, int, Layer, torch.device], Tensor] = {}
 
     def lower(self, q: Tensor, value: Tensor) -> FusedAttention | None:
         own = [(piece.rows.start, piece.rows.stop) for piece in self.pieces]
@@ -343,7 +349,7 @@ class ExtendPlan(Plan):
         positions = self.positions[piece.rows]
         if layer.nearest is None or len(positions) <= layer.nearest:
             return None
-        key = len(positions), positions[0] if layer.sink else 0, replace(layer, index=0)
+        key = len(positions), positions[0] if layer.sink else 0, replace(layer, index=0), device
         if key not in self._bands:
             places = torch.tensor(positions, device=device)
             self._bands[key] = layer.sees(places, places)

@@ -16,6 +16,8 @@ from ttc.cost_model.unit import Pass, Unit
 from ttc.errors import InvalidInput, OutOfMemory
 
 Objective = Literal["decode", "prefill"]
+ROUNDING = 1e-9
+"""Times that differ by a smaller part than this are equal."""
 
 
 @dataclass(frozen=True)
@@ -70,21 +72,24 @@ def strategy_selector(
     objective: Objective = "decode",
     kv_offload: bool = True,
     host_bytes: int | None = None,
+    k_most: int | None = None,
 ) -> SplitPlan:
     """Algorithm 1: try each split and return the fastest that fits, the one with most on the device among equals.
 
     vram_bytes: VRAM_avail of Eq. 4.16. host_bytes: the memory of the host, None for enough.
     kv_offload: whether KV of the device's layers lies on the host, so that only their weights have to fit.
+    k_most: the most units on the host that are tried, None for all of them.
     Raises OutOfMemory when no split fits, naming the bytes that would do; InvalidInput for an unknown objective.
     """
     if objective not in get_args(Objective):
         raise InvalidInput(f"objective={objective!r} is unknown; choose 'decode' or 'prefill'")
     best: SplitPlan | None = None
-    plans = [split_plan(k, units, d_cpu, d_gpu, link, generation, objective, kv_offload) for k in range(len(units) + 1)]
+    most = len(units) if k_most is None else k_most
+    plans = [split_plan(k, units, d_cpu, d_gpu, link, generation, objective, kv_offload) for k in range(most + 1)]
     for plan in plans:
         if plan.device_bytes > vram_bytes or (host_bytes is not None and plan.host_bytes > host_bytes):
             continue
-        if best is None or plan.total_s < best.total_s:
+        if best is None or plan.total_s < best.total_s * (1 - ROUNDING):
             best = plan
     if best is None:
         raise OutOfMemory(_nothing_fits(plans, vram_bytes, host_bytes))
@@ -128,7 +133,13 @@ def split_plan(
 
 def _nothing_fits(plans: Sequence[SplitPlan], vram_bytes: int, host_bytes: int | None) -> str:
     """What is missing: the host's bytes for the split with most on the device that fits, and what would do."""
-    fits = next(plan for plan in plans if plan.device_bytes <= max(vram_bytes, 0))  # all on the host needs none
+    fits = next((plan for plan in plans if plan.device_bytes <= max(vram_bytes, 0)), None)
+    if fits is None:  # not where all units may lie on the host, which needs none
+        return (
+            f"no split fits {vram_bytes:,} bytes on the device: with {plans[-1].k} of {plans[-1].units} units on the "
+            f"host, the most that are tried, the device needs {plans[-1].device_bytes:,} bytes; give it these, or "
+            "choose a smaller model"
+        )
     return (
         f"no split fits {vram_bytes:,} bytes on the device and {host_bytes:,} on the host: with {fits.k} of "
         f"{fits.units} units on the host, the fewest that the device leaves, the host needs {fits.host_bytes:,} bytes; "

@@ -137,6 +137,7 @@ class KV:
     acts: the layers that are kept as activations (CAPTURE's ACT blocks), `LayerACT` in both tiers.
     inputs: of tails whose tokens may become ACT blocks, these inputs beside their keys and values.
     pinned: never evicted.
+    borrowed: its layers that run on the host are those of other KV.
     block: the device copies of all layers as one tensor (layers, 2, [rows,] kv_heads, tokens, dim), keys before values,
         where they lie so; it is copied in one operation.
     written, fetched: the last transfer to the host copies and to the device copies.
@@ -147,6 +148,7 @@ class KV:
         self.tokens, self.rows, self.pinned = tokens, rows, rows is not None
         self.acts = frozenset(acts)
         self.inputs: KV | None = None
+        self.borrowed = False
         self.device: list[LayerKV | None] = [None] * layers
         self.host: list[LayerKV | None] = [None] * layers
         self.block: Tensor | None = None

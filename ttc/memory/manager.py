@@ -100,6 +100,7 @@ class KVMemory:
         self.layer_bytes_per_token = [s.elements * self.itemsize for s in self.shapes]
         self.act_bytes_per_token = [s.as_inputs.elements * self.itemsize for s in self.shapes]
         self.bytes_per_token = sum(self.layer_bytes_per_token)
+        self.fixed_layers, self.fixed = 0, Tier("host", None)  # see `fix`
         self.states = self.device
         self.state_shape: StateShape | None = None
         alike = len({(s.kv_heads, s.key_dim, s.value_dim) for s in self.shapes}) == 1
@@ -118,6 +119,23 @@ class KVMemory:
                 "number, or one of them"
             )
         self.link, link.gbps = link, own if gbps is None else gbps
+
+    def fix(self, layers: int) -> None:
+        """Let the first `layers` layers keep their KV on the host, where they run; before anything is allocated.
+
+        It lies where other layers have their device copies, and never moves. It counts in `fixed`, and takes no bytes
+        of the two tiers.
+        """
+        self.fixed_layers, self.in_blocks = layers, False
+        self.layer_bytes_per_token[:layers] = [0] * layers
+        self.bytes_per_token = sum(self.layer_bytes_per_token)
+
+    def fixed_bytes(self, kv: KV) -> int:
+        """Bytes of `kv` in layers that run on the host."""
+        if kv.borrowed:
+            return 0
+        layers = zip(self.shapes[: self.fixed_layers], kv.device, strict=False)
+        return kv.tokens * (kv.rows or 1) * self.itemsize * sum(shape.elements for shape, copy in layers if copy)
 
     def layer_bytes(self, kv: KV, layer: int) -> int:
         sizes = self.act_bytes_per_token if layer in kv.acts else self.layer_bytes_per_token
@@ -142,18 +160,21 @@ class KVMemory:
         return self.fill(kv, near, layers[len(near) :])
 
     def fill(self, kv: KV, on_device: Collection[int], on_host: Collection[int]) -> KV:
-        """Give new `kv` memory for some layers on the device and for others on the host."""
+        """Give new `kv` memory for some layers on the device and for others on the host; for those that run on the host
+        in any case."""
         device_bytes, host_bytes = (
             sum(self.layer_bytes(kv, layer) for layer in layers) for layers in (on_device, on_host)
         )
         self.claim(self.device, device_bytes)
         self.require_host(host_bytes)
-        for layer in on_device:
+        for layer in {*range(self.fixed_layers), *on_device}:
             kv.device[layer] = self.buffer(kv, layer)
         for layer in on_host:
-            kv.host[layer] = self.buffer(kv, layer, host=True)
+            if layer >= self.fixed_layers:
+                kv.host[layer] = self.buffer(kv, layer, host=True)
         self.device.take(device_bytes)
         self.host.take(host_bytes)
+        self.fixed.take(self.fixed_bytes(kv))
         self.live[kv] = None
         return kv
 
@@ -174,6 +195,7 @@ class KVMemory:
         on_device, on_host = self.tier_bytes(kv)
         self.device.give(on_device, [kv.written, kv.fetched])
         self.host.give(on_host, [kv.written, kv.fetched])
+        self.fixed.give(self.fixed_bytes(kv))
         kv.device = [None] * len(self.shapes)
         kv.host = [None] * len(self.shapes)
         kv.block = None
@@ -206,8 +228,9 @@ class KVMemory:
         self.device.give(buffer.numel() * self.itemsize)
 
     def buffer(self, kv: KV, layer: int, host: bool = False) -> LayerKV:
+        place = self.link.device if layer >= self.fixed_layers else torch.device("cpu")
         with _as_out_of_memory(self.host if host else self.device, self.layer_bytes(kv, layer)):
-            like = kv.tokens, kv.rows, self.dtype, self.link.device, host
+            like = kv.tokens, kv.rows, self.dtype, place, host
             if layer in kv.acts:
                 return LayerACT(*LayerKV.empty(self.shapes[layer].as_inputs, *like).both)
             return LayerKV.empty(self.shapes[layer], *like)
@@ -260,7 +283,7 @@ class KVMemory:
     def write_back(self, kv: KV, cause: str, layers: Iterable[int] | None = None) -> None:
         """Give the device layers of `kv` a copy on the host, if they have none."""
         wanted = range(len(self.shapes)) if layers is None else layers
-        missing = [layer for layer in wanted if kv.device[layer] is not None and kv.host[layer] is None]
+        missing = [n for n in wanted if n >= self.fixed_layers and kv.device[n] is not None and kv.host[n] is None]
         if not missing:
             return
         nbytes = sum(self.layer_bytes(kv, layer) for layer in missing)
@@ -278,7 +301,7 @@ class KVMemory:
 
         Waits for the write-back unless it is done or CUDA's allocator does the waiting; `write_back` ahead of time.
         """
-        wanted = list(range(len(self.shapes)) if layers is None else layers)
+        wanted = [n for n in (range(len(self.shapes)) if layers is None else layers) if n >= self.fixed_layers]
         self.write_back(kv, cause, wanted)
         self.link.wait_before_drop(kv.written)
         self.link.wait_before_drop(kv.fetched)
@@ -296,11 +319,13 @@ class KVMemory:
         return None not in kv.device
 
     def replicate(self, kv: KV, cause: str, layers: Iterable[int]) -> KV:
-        """One more copy of some layers of `kv`, fetched from the host to the device."""
+        """One more copy of some layers of `kv`, fetched from the host to the device; layers that run on the host have
+        the same KV."""
         layers = list(layers)
         self.write_back(kv, cause, layers)
         twin = KV(len(self.shapes), kv.tokens, acts=kv.acts)
-        twin.pinned = True
+        twin.pinned = twin.borrowed = True
+        twin.device[: self.fixed_layers] = kv.device[: self.fixed_layers]
         twin.host, twin.written = kv.host, kv.written
         try:
             self.fetch(twin, cause, layers)

@@ -33,21 +33,22 @@ def mirror(memory: KVMemory, tails: KV) -> None:
     if 2 * sum(sizes) > memory.host.free_bytes:
         return
     memory.claim(memory.host, sum(sizes))
-    tails.host = [memory.buffer(tails, layer, host=True) for layer in range(len(memory.shapes))]
+    first = memory.fixed_layers  # what is on the host already needs no copy
+    tails.host[first:] = [memory.buffer(tails, layer, host=True) for layer in range(first, len(memory.shapes))]
     memory.host.take(sum(sizes))
     tails.mirrored_tokens = 0
 
 
 def write_new(memory: KVMemory, tails: Tails, least: int = WRITTEN_TOGETHER) -> None:
     """Send what the host copy of `tails` lacks to it, once it is at least so many tokens."""
-    kv = tails.kv
-    if None in kv.host:  # it was given up for room, or there never was one
+    kv, first = tails.kv, memory.fixed_layers
+    if None in kv.host[first:]:  # it was given up for room, or there never was one
         kv.mirrored_tokens = None
     if kv.mirrored_tokens is None or tails.tokens - kv.mirrored_tokens < least:
         return
     where = slice(tails.rows), slice(None), slice(kv.mirrored_tokens, tails.tokens)
     copies: list[tuple[Tensor, Tensor]] = []
-    for copy, source in zip(kv.host, kv.device, strict=True):
+    for copy, source in zip(kv.host[first:], kv.device[first:], strict=True):
         assert copy is not None and source is not None
         copies += [(new[where], old[where]) for new, old in zip(copy.both, source.both, strict=True)]
     memory.send_to_host(kv, copies, "write-back")
@@ -64,7 +65,8 @@ def freeze(memory: KVMemory, tails: KV, row: int, first: int, kv: KV) -> None:
     if kv.block is not None and tails.block is not None:
         kv.block.copy_(tails.block[:, :, row, :, span])
         return
-    mirrored = None not in tails.host and (tails.mirrored_tokens or 0) >= span.stop and not kv.acts
+    mirrored_tokens = 0 if None in tails.host[memory.fixed_layers :] else tails.mirrored_tokens or 0
+    mirrored = mirrored_tokens >= span.stop and not kv.acts
     on_device = [(tails.inputs if layer in kv.acts and tails.inputs else tails).device[layer] for layer in layers]
     leaving = range(0) if mirrored else [n for n, copy in enumerate(on_device) if copy and kv.device[n] is None]
     nbytes = sum(memory.layer_bytes(kv, layer) for layer in leaving)

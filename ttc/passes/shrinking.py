@@ -97,7 +97,7 @@ class ShrinkingPass:
             return type(value)(map(self._rows_of, value))
         if not isinstance(value, Tensor) or (dim := _row_dim(value, len(self.whole.positions))) is None:
             return value
-        return value if self.kept is None else value.index_select(dim, self.kept)
+        return value if self.kept is None else value.index_select(dim, self.kept.to(value.device))
 
 
 class Remaining(ExtendPlan):

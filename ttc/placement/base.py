@@ -14,10 +14,10 @@ from torch import nn
 from ttc.checks import check_fields
 from ttc.errors import InvalidInput, OutOfMemory, UnsupportedModel
 from ttc.memory.link import Link
-from ttc.memory.manager import KVMemory, as_budget
+from ttc.memory.manager import as_budget
 from ttc.model.blocks import decoder_layers
 from ttc.model.runner import HuggingFaceRunner
-from ttc.residency.base import free_device_bytes, to_bytes
+from ttc.residency.base import Residency, free_device_bytes, to_bytes
 
 Device = str | torch.device
 
@@ -43,18 +43,22 @@ class Placement(ABC):
                 raise InvalidInput(f"placement.{name}={value} must be positive, or null for no limit")
 
     @abstractmethod
-    def device_map(self, model: Any, device: torch.device) -> dict[str, str]:
-        """Where the weights of each module go while they are loaded, by its name, as transformers takes it.
+    def decide(self, model: Any, device: torch.device) -> int:
+        """What the placement leaves open: the number of layers, or of units, that it treats in one way.
 
         model: may be without memory, on PyTorch's "meta" device. Raises OutOfMemory for a budget that is too small, and
-        UnsupportedModel for a model that cannot be placed like this, before any weight is moved.
+        UnsupportedModel for a model that cannot be placed like this.
         """
 
     @abstractmethod
-    def place(self, model: Any, device: Device) -> PlacedRunner:
+    def device_map(self, model: Any, device: torch.device, decided: int) -> dict[str, str]:
+        """Where the weights of each module go while they are loaded, by its name, as transformers takes it."""
+
+    @abstractmethod
+    def place(self, model: Any, device: Device, decided: int | None = None) -> PlacedRunner:
         """Put the weights of a loaded model where they belong, module by module, and return what runs it on `device`.
 
-        Raises what `device_map` does, before any weight is moved.
+        decided: what `decide` has said; None to ask it now, before any weight is moved. Raises what it does.
         """
 
     def device_budget(self, model: nn.Module, device: torch.device) -> int | None:
@@ -103,9 +107,9 @@ class PlacedRunner(HuggingFaceRunner):
         link.to_device_bytes.clear()  # what the check at load has moved
         link.to_host_bytes.clear()
 
-    def bind(self, memory: KVMemory) -> None:
-        """Let KV cross the same link."""
-        memory.join_link(self.link, self.link_gbps)
+    def bind(self, policy: Residency) -> None:
+        """Let the KV of a policy cross the same link."""
+        policy.memory.join_link(self.link, self.link_gbps)
 
 
 def placed_layers(model: Any) -> list[nn.Module]:
@@ -129,6 +133,11 @@ def weight_bytes(modules: Iterable[nn.Module]) -> int:
     """Bytes of the weights and buffers that modules hold themselves, what they share counted once."""
     tensors = {id(t): t for m in modules for t in (*m.parameters(recurse=False), *m.buffers(recurse=False))}
     return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def move_own(module: nn.Module, device: torch.device) -> None:
+    """Move the weights and buffers that a module holds itself."""
+    module._apply(lambda tensor: tensor.to(device), recurse=False)
 
 
 def outside(model: nn.Module, layers: Sequence[nn.Module]) -> dict[str, nn.Module]:

@@ -20,5 +20,11 @@ def load_placed(
 ) -> tuple[Any, Any, PlacedRunner]:
     """(model, tokenizer, runner). Weights are read one by one to where they stay; none is read where the placement
     refuses the model. name, device, dtype: see `ttc.model.loading.load`."""
-    model, tokenizer = load(name, device=device, dtype=dtype, device_map=placement.device_map)
-    return model, tokenizer, placement.place(model, chosen_device(device))
+    decided: list[int] = []
+
+    def device_map(empty: Any, place: torch.device) -> dict[str, str]:
+        decided.append(placement.decide(empty, place))
+        return placement.device_map(empty, place, decided[0])
+
+    model, tokenizer = load(name, device=device, dtype=dtype, device_map=device_map)
+    return model, tokenizer, placement.place(model, chosen_device(device), *decided)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ttc.errors import OutOfMemory
 from ttc.memory.link import Link, Transfer
 from ttc.memory.manager import as_budget
-from ttc.placement.base import Device, PlacedRunner, Placement, outside, placed_layers, weight_bytes
+from ttc.placement.base import Device, PlacedRunner, Placement, move_own, outside, placed_layers, weight_bytes
 
 BUFFERS = 2
 """One holds the layer that is computed, the other takes the next one meanwhile."""
@@ -30,34 +30,9 @@ class Streamed(Placement):
     With a budget_gib, as many of the first layers as it has room for stay there, too.
     """
 
-    def device_map(self, model: Any, device: torch.device) -> dict[str, str]:
-        layers = placed_layers(model)
-        kept = self._kept(model, layers, device)
-        names = {id(layer): name for name, layer in model.named_modules()}
-        found = dict.fromkeys(outside(model, layers), str(device))
-        return found | {names[id(layer)]: str(device) if n < kept else "cpu" for n, layer in enumerate(layers)}
-
-    def place(self, model: Any, device: Device) -> PlacedRunner:
-        device = torch.device(device)
-        layers = placed_layers(model)
-        kept = self._kept(model, layers, device)
-        for module in outside(model, layers).values():
-            _move_own(module, device)
-        for layer in layers[:kept]:
-            layer.to(device)
-        link = Link(device)
-        if streamed := layers[kept:]:
-            stream = WeightStream(streamed, link, device)
-            for index, layer in enumerate(streamed):
-                add_hook_to_module(layer, _Arrives(stream, index))
-        on_device, on_host = self._sizes(model, layers, kept)
-        runner = PlacedRunner(model, device, link, self.link_gbps, on_device, on_host)
-        runner.streamed_layer_bytes = on_host // len(layers)
-        return runner
-
-    def _kept(self, model: Any, layers: Sequence[nn.Module], device: torch.device) -> int:
-        """How many layers stay on the device. Raises OutOfMemory for budgets that are too small."""
-        budget = self.device_budget(model, device)
+    def decide(self, model: Any, device: torch.device) -> int:
+        """How many of the first layers stay on the device."""
+        layers, budget = placed_layers(model), self.device_budget(model, device)
         needed, on_host = self._sizes(model, layers, 0)
         if budget is not None and needed > budget:
             raise OutOfMemory(
@@ -71,6 +46,30 @@ class Streamed(Placement):
             on_host = self._sizes(model, layers, kept)[1]
         self.require_host(on_host, f"the {len(layers) - kept} layers that are streamed")
         return kept
+
+    def device_map(self, model: Any, device: torch.device, decided: int) -> dict[str, str]:
+        layers = placed_layers(model)
+        names = {id(layer): name for name, layer in model.named_modules()}
+        found = dict.fromkeys(outside(model, layers), str(device))
+        return found | {names[id(layer)]: str(device) if n < decided else "cpu" for n, layer in enumerate(layers)}
+
+    def place(self, model: Any, device: Device, decided: int | None = None) -> PlacedRunner:
+        device = torch.device(device)
+        kept = self.decide(model, device) if decided is None else decided
+        layers = placed_layers(model)
+        for module in outside(model, layers).values():
+            move_own(module, device)
+        for layer in layers[:kept]:
+            layer.to(device)
+        link = Link(device)
+        if streamed := layers[kept:]:
+            stream = WeightStream(streamed, link, device)
+            for index, layer in enumerate(streamed):
+                add_hook_to_module(layer, _Arrives(stream, index))
+        on_device, on_host = self._sizes(model, layers, kept)
+        runner = PlacedRunner(model, device, link, self.link_gbps, on_device, on_host)
+        runner.streamed_layer_bytes = on_host // len(layers)
+        return runner
 
     @staticmethod
     def _sizes(model: Any, layers: Sequence[nn.Module], kept: int) -> tuple[int, int]:
@@ -168,8 +167,3 @@ def _layer_bytes(layer: nn.Module) -> int:
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNED_BYTES) * ALIGNED_BYTES
-
-
-def _move_own(module: nn.Module, device: torch.device) -> None:
-    """Move the weights and buffers that a module holds itself."""
-    module._apply(lambda tensor: tensor.to(device), recurse=False)

@@ -93,6 +93,7 @@ class Headwise(Offloading):
         return {
             layer: [(run, self._view) for streaming, run in self._head_runs(layer) if streaming]
             for layer in sorted({layer for layer, _ in self._streaming})
+            if layer >= self.memory.fixed_layers
         }
 
     @property

@@ -1,0 +1,236 @@
+"""Layers on host and device: the same tokens and logits, KV with its layer, and one tensor across in each pass."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.engines import GREEDY
+from tests.helpers.exactness import assert_like_plain, grow
+from tests.helpers.models import FAMILIES, prompt
+from tests.helpers.placements import LAYERS, deeper
+from tests.helpers.tokenizers import Letters
+from ttc import (
+    BeamGroups,
+    Capture,
+    Engine,
+    Headwise,
+    InvalidInput,
+    Layerwise,
+    OutOfMemory,
+    Paged,
+    Resident,
+    Sharing,
+    Split,
+)  # fmt: skip
+from ttc.approximate.early_exit import EarlyExit
+from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.cost_model.profile_file import hardware
+
+KIB = 1 / 2**20
+STEP: dict[str, Any] = {"prompt_tokens": 16, "output_tokens": 8, "branches": 2}
+LAYER_BYTES = 4 * 2 * (32 * 32 + 32 * 16) + 4 * 3 * 32 * 48 + 4 * 2 * 32
+"""Weights of a layer of the Llama of `deeper`, and its KV per token."""
+KV_BYTES = 4 * 2 * 16
+
+
+def split(plain: Any, memory: Any = None, **options: Any) -> Engine:
+    model = copy.deepcopy(plain)
+    runner = Split(**({"k": 3} | options)).place(model, "cpu")
+    return Engine(model, Letters(), prefill_tokens=5, memory=memory, runner=runner)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tree_over_a_split_model_equals_plain_transformers(family: str) -> None:
+    plain = deeper(family)
+    engine = split(plain)
+    branches = grow(engine)
+    for branch in branches:
+        assert_like_plain(plain, branch)
+    assert engine.memory.link.to_device_bytes["activations"] > 0
+    engine.release(branches)
+    assert engine.kv_bytes() == 0
+
+
+@pytest.mark.parametrize("k", [0, 1, LAYERS])
+def test_every_split_gives_the_same(k: int) -> None:
+    plain = deeper("gpt2")
+    for branch in grow(split(plain, k=k)):
+        assert_like_plain(plain, branch)
+
+
+POLICIES = {
+    "layerwise": Layerwise(20 * KIB),
+    "layerwise, private": Layerwise(48 * KIB, shared=False),
+    "beam_groups": BeamGroups(14 * KIB, block_tokens=8),
+    "beam_groups, private": BeamGroups(20 * KIB, block_tokens=8, shared=False),
+    "beam_groups, late": BeamGroups(14 * KIB, block_tokens=8, link_gbps=0.05),
+    "paged": Paged(12 * KIB, block_tokens=16),
+    "headwise": Headwise(12 * KIB, block_tokens=16),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_devices_layers_keep_kv_under_any_policy(policy: str) -> None:
+    plain = deeper("qwen3")
+    engine = split(plain, POLICIES[policy])
+    branches = grow(engine)
+    for branch in branches:
+        assert_like_plain(plain, branch)
+    memory = engine.memory
+    assert memory.device.budget_bytes is not None and memory.device.peak_bytes <= memory.device.budget_bytes
+    moved = memory.link.to_device_bytes
+    assert moved.total() > moved["activations"] + moved["positions"], "KV of the device's layers moves"
+    engine.release(branches)
+    assert engine.kv_bytes() == 0 == memory.fixed.used_bytes
+    assert not memory.live
+
+
+def test_kv_lies_with_its_layer_and_counts_there() -> None:
+    engine = split(deeper("llama"), k=2)  # the embedding and one layer on the host
+    engine.root(prompt(1, 11))
+    assert (engine.memory.fixed.used_bytes, engine.memory.device.used_bytes) == (10 * KV_BYTES, 10 * 3 * KV_BYTES)
+    assert engine.kv_bytes() == 10 * LAYERS * KV_BYTES
+
+
+def test_one_tensor_of_activations_crosses_in_each_pass() -> None:
+    engine = split(deeper("llama"))
+    branches = engine.fork(engine.root(prompt(1, 11)), 3)
+    moved = engine.memory.link.to_device_bytes
+    before = moved["activations"]
+    engine.generate(branches, 4, sampling=GREEDY)
+    assert moved["activations"] - before == 4 * 3 * 32 * 4  # passes, rows, width, bytes
+    assert set(moved) == {"activations", "positions"}
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_scores_and_early_exits_are_those_of_the_whole_model(k: int) -> None:
+    plain = deeper("llama")
+    asked = [[[3], [4]]] * 2
+    for exit in (None, EarlyExit(rule="entropy", l_min=2, theta=1e9, eps=1e9), EarlyExit(rule="ranking", l_min=1)):
+        found = []
+        for engine in (Engine(copy.deepcopy(plain), Letters()), split(plain, k=k)):
+            branches = engine.roots([prompt(1, 12), prompt(2, 9)])
+            found.append(engine.score(branches, asked, exit=exit))
+            engine.generate(branches, 3, sampling=GREEDY)
+            for branch in branches:
+                assert_like_plain(plain, branch)
+        torch.testing.assert_close(torch.tensor(found[1]), torch.tensor(found[0]), atol=1e-4, rtol=1e-5)
+
+
+def test_without_sharing_each_branch_computes_its_own_prefix() -> None:
+    plain = deeper("llama")
+    model = copy.deepcopy(plain)
+    engine = Engine(model, Letters(), sharing=Sharing("none"), runner=Split(k=2).place(model, "cpu"))
+    branches = engine.fork(engine.root(prompt(1, 12)), 2)
+    engine.generate(branches, 4, sampling=GREEDY)
+    for branch in branches:
+        assert_like_plain(plain, branch)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_tied_output_projection_gets_a_copy_on_the_device(tied: bool, tmp_path: Path, tokenizer: None) -> None:
+    plain = deeper("qwen3", tie_word_embeddings=tied)
+    plain.save_pretrained(tmp_path)
+    engine = Engine.from_pretrained(tmp_path, device="cpu", dtype="float32", placement=Split(k=2))
+    table, head = engine.model.model.embed_tokens.weight, engine.model.lm_head.weight
+    assert table.data_ptr() != head.data_ptr()
+    assert torch.equal(table, head) == tied
+    branch = engine.root(prompt(1, 9))
+    engine.generate([branch], 5, sampling=GREEDY)
+    assert_like_plain(plain, branch)
+
+
+def test_bfloat16_weights_are_packed_and_scores_stay_near() -> None:
+    plain = deeper("llama").to(torch.bfloat16)
+    expected = Engine(copy.deepcopy(plain), Letters())
+    found = [e.score([e.root(prompt(1, 12))], [[[3], [4]]]) for e in (expected, split(plain))]
+    torch.testing.assert_close(torch.tensor(found[1]), torch.tensor(found[0]), atol=0.05, rtol=0.02)
+
+
+# -------------------------------------------------------------------- which split
+
+
+@pytest.fixture
+def tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ttc.model.loading._tokenizer", lambda *_: Letters())
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    """A made-up profile of this machine, on which the one device is both."""
+    device = DeviceProfile(name="cpu float32", bandwidth=40e9, flops={1: 20e9}, pass_overhead_s=1e-3)
+    link = LinkProfile(to_device_bandwidth=16e9, to_host_bandwidth=16e9, simulated=True)
+    record = {"machine": hardware(), "devices": [asdict(device)], "link": asdict(link)}
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(record))
+    return file
+
+
+HEAD_BYTES = 4 * (128 * 32 + 32)
+"""The output projection and the final norm."""
+STEP_TOKENS = 16 + 2 * 8
+
+
+@pytest.mark.parametrize(("fitting", "k"), [(3, 2), (2, 3), (1, 4)])
+def test_auto_puts_as_much_on_the_device_as_fits_with_the_steps_kv(profile: Path, fitting: int, k: int) -> None:
+    budget = HEAD_BYTES + fitting * (LAYER_BYTES + STEP_TOKENS * KV_BYTES)
+    plain = deeper("llama")
+    engine = split(plain, k="auto", profile=str(profile), budget_gib=budget / 2**30, **STEP)
+    assert (engine.runner.k, engine.runner.device_bytes) == (k, HEAD_BYTES + fitting * LAYER_BYTES)
+    assert engine.memory.device.budget_bytes == fitting * STEP_TOKENS * KV_BYTES
+    branch = engine.root(prompt(1, 9))
+    engine.generate([branch], 4, sampling=GREEDY)
+    assert_like_plain(plain, branch)
+
+
+def test_a_policys_own_budget_comes_before_what_the_weights_leave() -> None:
+    engine = split(deeper("llama"), Resident(4 * KIB), budget_gib=200 * KIB, **STEP)
+    assert engine.memory.device.budget_bytes == 4 * 1024
+
+
+@pytest.mark.parametrize("k", ["auto", 4, 2])
+def test_a_split_without_room_for_a_step_is_refused_before_a_weight_is_read(
+    k: Any, profile: Path, tmp_path: Path, tokenizer: None
+) -> None:
+    deeper("llama").save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    placement = Split(k=k, profile=str(profile), **STEP)
+    layers = LAYERS - (1 if k == 2 else 3)
+    needed = HEAD_BYTES + layers * (LAYER_BYTES + STEP_TOKENS * KV_BYTES)
+
+    def load(placement: Split) -> None:
+        Engine.from_pretrained(tmp_path, device="cpu", dtype="float32", placement=placement)
+
+    with pytest.raises(OutOfMemory, match=rf"needs {needed:,} there: .* KV of 2 branches .*budget_gib of {needed:,}"):
+        load(replace(placement, budget_gib=(needed - 1) / 2**30))
+    with pytest.raises(OutOfMemory, match=r"host"):
+        load(replace(placement, host_budget_gib=1 * KIB, budget_gib=needed / 2**30))
+
+
+def test_what_cannot_be_split_is_refused(profile: Path) -> None:
+    model = deeper("llama")
+    with pytest.raises(InvalidInput, match=r"placement.k=5 leaves no layer on the device; of 6 units at most 4"):
+        Split(k=5).place(model, "cpu")
+    with pytest.raises(InvalidInput, match=r"placement.k='most' must be a whole number or 'auto'"):
+        Split(k="most")
+    with pytest.raises(InvalidInput, match=r"k=auto needs a profile of this machine"):
+        Split()
+    record = json.loads(profile.read_text())
+    profile.write_text(json.dumps(record | {"machine": record["machine"] | {"threads": 999}}))
+    with pytest.raises(InvalidInput, match=r"a profile of another machine \(threads 999 there"):
+        Split(profile=str(profile)).place(model, "cpu")
+    profile.write_text(json.dumps(record | {"devices": []}))
+    with pytest.raises(InvalidInput, match=r"no 'cpu float32'"):
+        Split(profile=str(profile)).place(model, "cpu")
+
+
+def test_act_blocks_and_a_split_are_refused_together() -> None:
+    with pytest.raises(InvalidInput, match=r"memory=capture .* placement=streamed or resident"):
+        split(deeper("opt"), Capture())

@@ -1,0 +1,285 @@
+"""HELM: the first layers run on the host, the others on the device, each where its weights lie."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.hooks import AlignDevicesHook, ModelHook, add_hook_to_module
+from torch import Tensor, nn
+
+from ttc.attention.plan import Plan
+from ttc.checks import check_whole
+from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.cost_model.partition import partition_units
+from ttc.cost_model.profile_file import read
+from ttc.cost_model.split_search import Generation, SplitPlan, split_plan, strategy_selector
+from ttc.errors import InvalidInput, OutOfMemory
+from ttc.memory.link import Link
+from ttc.memory.manager import as_budget
+from ttc.model.packed_linear import pack_linears
+from ttc.placement.base import Device, PlacedRunner, Placement, move_own, outside, placed_layers, weight_bytes
+from ttc.residency.base import Residency, to_bytes
+from ttc.residency.capture import Capture
+
+HOST = torch.device("cpu")
+UNKNOWN = (
+    DeviceProfile(name="unknown", bandwidth=1.0, flops={1: 1.0}),
+    LinkProfile(to_device_bandwidth=1.0, to_host_bandwidth=1.0),
+)
+"""Stands for a machine whose times play no part, where a plan's bytes alone are asked for."""
+
+
+@dataclass
+class Split(Placement):
+    """The first k partition units run on the host, the others on the device (HELM). The embedding is the first unit,
+    each layer is one, and the final norm and the output projection are the last. KV lies with its layer, and one tensor
+    of activations crosses the link in each pass.
+
+    k: a number, or "auto" for Algorithm 1's choice from `profile`, a file of `python -m experiments.profile`.
+    prompt_tokens, output_tokens, branches: the search that is planned for, whose KV has to fit beside the weights.
+    kv_offload: KV of the device's layers may lie on the host, under a memory policy that moves it; budget_gib is for
+    weights alone then. objective: what "auto" makes fast, "decode" or "prefill".
+    """
+
+    k: int | str = "auto"
+    profile: str | None = None
+    prompt_tokens: int = 512
+    output_tokens: int = 512
+    branches: int = 8
+    kv_offload: bool = False
+    objective: str = "decode"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.k, str):
+            if self.k != "auto":
+                raise InvalidInput(f"placement.k={self.k!r} must be a whole number or 'auto'")
+            if self.profile is None:
+                raise InvalidInput(
+                    "placement.k=auto needs a profile of this machine: python -m experiments.profile --out FILE, then "
+                    "placement.profile=FILE; or give placement.k as a number"
+                )
+        else:
+            check_whole("placement.k", self.k, 0)
+        self._generation()
+
+    def decide(self, model: Any, device: torch.device) -> int:
+        """k: how many units run on the host."""
+        layers = placed_layers(model)
+        budget, most, words = self.device_budget(model, device), len(layers), str(model.dtype).removeprefix("torch.")
+        units, generation = partition_units(model.config, model.dtype), self._generation()
+
+        def bytes_of(k: int) -> SplitPlan:
+            device_profile, link = UNKNOWN
+            return split_plan(k, units, device_profile, device_profile, link, generation, kv_offload=self.kv_offload)
+
+        if isinstance(self.k, int) and self.k > most:
+            raise InvalidInput(
+                f"placement.k={self.k} leaves no layer on the device; of {len(units)} units at most {most} can be on "
+                "the host. To run all of them there: model.device=cpu placement=resident"
+            )
+        k = most if self.k == "auto" else int(self.k)
+        kv = "" if self.kv_offload else self._with_kv()
+        if budget is not None and (needed := bytes_of(k).device_bytes) > budget:
+            raise OutOfMemory(
+                f"the device has {budget:,} bytes for a placement, and placement.k={k} needs {needed:,} there: the "
+                f"weights of {len(units) - k} units{kv}; a placement.budget_gib of {as_budget(needed)} would do"
+                f"{'' if k == most else ', or a larger placement.k'}, or fewer or shorter branches"
+            )
+        if self.k == "auto":
+            assert self.profile is not None
+            profile = read(self.profile)
+            cpu, gpu = profile.device(f"cpu {words}"), profile.device(f"{device.type} {words}")
+            vram = sys.maxsize if budget is None else budget
+            options: Any = {"objective": self.objective, "kv_offload": self.kv_offload, "k_most": most}
+            host = self.host_budget()
+            return strategy_selector(units, cpu, gpu, profile.link, vram, generation, host_bytes=host, **options).k
+        self.require_host(bytes_of(k).host_bytes, f"{k} units on the host{self._with_kv()}")
+        return k
+
+    def _with_kv(self) -> str:
+        return (
+            f" and KV of {self.branches} branches of {self.output_tokens} tokens on {self.prompt_tokens} shared ones "
+            "(placement.branches, output_tokens, prompt_tokens)"
+        )
+
+    def device_map(self, model: Any, device: torch.device, decided: int) -> dict[str, str]:
+        layers = placed_layers(model)
+        names = {id(layer): name for name, layer in model.named_modules()}
+        # weights that the output projection shares with the embedding are read once, and copied afterwards
+        places = {
+            name: str(device if where == "device" else HOST) for name, where in _rest(model, layers, decided).items()
+        }
+        return places | {names[id(layer)]: str(HOST if n + 1 < decided else device) for n, layer in enumerate(layers)}
+
+    def place(self, model: Any, device: Device, decided: int | None = None) -> SplitRunner:
+        device = torch.device(device)
+        k = self.decide(model, device) if decided is None else decided
+        layers = placed_layers(model)
+        on_host, on_device = layers[: max(0, k - 1)], layers[max(0, k - 1) :]
+        parts: dict[str, list[nn.Module]] = {"host": [m for layer in on_host for m in layer.modules()]}
+        parts["device"] = [m for layer in on_device for m in layer.modules()]
+        for name, where in _rest(model, layers, k).items():
+            module = model.get_submodule(name)
+            if where == "tied":
+                _take_apart(module)
+            place = HOST if where == "host" else device
+            move_own(module, place)
+            if device != HOST:  # its arguments come to it from wherever they are, as under the lens
+                add_hook_to_module(module, AlignDevicesHook(place))
+            parts["host" if where == "host" else "device"].append(module)
+        crossing = Crossing(Link(device), device)
+        for n, layer in enumerate(on_device):
+            layer.to(device)
+            if k:
+                add_hook_to_module(layer, _Crosses(crossing, first=n == 0))
+        sizes = weight_bytes(parts["device"]), weight_bytes(parts["host"])
+        for part in [model] if device == HOST else on_host:
+            pack_linears(part)
+        budget = None if self.kv_offload else to_bytes(self.budget_gib)
+        return SplitRunner(model, crossing, self.link_gbps, *sizes, k, budget)
+
+    def _generation(self) -> Generation:
+        return Generation(self.prompt_tokens, self.output_tokens, self.branches)
+
+
+class SplitRunner(PlacedRunner):
+    """Runs `k` units on the host and the others on the device.
+
+    budget_bytes: what the device may hold of weights and KV, None where KV has a budget of its own or none.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        crossing: Crossing,
+        link_gbps: float | None,
+        device_bytes: int,
+        host_bytes: int,
+        k: int,
+        budget_bytes: int | None,
+    ):
+        super().__init__(model, crossing.device, crossing.link, link_gbps, device_bytes, host_bytes)
+        self.crossing, self.k, self.budget_bytes = crossing, k, budget_bytes
+
+    def bind(self, policy: Residency) -> None:
+        """Let KV lie with its layer, and cross the same link; what the weights leave of the budget is KV's."""
+        if isinstance(policy, Capture):
+            raise InvalidInput(
+                "memory=capture generates keys and values on the device, for weights that come there; use it with "
+                "placement=streamed or resident, or placement=split with another memory policy"
+            )
+        super().bind(policy)
+        memory = policy.memory
+        memory.fix(max(0, self.k - 1))
+        if self.budget_bytes is not None and memory.device.budget_bytes is None:
+            memory.device.budget_bytes = self.budget_bytes - self.device_bytes
+
+    def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
+        try:
+            return super().forward(tokens, plan, keep)
+        finally:
+            self.crossing.back()
+
+
+class Crossing:
+    """Takes a pass from the host to the device.
+
+    The states cross before the first layer of the device, in one tensor. What else the layers are given, as the
+    positions' rotations, crosses once a pass as well, whatever the number of layers that use it.
+    """
+
+    def __init__(self, link: Link, device: torch.device):
+        self.link, self.device = link, device
+        self.sent: dict[int, tuple[Tensor, Tensor]] = {}  # a tensor of the host, by id, and its copy on the device
+        self.plan: Plan | None = None  # the plan whose pass is on the device, where that is another processor
+
+    def states(self, tensor: Tensor) -> Tensor:
+        """The states on the device. A pass arrives with them."""
+        self.sent.clear()
+        return self._sent([tensor], "activations")[0]
+
+    def others(self, values: Any) -> Any:
+        """What a layer is given beside the states, its tensors on the device."""
+        new: dict[int, Tensor] = {}
+        _each(values, lambda tensor: new.setdefault(id(tensor), tensor))
+        missing = [tensor for key, tensor in new.items() if key not in self.sent and not self._arrived(tensor)]
+        if missing:
+            for tensor, copy in zip(missing, self._sent(missing, "positions"), strict=True):
+                self.sent[id(tensor)] = tensor, copy
+        return _each(values, lambda tensor: self.sent[id(tensor)][1] if id(tensor) in self.sent else tensor)
+
+    def cross(self, plan: Any) -> None:
+        """Let attention run on the device, too."""
+        if self.device != HOST and isinstance(plan, Plan):
+            self.back()
+            plan.cross()
+            self.plan = plan
+
+    def back(self) -> None:
+        """The pass is over."""
+        if self.plan is not None:
+            self.plan.cross()
+            self.plan = None
+        self.sent.clear()
+
+    def _arrived(self, tensor: Tensor) -> bool:
+        """Whether a tensor is on the device, where that can be told."""
+        return self.device != HOST and tensor.device == self.device
+
+    def _sent(self, tensors: Sequence[Tensor], cause: str) -> list[Tensor]:
+        copies = [torch.empty_like(tensor, device=self.device) for tensor in tensors]
+        self.link.wait(self.link.fetch(list(zip(copies, tensors, strict=True)), cause))
+        return copies
+
+
+class _Crosses(ModelHook):
+    """Gives a layer of the device what it computes with there."""
+
+    def __init__(self, crossing: Crossing, first: bool):
+        self.crossing, self.first = crossing, first
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        crossing, named = self.crossing, "hidden_states" in kwargs
+        states = kwargs.pop("hidden_states") if named else args[0]
+        if self.first:
+            states = crossing.states(states)
+            crossing.cross(kwargs.get("tree_plan"))
+        others, kwargs = crossing.others((args if named else args[1:], kwargs))
+        return (others, kwargs | {"hidden_states": states}) if named else ((states, *others), kwargs)
+
+
+def _each(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """A value with its tensors, in tuples, lists and dictionaries too, changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _each(part, change) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)([_each(part, change) for part in value])
+    return value
+
+
+def _rest(model: nn.Module, layers: Sequence[nn.Module], k: int) -> dict[str, str]:
+    """Where each module goes that is no layer. From k = 1 on the embedding's tables, and what has no weights, as
+    rotations, go to the "host"; what shares weights with the tables is "tied". All else goes to the "device"."""
+    rest = outside(model, layers)
+    shared = {id(w) for module in rest.values() if isinstance(module, nn.Embedding) for w in module.parameters()}
+    places = {}
+    for name, module in rest.items():
+        weights = {id(weight) for weight in module.parameters(recurse=False)}
+        if k and (isinstance(module, nn.Embedding) or not weights):
+            places[name] = "host"
+        else:
+            places[name] = "tied" if k and weights & shared else "device"
+    return places
+
+
+def _take_apart(module: nn.Module) -> None:
+    """Give a module a copy of its weights."""
+    for name, weight in list(module.named_parameters(recurse=False)):
+        setattr(module, name, nn.Parameter(weight.data.clone(), requires_grad=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def page_data(run: Run, limit: int, only: Sequence[str] = ()) -> dict[str, Any]:
         raise InvalidInput(
             f"--problem={unknown[0]} is not in {run.folder}; its ids begin with {next(iter(run.records))}"
         )
-    records = list(run.records.values())
+    records = sorted(run.records.values(), key=_natural)
     for record in records:
         check_tree(run.folder, record)
     chosen = [run.records[name] for name in only] if only else records[:limit]
@@ -85,6 +86,11 @@ def _node(node: dict[str, Any], branch: dict[str, Any] | None) -> dict[str, Any]
         "answer": None if branch is None else branch["answer"],
         "correct": None if branch is None else branch["correct"],
     }
+
+
+def _natural(record: dict[str, Any]) -> list[tuple[int, str]]:
+    """Sorts p2 before p10; a run writes records as problems end."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", record["id"])]
 
 
 def _class(target: Any) -> str:

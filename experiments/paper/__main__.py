@@ -1,4 +1,4 @@
-"""`python -m experiments.paper lbs|headinfer|helm|rksc`; without an argument, list what there is."""
+"""`python -m experiments.paper lbs|headinfer|helm|capture|rksc`; without an argument, list what there is."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ def main() -> None:
     for name, (_, summary) in FORMULAS.items():
         command = commands.add_parser(name, help=summary)
         command.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
+    capture = commands.add_parser("capture", help="Table III of CAPTURE: the cache as KV, activations and both")
+    capture.add_argument("--out", type=Path, default=Path("experiments/results"), help="where the figures go")
     rksc = commands.add_parser("rksc", help="RKSC's mechanisms, each alone, measured on a real model")
     parts = "arms, answers, prefix, phrasings, verification, stress (all by default), or overrides"
     rksc.add_argument("parts", nargs="*", metavar="PART", help=parts)
@@ -32,7 +34,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.command is None:
         parser.print_help()
-    elif arguments.command == "rksc":
+    elif arguments.command in ("rksc", "capture"):
         perform(lambda: measure(arguments), f"paper {' '.join(sys.argv[1:])}")
     else:
         perform(lambda: calculate(arguments), f"paper {' '.join(sys.argv[1:])}")
@@ -47,9 +49,14 @@ def calculate(arguments: argparse.Namespace) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    from experiments.paper.rksc import command
+    if arguments.command == "capture":
+        from experiments.paper import capture
 
-    command.main(arguments)
+        capture.main(arguments)
+    else:
+        from experiments.paper.rksc import command
+
+        command.main(arguments)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from experiments.bench import (
     reward_model,
     search_tables,
 )
+from experiments.paper import capture
 from experiments.paper.rksc import plots
 from experiments.paper.rksc import tables as rksc
 from experiments.report import searches
@@ -43,6 +44,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "memory_time": ("memory", memory.time_table),
         "cost_model": ("cost_model", lambda record: cost_model.table(record["rows"])),
         "cache": ("cache", cache.table),
+        "capture": ("capture", capture.table),
         "reward_model": ("reward_model", reward_model.table),
         "searches": ("searches", searches.table),
     },

@@ -34,8 +34,9 @@ class Line:
         return max(0.0, left / self.slope if self.slope > 0 else inf if left >= 0 else 0.0)
 
 
-def fit_line(points: Sequence[tuple[float, float]]) -> Line:
-    """The line of least squares through (blocks, seconds); its slope and intercept are not below 0.
+def fit_line(points: Sequence[tuple[float, float]], proportional: bool = False) -> Line:
+    """The line of least squares through (blocks, seconds); its slope and intercept are not below 0. proportional: with
+    the intercept 0.
 
     Raises InvalidInput without two different numbers of blocks.
     """
@@ -45,7 +46,7 @@ def fit_line(points: Sequence[tuple[float, float]]) -> Line:
     spread = sum((n - mean_n) ** 2 for n, _ in points)
     slope = max(0.0, sum((n - mean_n) * (s - mean_s) for n, s in points) / spread)
     intercept = mean_s - slope * mean_n
-    if intercept < 0:
+    if intercept < 0 or proportional:
         slope, intercept = sum(n * s for n, s in points) / sum(n * n for n, _ in points), 0.0
     total = sum((s - mean_s) ** 2 for _, s in points)
     rest = sum((s - intercept - slope * n) ** 2 for n, s in points)
@@ -114,6 +115,15 @@ def hybrid_cache_allocation(
     act_init, kv_init = init_cache_alloc()
     act_remain, kv_remain = alloc_remain(act_init, kv_init)
     return act_init + act_remain, kv_init + kv_remain
+
+
+def act_gpu_blocks(times: CaptureTimes, room: int, blocks: int) -> int:
+    """#ACT_GPU: of `blocks` blocks as many as the device has room for, but no more than are regenerated while the
+    others are loaded as KV blocks. The paper fills the room, and computing may then take longer than loading all."""
+    slopes = times.kv_gen.slope + times.load_kv.slope
+    left = times.load_w + times.load_kv.slope * blocks - times.forward_s - times.kv_gen.intercept
+    useful = Line(slopes).blocks_in(left) if left > 0 else 0.0
+    return _whole(useful, min(room, blocks))
 
 
 def _whole(blocks: float, most: float) -> int:

@@ -13,7 +13,14 @@ import torch
 from ttc.attention.inputs import Regenerate
 from ttc.attention.plan import Entry
 from ttc.attention.stream import KVReader, Unit
-from ttc.cost_model.capture import CaptureTimes, Line, hybrid_cache_allocation, mini_batches, next_is_act
+from ttc.cost_model.capture import (
+    CaptureTimes,
+    Line,
+    act_gpu_blocks,
+    hybrid_cache_allocation,
+    mini_batches,
+    next_is_act,
+)
 from ttc.errors import InvalidInput
 from ttc.memory.kv import KV, LayerShape
 from ttc.memory.tails import Tails, tail_inputs
@@ -46,6 +53,8 @@ class Capture(Offloading):
     _measure: Callable[[int], CaptureTimes] | None = field(init=False, repr=False, compare=False, default=None)
     _regenerate: Regenerate | None = field(init=False, repr=False, compare=False, default=None)
     _acts: frozenset[int] = field(init=False, repr=False, default=frozenset())
+    _expected: int = field(init=False, repr=False, default=0)
+    """Tokens, tails not counted, that there will be when the prompts or the step under way are done."""
     _tail_bytes: int = field(init=False, repr=False, default=0)
     """What the largest tails so far took on the device."""
 
@@ -62,7 +71,7 @@ class Capture(Offloading):
 
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
         bound = super().bind(shapes, dtype, device)
-        bound._tail_bytes, bound._times, memory = 0, None, bound.memory
+        bound._expected, bound._tail_bytes, bound._times, memory = 0, 0, None, bound.memory
         pays = {
             layer
             for layer, shape in enumerate(memory.shapes)
@@ -105,25 +114,29 @@ class Capture(Offloading):
         held = sum(kv.tokens for kv in acts)
         return near, held - near, sum(kv.tokens for kv in segments) - held
 
-    def ratio(self, tokens: int) -> tuple[float, float]:
-        """#ACT : #KV that the blocks shall have once there are `tokens` tokens more (Algorithm 1)."""
+    def allocation(self, tokens: int) -> tuple[float, float]:
+        """#ACT and #KV, in tokens, of all blocks once there are so many tokens (Algorithm 1)."""
         if not self._acts:
-            return 0, 1
+            return 0, tokens
         if self.act_share is not None:
-            return self.act_share, 1 - self.act_share
-        times = self.times
+            return self.act_share * tokens, (1 - self.act_share) * tokens
+        times, near = self.times, self.counts()[0]
         assert times is not None, "the policy is bound to no model"
-        near, far, kv = self.counts()
-        everything = near + far + kv + tokens
-        act_gpu = min(everything, near + max(0, self._act_room(everything)) // self._act_token_bytes)
-        act_host, kv_host = hybrid_cache_allocation(times, act_gpu, everything - act_gpu)
+        free = self._act_room(tokens)
+        room = tokens if free == inf else near + max(0, int(free) // self._act_token_bytes)
+        act_gpu = act_gpu_blocks(times, room, tokens)
+        act_host, kv_host = hybrid_cache_allocation(times, act_gpu, tokens - act_gpu)
         return act_gpu + act_host, kv_host
 
     def _is_act(self, tokens: int, path: Iterable[KV]) -> bool:
         """Whether a block that follows those of `path` is an ACT block (Eq. 5)."""
         path = list(path)
         own_act, own_kv = (sum(kv.tokens for kv in path if bool(kv.acts) == act) for act in (True, False))
-        return next_is_act(own_act, own_kv, *self.ratio(tokens))
+        near, far, kv = self.counts()
+        act_all, kv_all = self.allocation(max(self._expected, near + far + kv + tokens))
+        if self.act_share is None and near + far + tokens > act_all:
+            return False  # other branches have them all
+        return next_is_act(own_act, own_kv, act_all, kv_all)
 
     def _act_room(self, tokens: int) -> float:
         """Bytes that the device has for more ACT blocks, once there are `tokens` tokens: less what buffers, and tails
@@ -154,6 +167,7 @@ class Capture(Offloading):
     def require_host(self, tokens: int, beside_bytes: float = 0) -> None:
         """All new tokens as KV blocks, and what the device holds beside that, if it may have to leave."""
         memory, leaving = self.memory, 0
+        self._expected = sum(self.counts()) + tokens
         if memory.device.budget_bytes is not None:
             leaving = sum(memory.tier_bytes(kv)[0] for kv in memory.live if not kv.pinned) + self.idle_bytes()
         memory.host.require(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ttc.cost_model.capture import (
     CaptureTimes,
     Line,
+    act_gpu_blocks,
     fit_line,
     hybrid_cache_allocation,
     imbalance,
@@ -68,6 +69,29 @@ def test_with_act_blocks_that_cross_a_layer_takes_hardly_longer_than_with_any_ot
     act, kv = hybrid_cache_allocation(times, act_gpu, m_host)
     assert act + kv == m_host
     least = min(times.layer_s(m_host - n, n, act_gpu) for n in range(m_host + 1))
+    assert times.layer_s(kv, act, act_gpu) <= least + 2 * (times.kv_gen.slope + times.load_kv.slope) + 1e-6
+
+
+@given(
+    times=paper_times,
+    share=st.floats(0, 0.9),
+    forward_s=st.floats(0, 40),
+    room=st.integers(0, 20),
+    blocks=st.integers(1, 40),
+)
+def test_no_use_of_the_devices_room_and_of_the_host_is_faster(
+    times: CaptureTimes, share: float, forward_s: float, room: int, blocks: int
+) -> None:
+    times = replace(times, load_act=Line(share * times.load_kv.slope), forward_s=forward_s)
+    assume(times.kv_gen.slope >= times.load_act.slope)
+    act_gpu = act_gpu_blocks(times, room, blocks)
+    act, kv = hybrid_cache_allocation(times, act_gpu, blocks - act_gpu)
+    assert 0 <= act_gpu <= min(room, blocks) and act_gpu + act + kv == blocks
+    least = min(
+        times.layer_s(blocks - near - far, far, near)
+        for near in range(min(room, blocks) + 1)
+        for far in range(blocks - near + 1)
+    )
     assert times.layer_s(kv, act, act_gpu) <= least + 2 * (times.kv_gen.slope + times.load_kv.slope) + 1e-6
 
 
@@ -149,5 +173,7 @@ def test_a_line_is_found_again_from_its_points(slope: float, intercept: float, n
 def test_r2_says_how_well_a_line_fits() -> None:
     line = fit_line([(1, 1.0), (2, 3.0), (3, 2.0), (4, 4.0)])
     assert (line.slope, line.intercept, line.r2) == pytest.approx((0.8, 0.5, 0.64))
+    line = fit_line([(1, 1.0), (2, 3.0), (3, 2.0), (4, 4.0)], proportional=True)
+    assert (line.slope, line.intercept) == pytest.approx((29 / 30, 0))
     with pytest.raises(InvalidInput, match="two numbers"):
         fit_line([(3, 1.0), (3, 2.0)])

@@ -15,7 +15,7 @@ from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import COMMON, FAMILIES, build, deep, prompt
 from tests.helpers.ownership import Ownership, assert_nothing_left
 from tests.helpers.tokenizers import Letters
-from ttc import Capture, Engine, InvalidInput, OutOfMemory
+from ttc import Capture, Engine, InvalidInput, OutOfMemory, Streamed
 from ttc.cost_model.capture import CaptureTimes, Line
 from ttc.memory.kv import LayerACT
 from ttc.tree.branch import Branch
@@ -80,6 +80,28 @@ def test_activations_alone_need_no_keys_and_values_anywhere() -> None:
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.parametrize("family", ["opt", "gemma3", "deepseek_v3"])
+def test_weights_that_are_streamed_are_there_when_keys_and_values_are_generated(family: str) -> None:
+    plain = multi_head(family)
+    model = copy.deepcopy(plain)
+    runner = Streamed(link_gbps=1.0).place(model, "cpu")
+    engine = Engine(model, Letters(), prefill_tokens=5, runner=runner, memory=Capture(block_tokens=8, act_share=0.5))
+    branches = grow(engine)
+    for branch in branches:
+        assert_like_plain(plain, branch)
+    assert_nothing_left(engine, branches)
+
+
+def test_weights_that_cross_in_every_pass_count_as_t_load_w() -> None:
+    model = multi_head("opt")
+    runner = Streamed(link_gbps=0.002).place(model, "cpu")
+    engine = Engine(model, Letters(), runner=runner, memory=Capture(block_tokens=8))
+    times = capture(engine).times
+    assert times is not None and runner.streamed_layer_bytes > 0
+    per_token = engine.memory.layer_bytes_per_token[0]
+    assert times.load_w == pytest.approx(times.load_kv.slope * runner.streamed_layer_bytes / per_token)
+
+
 def prefixed(engine: Engine, branches: int, length: int = 33) -> list[Branch]:
     root = engine.root(prompt(1, length))
     forks = engine.fork(root, branches)
@@ -136,11 +158,11 @@ def test_the_ratio_is_algorithm_1s_for_the_blocks_that_there_are() -> None:
     residency = capture(engine)
     engine.memory.device.budget_bytes = 1  # no room for ACT blocks on the device
     residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0))
-    assert residency.ratio(80) == (60, 20)
+    assert residency.allocation(80) == (60, 20)
     residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), load_w=80)
-    assert residency.ratio(80) == (80, 0)
+    assert residency.allocation(80) == (80, 0)
     residency.times = CaptureTimes(kv_gen=Line(2.0), load_kv=Line(3.0), load_act=Line(1.5), load_w=20)
-    act, kv = residency.ratio(80)
+    act, kv = residency.allocation(80)
     assert (act, kv) == (40 + 34, 6)  # 20 / (2 - 1.5), then 40 blocks in the ratio 3 : 0.5
 
 

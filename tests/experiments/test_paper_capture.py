@@ -1,0 +1,66 @@
+"""Table III of CAPTURE: what is measured, and what the model of time says, on a model that takes no time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from experiments.paper.capture import (
+    ACT,
+    ARMS,
+    CHOSEN,
+    EVEN,
+    KV,
+    POINTS,
+    Setting,
+    layer_weight_bytes,
+    measured,
+    over_link,
+    sweep,
+    table,
+    times_at,
+)
+from ttc.cost_model.capture import CaptureTimes, Line
+
+SMALL = Setting(hidden=64, layers=3, branches=3, context=64, block_tokens=8, mini_batch_tokens=64, steps=2)
+TIMES = CaptureTimes(kv_gen=Line(2e-6), load_kv=Line(0.0), forward_s=1e-4)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_bytes_of_a_step_are_those_of_its_blocks(arm: str) -> None:
+    point = replace(POINTS[1], act_gpu=0.25)
+    row = measured(SMALL, point, arm, times_at(point, TIMES, SMALL))
+    token, moved = 4 * SMALL.hidden, row["bytes_per_step"]
+    assert moved["weights"] == pytest.approx(SMALL.layers * layer_weight_bytes(SMALL), rel=0.01)  # aligned
+    assert row["act_gpu"] + row["act_host"] + row["kv_host"] == SMALL.tokens
+    assert moved.get("kv", 0) == SMALL.layers * row["kv_host"] * token
+    assert moved.get("act", 0) == SMALL.layers * row["act_host"] * token // 2
+    # weights alone take long here, so that all blocks can be regenerated meanwhile
+    kinds = {KV: (False, True), ACT: (True, False), EVEN: (True, True), CHOSEN: (True, False)}
+    assert (row["act_gpu"] > 0, row["kv_host"] > 0) == kinds[arm]
+
+
+def test_the_models_gain_comes_with_slow_links_and_goes_with_fast_ones() -> None:
+    """Worked out for a link of three times a token's generation: a step is the slower of link and computing."""
+    setting = Setting(hidden=64, branches=10, context=100)
+    times = CaptureTimes(kv_gen=Line(1e-6), load_kv=Line(0.0))
+    rows = sweep(times, setting)
+    assert all(row["over_kv"] >= later["over_kv"] - 0.01 for row, later in pairwise(rows))
+    assert rows[0]["act_share"] == 1 and rows[0]["over_kv"] > 1.5 and rows[-1]["over_kv"] < 1.1
+    at = over_link(times, 3e-6, setting)
+    assert at.load_act.slope == 1.5e-6
+    assert at.load_w == pytest.approx(3e-6 * layer_weight_bytes(setting) / (4 * 64))
+    assert at.layer_s(600, 400, 0) == pytest.approx(at.load_w + 600 * 3e-6 + 400 * 1.5e-6)
+
+
+def test_the_table_has_every_arm_with_its_error_and_gains() -> None:
+    row = {"link_gbps": 1.0, "device_bytes": 1, "act_gpu": 1, "act_host": 2, "kv_host": 3, "waited_s": 0.0}
+    rows = [
+        {"point": "p", "arm": arm, "step_s": step, "predicted_s": 1.1 * step, "bytes_per_step": {"kv": 2e6}, **row}
+        for arm, step in ((KV, 0.4), (ACT, 0.3), (CHOSEN, 0.2))
+    ]
+    text = table({"rows": rows, "points": [{"name": "p"}], "sweep": sweep(TIMES, SMALL)})
+    assert f"| p | {CHOSEN} | 200 | 220 | +10.0% | 2.00x | 1.50x | 1, 2, 3 | 0.0, 0.0, 2.0 |" in text
+    assert "10.0% in the median" in text

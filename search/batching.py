@@ -18,6 +18,9 @@ PROBLEMS = 16
 """Problems under way at once, unless the caller says otherwise, until the first has ended, which tells what one needs,
 and on a backend that does not say what it has room for."""
 
+WINDOW = 64
+"""Problems after whose end it is forgotten what others had asked for before them: a server may run for weeks."""
+
 
 @dataclass
 class Draining:
@@ -53,6 +56,12 @@ class Draining:
             ended += branches
         return ended
 
+    def forget(self, branches: Sequence[Branch]) -> None:
+        """Leave out branches that are about to be released."""
+        gone = set(branches)
+        for calls in self.added.values():
+            calls[:] = [([branch for branch in group if branch not in gone], limit) for group, limit in calls]
+
     def close(self) -> None:
         self.added.clear()
 
@@ -71,19 +80,22 @@ class Room:
     concurrency: the most problems under way, None for as many as there is room for. max_rows: the most branches that
     decode at once, None for `MOST_ROWS` where `concurrency` is None too, else for no limit.
 
-    A problem is taken to need as many rows, and as many tokens of KV, as the most that any problem before has asked
+    A problem is taken to need as many rows, and as many tokens of KV, as the most that any problem of late has asked
     for at once: its prompt, a step for each branch that it keeps, and for each branch of the next step a tail and what
     that is frozen into. Half of the memory is left to trees that grow larger. So the first problem begins alone.
 
-    at_first: the most problems under way before one has ended.
+    at_first: the most problems under way before one has ended. done: how many have.
+    asked_now, asked_before: the most rows and tokens asked for since the last `WINDOW` problems had ended, and in the
+        window before that.
     """
 
     batch: Batch
     concurrency: int | None
     max_rows: int | None
-    rows: int = 0
-    tokens: int = 0
     at_first: float = inf
+    done: int = 0
+    asked_now: tuple[int, int] = (0, 0)
+    asked_before: tuple[int, int] = (0, 0)
 
     @classmethod
     def of(cls, backend: Backend, concurrency: int | None, max_rows: int | None) -> Room:
@@ -96,19 +108,28 @@ class Room:
 
     def asked(self, rows: int, prompt_tokens: int, step_tokens: int, kept: int = 0) -> None:
         """A problem that keeps so many branches has asked for `rows` more, each of which may grow by `step_tokens`."""
-        self.rows = max(self.rows, rows)
-        self.tokens = max(self.tokens, prompt_tokens + (kept + 2 * rows) * step_tokens)
+        tokens = prompt_tokens + (kept + 2 * rows) * step_tokens
+        self.asked_now = max(self.asked_now[0], rows), max(self.asked_now[1], tokens)
 
     def ended(self) -> None:
-        """A problem has ended, so that it is known what one needs."""
+        """A problem has ended, so that it is known what one needs. What one asked for long ago is forgotten."""
         self.at_first = inf
+        self.done += 1
+        if self.done % WINDOW == 0:
+            self.asked_before, self.asked_now = self.asked_now, (0, 0)
+
+    def forget(self, branches: Sequence[Branch]) -> None:
+        """Branches whose step is under way are about to be released. Backends with a batch of their own know it."""
+        if isinstance(self.batch, Draining):
+            self.batch.forget(branches)
 
     def problems(self, active: int, waiting: int) -> int:
         """How many of the `waiting` problems may begin beside those that are under way."""
+        rows, tokens = map(max, self.asked_now, self.asked_before)
         most = waiting if self.concurrency is None else min(waiting, self.concurrency - active)
-        if self.max_rows is not None and self.rows:
-            most = min(most, (self.max_rows - len(self.batch)) // self.rows)
+        if self.max_rows is not None and rows:
+            most = min(most, (self.max_rows - len(self.batch)) // rows)
         if self.concurrency is None:
-            fitting = self.batch.kv_tokens() / 2 // self.tokens if self.tokens else 1
+            fitting = self.batch.kv_tokens() / 2 // tokens if tokens else 1
             most = int(min(most, fitting - active, self.at_first - active))
         return max(most, int(not active and waiting > 0))

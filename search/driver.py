@@ -1,32 +1,27 @@
 """The driver: advances the searches of many problems together, each as soon as its own request is answered.
 
 All branches decode in one batch. A search whose branches have ended their step goes on (is rated, lets branches go,
-expands others) while those of other problems decode, and new problems begin as soon as there is room.
+expands others) while those of other problems decode, and new problems begin as soon as there is room. Problems may be
+added and cancelled at any time, and each has a recipe of its own; its result depends on nothing else.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib import import_module
 from typing import Any
 
-import numpy as np
-
-from search.base import Case, Search
 from search.batching import Room
-from search.options import as_strings, check_parts, check_reading, statistics_option
-from search.rating import Rater, aggregate
-from search.run import Budget, Run, steps_of
+from search.options import statistics_option
+from search.rating import aggregate
+from search.recipe import Recipe
+from search.run import Run, steps_of
 from ttc.errors import InvalidInput, VerifierError
-from ttc.protocols import Aggregation, Append, Backend, Batch, Expand, Extract, Problem, Rate, Release, Vary, Verifier
+from ttc.protocols import Aggregation, Append, Backend, Expand, Problem, Rate, Release, Vary
 from ttc.results import Did, Progress, Result
-from ttc.sampling import random_key
-from ttc.text.answers import extract_answer
-from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch
 
 
@@ -38,165 +33,164 @@ def __getattr__(name: str) -> Any:
 
 
 Events = Generator[tuple[int, Progress], None, None]
-"""What happened, each with the place of its problem in the list."""
+"""What happened, each with the number of its problem."""
 
 Tell = Callable[[Run, Did, Sequence[Branch]], None]
 
 
 @dataclass
 class Driver:
-    """Answers the requests of searches. One per call of `solve`, `solve_each` or `stream`.
+    """Answers the requests of searches. One per call of `solve`, `solve_each` or `stream`, and one per server.
 
+    strict: a problem that cannot be used raises, rather than having a result that says so. contained: so it is with an
+        error that a search raises, which else ends all.
+    waiting: the problems that have not begun, by their numbers. active: those that have.
     decoding: the branches whose step is under way, and the problem of each.
     """
 
-    search: Search
     engine: Backend
-    rater: Rater
-    seed: int
-    template: PromptTemplate
-    extract: Extract
-    end: tuple[str, ...]
-    budget: Budget
+    room: Room
+    strict: bool = False
+    contained: bool = False
+    waiting: dict[int, tuple[Problem, Recipe]] = field(default_factory=dict)
+    active: dict[int, Run] = field(default_factory=dict)
     decoding: dict[Branch, Run] = field(default_factory=dict)
+    added: int = 0
 
-    @classmethod
-    def make(
-        cls,
-        search: Search,
-        engine: Backend,
-        *,
-        verifier: Verifier | None = None,
-        seed: int = 0,
-        template: PromptTemplate | None = None,
-        answer_kind: str = "number",
-        extract: Extract | None = None,
-        end: Sequence[str] = (),
-        max_tokens: int | None = None,
-        max_generated_tokens: int | None = None,
-        max_calls: int | None = None,
-        max_wall_s: float | None = None,
-        reserve: int = 0,
-        final_text: str = "",
-    ) -> Driver:
-        check_parts(search, engine, verifier)
-        check_reading(template, extract, answer_kind, seed)
-        budget = Budget(max_tokens, max_generated_tokens, max_calls, max_wall_s, reserve, final_text)
-        extract_answer("", answer_kind)  # refuses an unknown kind before any work
-        extract = extract or partial(extract_answer, kind=answer_kind)
-        return cls(
-            search, engine, Rater(verifier), seed, template or PromptTemplate(), extract, as_strings("end", end), budget
-        )
+    def add(self, problem: Problem, recipe: Recipe) -> int:
+        """Let a problem begin as soon as there is room. Returns its number: how many were added before."""
+        self.waiting[self.added] = problem, recipe
+        self.added += 1
+        return self.added - 1
 
-    def events(
-        self, problems: list[Problem], concurrency: int | None, strict: bool, watched: bool, max_rows: int | None = None
-    ) -> Events:
-        """Solve the problems, and give what was done after each of their requests.
+    def cancel(self, index: int) -> None:
+        """Let go of a problem, waiting or under way, and of all that it holds. Nothing more is said of it."""
+        self.waiting.pop(index, None)
+        if (run := self.active.pop(index, None)) is not None:
+            for child in run.growing:
+                self.decoding.pop(child, None)
+            self.room.forget(run.growing)
+            try:
+                run.steps.close()
+            finally:
+                self._let_go([run])
 
-        concurrency, max_rows: see `Room`. watched: whether anyone wants more than the results.
-        """
-        room = Room.of(self.engine, concurrency, max_rows)
-        waiting, active = list(enumerate(problems)), list[Run]()
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything left to do."""
+        return bool(self.waiting or self.active)
+
+    def events(self) -> Events:
+        """Do all that there is to do, then close."""
         try:
-            while waiting or active:
-                yield from self._finish(active, room)
-                busy = set(self.decoding.values())
-                if resting := [run for run in active if run not in busy]:
-                    done = self._serve(resting, room)
-                elif count := room.problems(len(active), len(waiting)):
-                    started, done = self._start(waiting[:count], strict)
-                    del waiting[:count]
-                    active += started
-                else:
-                    done = self._decode(room.batch)
-                yield from (event for event in done if watched or event[1].result is not None)
+            while self.busy:
+                yield from self.step()
         except Exception:
-            yield from self._finish([run for run in active if run.done], room)  # what the others have found is not lost
+            yield from self._finish([run for run in self.active.values() if run.done])  # what others found is not lost
             raise
         finally:
-            self.decoding.clear()
-            try:
-                room.batch.close()
-            finally:
-                self._let_go(active)
+            self.close()
+
+    def step(self) -> Events:
+        """Give the results of searches that have ended; then answer the requests of those who don't decode. Where there
+        are none, new problems begin; where none can, all branches that decode get a token."""
+        yield from self._finish([run for run in self.active.values() if run.done])
+        busy = set(self.decoding.values())
+        if resting := [run for run in self.active.values() if run not in busy]:
+            yield from self._serve(resting)
+        elif count := self.room.problems(len(self.active), len(self.waiting)):
+            yield from self._start(list(self.waiting)[:count])
+        else:
+            yield from self._decode()
+
+    def close(self) -> None:
+        """Break off whatever is under way, and free all of it."""
+        self.decoding.clear()
+        self.waiting.clear()
+        try:
+            self.room.batch.close()
+        finally:
+            runs = list(self.active.values())
+            self.active.clear()
+            self._let_go(runs)
 
     # ------------------------------------------------------------ start and finish
 
-    def _finish(self, active: list[Run], room: Room) -> Events:
+    def _finish(self, ended: Sequence[Run]) -> Events:
         """The results of searches that have ended; a search may first spend its reserve."""
-        for run in [r for r in active if r.done]:
-            run.close(self.search)
+        for run in ended:
+            run.close()
             if run.done:
-                result = run.result(self.search)
+                result = run.result()
                 self._let_go([run])
-                active.remove(run)
-                room.ended()
+                del self.active[run.index]
+                self.room.ended()
                 yield run.index, run.progress("finished", result=result)
 
-    def _start(self, batch: list[tuple[int, Problem]], strict: bool) -> tuple[list[Run], list[tuple[int, Progress]]]:
-        """The problems whose prompts can be used, on their way, and what there is to say of the others."""
-        runs, failed = list[Run](), list[tuple[int, Progress]]()
-        prompts: list[tuple[int, Problem, list[int]]] = []
-        for index, problem in batch:
+    def _start(self, indices: Sequence[int]) -> list[tuple[int, Progress]]:
+        """Let these problems begin, and say why those fail whose prompts cannot be used."""
+        failed = list[tuple[int, Progress]]()
+        prompts: dict[int, list[int]] = {}
+        batch = {index: self.waiting.pop(index) for index in indices}
+        for index, (problem, recipe) in batch.items():
             try:
-                tokens = self.template.tokens(problem.question, self.engine.tokenizer)
-                prompts.append((index, problem, tokens))
+                prompts[index] = recipe.template.tokens(problem.question, self.engine.tokenizer)
             except InvalidInput as error:
-                if strict:
+                if self.strict:
                     raise
-                failed.append((index, self._failed(problem, error)))
-        roots = self._roots(prompts, failed, strict)
+                failed.append((index, _failure(problem, recipe, error)))
+        roots = self._roots(batch, prompts, failed)
         try:
-            for (index, problem, _), root in zip(prompts, roots, strict=True):
-                rng = np.random.default_rng(random_key(self._seed(problem), "search"))
-                case = Case(problem.question, self.end, self.extract, rng)
-                run = Run(problem, index, root, case, steps_of(self.search, root, case), self.budget, self.seed)
+            for index, root in roots.items():
+                problem, recipe = batch[index]
+                case = recipe.case(problem)
+                run = Run(
+                    problem, index, root, case, steps_of(recipe.search, root, case), recipe, contained=self.contained
+                )
                 run.record(root, None)
                 run.advance(None)
-                runs.append(run)
+                self.active[index] = run
         except BaseException:
-            self.engine.release(roots)
+            self.engine.release([root for index, root in roots.items() if index not in self.active])
             raise
-        return runs, failed
+        return failed
 
     def _roots(
-        self, prompts: list[tuple[int, Problem, list[int]]], failed: list[tuple[int, Progress]], strict: bool
-    ) -> list[Branch]:
-        """A root for each prompt; a prompt that cannot be used leaves the list and becomes a failure."""
+        self,
+        batch: Mapping[int, tuple[Problem, Recipe]],
+        prompts: dict[int, list[int]],
+        failed: list[tuple[int, Progress]],
+    ) -> dict[int, Branch]:
+        """A root for each prompt; a prompt that cannot be used becomes a failure."""
+        seeds = {index: recipe.seed_of(problem) for index, (problem, recipe) in batch.items()}
         try:
-            return self.engine.roots([t for *_, t in prompts], seeds=[self._seed(p) for _, p, _ in prompts])
+            roots = self.engine.roots(list(prompts.values()), seeds=[seeds[index] for index in prompts])
+            return dict(zip(prompts, roots, strict=True))
         except InvalidInput:
-            roots: list[Branch] = []
+            found: dict[int, Branch] = {}
         try:
-            for index, problem, tokens in list(prompts):  # find out which
+            for index, tokens in prompts.items():  # find out which
                 try:
-                    roots.append(self.engine.root(tokens, seed=self._seed(problem)))
+                    found[index] = self.engine.root(tokens, seed=seeds[index])
                 except InvalidInput as error:
-                    if strict:
+                    if self.strict:
                         raise
-                    failed.append((index, self._failed(problem, error)))
-                    prompts.remove((index, problem, tokens))
+                    failed.append((index, _failure(*batch[index], error)))
         except BaseException:
-            self.engine.release(roots)
+            self.engine.release(found.values())
             raise
-        return roots
-
-    def _seed(self, problem: Problem) -> int:
-        return random_key(self.seed, problem.id or problem.question)
-
-    def _failed(self, problem: Problem, error: InvalidInput) -> Progress:
-        result = Result.failed(problem, f"{type(error).__name__}: {error}", self.seed)
-        return Progress(problem, 0, "finished", [], result.usage, result)
+        return found
 
     def _let_go(self, runs: Sequence[Run]) -> None:
-        """Free what these problems still hold; the engine first, whatever the verifier does."""
-        lost = [branch for run in runs for branch in run.let_go(list(run.live))]
-        self.engine.release(lost)
-        self.rater.released(lost)
+        """Free what these problems still hold; the engine first, whatever the verifiers do."""
+        lost = {run: run.let_go(list(run.live)) for run in runs}
+        self.engine.release([branch for branches in lost.values() for branch in branches])
+        for run, branches in lost.items():
+            run.recipe.rater.released(branches)
 
     # ------------------------------------------------------------ requests
 
-    def _serve(self, resting: list[Run], room: Room) -> list[tuple[int, Progress]]:
+    def _serve(self, resting: list[Run]) -> list[tuple[int, Progress]]:
         """Answer the requests of those who don't decode, equal kinds merged, and say what was done."""
         done: list[tuple[int, Progress]] = []
 
@@ -207,25 +201,26 @@ class Driver:
             while isinstance(run.request, Release):
                 lost = run.let_go(run.request.branches)
                 self.engine.release(lost)
-                self.rater.released(lost)
+                run.recipe.rater.released(lost)
                 run.advance(None)
         pending = [(run, run.request) for run in resting]
         for run, request in pending:
             if isinstance(request, Vary):
                 self._vary(run, request, tell)
         self._append([(run, request) for run, request in pending if isinstance(request, Append)], tell)
-        rates: dict[Aggregation, list[tuple[Run, Rate]]] = defaultdict(list)
+        rates: dict[tuple[int, Aggregation], list[tuple[Run, Rate]]] = defaultdict(list)
         for run, request in pending:
             if isinstance(request, Expand):
-                self._expand(run, request, room)
+                self._expand(run, request)
             elif isinstance(request, Rate):
-                rates[request.aggregation].append((run, request))
-        for aggregation, rated in rates.items():
+                rates[id(run.recipe.rater.verifier), request.aggregation].append((run, request))
+        for (_, aggregation), rated in rates.items():
             self._rate(rated, aggregation, tell)
         return done
 
     def _vary(self, run: Run, request: Vary, tell: Tell) -> None:
-        templates = [replace(self.template, instruction=p) for p in request.phrasings] or [self.template]
+        usual = run.recipe.template
+        templates = [replace(usual, instruction=p) for p in request.phrasings] or [usual]
         question, tokenizer = run.problem.question, self.engine.tokenizer
         own = [template.tokens(question, tokenizer) for template in templates]
         hints = [self.engine.encode(hint) for hint in request.hints] or [[]]
@@ -245,10 +240,9 @@ class Driver:
         """Children with the given text, all problems' in one pass where none of them is refused."""
         families: list[tuple[Run, list[Branch], list[list[int]]]] = []
         for run, request in requests:
-            run.check_live(request.branches, "appended to")
             try:
                 texts = [
-                    self._given(branch, text, request)
+                    self._given(run, branch, text, request)
                     for branch, text in zip(request.branches, request.texts(), strict=True)
                 ]
             except InvalidInput as error:
@@ -285,11 +279,11 @@ class Driver:
         children = [child for _, children, _ in families for child in children]
         self.engine.extend(children, [given for *_, tokens in families for given in tokens], purpose="prompt")
 
-    def _given(self, branch: Branch, text: str, request: Append) -> tuple[int, list[int]]:
+    def _given(self, run: Run, branch: Branch, text: str, request: Append) -> tuple[int, list[int]]:
         """How many last tokens of a branch give way to a text, and the text's tokens."""
         eos, own = branch.finish_reason == "eos", branch.generated
         if request.turn:
-            return int(eos), self.engine.encode(self.template.next_turn(text, self.engine.tokenizer))
+            return int(eos), self.engine.encode(run.recipe.template.next_turn(text, self.engine.tokenizer))
         given = self.engine.encode(text)
         if not request.drop:
             return int(eos), given
@@ -305,13 +299,13 @@ class Driver:
             )
         return 1, given
 
-    def _expand(self, run: Run, request: Expand, room: Room) -> None:
+    def _expand(self, run: Run, request: Expand) -> None:
         """Let the next children that the budget pays for decode their step."""
         if not run.waiting:
             run.advance([])
             return
         step = request.step
-        room.asked(len(run.waiting), len(run.root.tokens), step.max_tokens, len(run.live) - 1)
+        self.room.asked(len(run.waiting), len(run.root.tokens), step.max_tokens, len(run.live) - 1)
         count, limit = run.next_part(self._price(run))
         if count:
             children = []
@@ -321,17 +315,17 @@ class Driver:
             run.growing = children
             self.decoding.update(dict.fromkeys(children, run))
             stop, more = (step.delimiter,) if step.delimiter else (), statistics_option(self.engine, step)
-            room.batch.add(children, limit, stop=stop, end=step.end, sampling=request.sampling, **more)
+            self.room.batch.add(children, limit, stop=stop, end=step.end, sampling=request.sampling, **more)
         elif run.made:  # the search goes on with fewer
             run.stopped = "budget"
             run.advance(run.made)
         else:
             run.run_out()
 
-    def _decode(self, batch: Batch) -> list[tuple[int, Progress]]:
+    def _decode(self) -> list[tuple[int, Progress]]:
         """The next token of all that decode. A search goes on once all of its children have ended their step."""
         done: list[tuple[int, Progress]] = []
-        for run in dict.fromkeys(self.decoding.pop(child) for child in batch.step()):
+        for run in dict.fromkeys(self.decoding.pop(child) for child in self.room.batch.step()):
             if any(child in self.decoding for child in run.growing):
                 continue
             children, run.growing = run.growing, []
@@ -348,14 +342,13 @@ class Driver:
         """What rating the next child costs, as far as its parent shows."""
         if run.tokens_left is None or run.closing is not None:
             return 0
-        return self.rater.price([run.waiting[0]], run.problem.question, self.engine)
+        return run.recipe.rater.price([run.waiting[0]], run.problem.question, self.engine)
 
     def _rate(self, requests: Sequence[tuple[Run, Rate]], aggregation: Aggregation, tell: Tell) -> None:
         paid: list[tuple[Run, Rate]] = []
         for run, request in requests:
-            run.check_live(request.branches, "rated")
-            question, free = run.problem.question, run.tokens_left is None
-            if run.pays(0 if free else self.rater.price(request.branches, question, self.engine)):
+            question, free, rater = run.problem.question, run.tokens_left is None, run.recipe.rater
+            if run.pays(0 if free else rater.price(request.branches, question, self.engine)):
                 paid.append((run, request))
             else:
                 run.run_out()
@@ -364,7 +357,7 @@ class Driver:
                 if isinstance(scores, VerifierError):
                     raise scores
                 if aggregation == "product":
-                    self.rater.check_product(scores)
+                    run.recipe.rater.check_product(scores)
                 for branch, step_scores in zip(request.branches, scores, strict=True):
                     branch.step_scores = step_scores
                     branch.score = aggregate(step_scores, aggregation)
@@ -375,11 +368,13 @@ class Driver:
                 run.fail(f"{VerifierError.__name__}: {error}")
 
     def _scores(self, requests: Sequence[tuple[Run, Rate]]) -> list[list[list[float]] | VerifierError]:
-        """The step scores of each problem's branches, or why there are none. One problem does not stop the others."""
+        """The step scores of each problem's branches, or why there are none; all have one verifier. One problem does
+        not stop the others."""
         pairs = [(branch, run.problem.question) for run, request in requests for branch in request.branches]
         before = [replace(run.root.usage) for run, _ in requests]
         try:
-            scores = self.rater.scores([b for b, _ in pairs], [q for _, q in pairs], self.engine) if pairs else []
+            branches, questions = [branch for branch, _ in pairs], [question for _, question in pairs]
+            scores = requests[0][0].recipe.rater.scores(branches, questions, self.engine) if pairs else []
         except VerifierError as failure:
             if len(requests) == 1:
                 return [failure]
@@ -388,3 +383,8 @@ class Driver:
             return [self._scores([request])[0] for request in requests]
         found = iter(scores)
         return [[next(found) for _ in request.branches] for _, request in requests]
+
+
+def _failure(problem: Problem, recipe: Recipe, error: InvalidInput) -> Progress:
+    result = Result.failed(problem, f"{type(error).__name__}: {error}", recipe.seed)
+    return Progress(problem, 0, "finished", [], result.usage, result)

@@ -11,54 +11,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from search.base import Case, Request, Search, SearchSteps, ranked
-from ttc.checks import check_fields
+from search.recipe import Budget, Recipe
 from ttc.errors import BudgetExceeded, InvalidInput
-from ttc.protocols import Append, Expand, Step
+from ttc.protocols import Append, Expand, Rate, Step
 from ttc.results import BranchRecord, Did, Node, Problem, Progress, Result, Status, Stopped
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch
 from ttc.tree.segment import common_prefix
 
 
-@dataclass(frozen=True)
-class Budget:
-    """What one problem may cost.
-
-    max_tokens: generated plus verifier tokens, None for no limit. max_generated_tokens, max_calls: generated tokens
-    alone, and expansions, likewise. max_wall_s: seconds from the start of the search, after which nothing is begun.
-    reserve: the last of these tokens, and the last call, which are kept for the final answer; no time is.
-    final_text: what is put after an unfinished branch to ask for its answer.
-    """
-
-    max_tokens: int | None = None
-    max_generated_tokens: int | None = None
-    max_calls: int | None = None
-    max_wall_s: float | None = None
-    reserve: int = 0
-    final_text: str = ""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        for name in ("max_tokens", "max_generated_tokens", "max_calls"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise InvalidInput(f"{name}={value} must be at least 1")
-        if self.max_wall_s is not None and not self.max_wall_s > 0:
-            raise InvalidInput(f"max_wall_s={self.max_wall_s} must be more than 0")
-        if self.reserve < 0:
-            raise InvalidInput(f"reserve={self.reserve} must be 0 or more")
-        if self.reserve and not any((self.max_tokens, self.max_generated_tokens, self.max_calls)):
-            raise InvalidInput(f"reserve={self.reserve} is a part of a budget; give max_tokens or max_calls too")
-        for name in ("max_tokens", "max_generated_tokens"):
-            if (value := getattr(self, name)) is not None and self.reserve >= value:
-                raise InvalidInput(f"reserve={self.reserve} leaves nothing of {name}={value} to search with; give less")
-        if self.final_text and not self.reserve:
-            raise InvalidInput("final_text asks for an answer with the reserve; give reserve=N tokens too")
-
-
 @dataclass(eq=False)
 class Run:
     """One problem on its way. A driver answers `request` until `done`, and then asks for the `result`.
 
+    recipe: how it is solved. contained: an error that its search raises is this problem's failure, and is not raised.
     live: the branches that hold keys and values. nodes: what is recorded of each branch that ever was.
     parents: the ids of nodes with children. candidates: what the search returned.
     told: whether the search was told that its budget is spent.
@@ -72,8 +38,8 @@ class Run:
     root: Branch
     case: Case
     steps: SearchSteps
-    budget: Budget
-    seed: int
+    recipe: Recipe
+    contained: bool = False
     request: Request | None = None
     live: dict[Branch, None] = field(default_factory=dict)
     nodes: dict[Branch, Node] = field(default_factory=dict)
@@ -95,6 +61,10 @@ class Run:
     def done(self) -> bool:
         return self.request is None
 
+    @property
+    def budget(self) -> Budget:
+        return self.recipe.budget
+
     # ------------------------------------------------------------ requests
 
     def advance(self, answer: Any) -> None:
@@ -104,6 +74,14 @@ class Run:
 
     def _take(self, go_on: Callable[[], Request]) -> None:
         try:
+            self._go_on(go_on)
+        except Exception as error:
+            if not self.contained:
+                raise
+            self.fail(f"{type(error).__name__}: {error}")
+
+    def _go_on(self, go_on: Callable[[], Request]) -> None:
+        try:
             self.request = go_on()
         except StopIteration as stop:
             self.request, self.candidates = None, list(stop.value)
@@ -111,11 +89,15 @@ class Run:
             if not self.told:
                 raise
             self.request = None
-        if isinstance(self.request, Expand):
+        if isinstance(self.request, Append):
+            self._check_live(self.request.branches, "appended to")
+        elif isinstance(self.request, Rate):
+            self._check_live(self.request.branches, "rated")
+        elif isinstance(self.request, Expand):
+            self._check_live(self.request.branches, "expanded")
             self._begin(self.request)
 
     def _begin(self, request: Expand) -> None:
-        self.check_live(request.branches, "expanded")
         for branch in request.branches:
             if branch.finished:
                 raise InvalidInput(
@@ -129,7 +111,7 @@ class Run:
             else:
                 self.calls += 1
 
-    def check_live(self, branches: Sequence[Branch], what: str) -> None:
+    def _check_live(self, branches: Sequence[Branch], what: str) -> None:
         """Refuse what a search does with branches that it has let go."""
         for branch in branches:
             if branch not in self.live:
@@ -211,11 +193,11 @@ class Run:
         if self.closing is None:  # else the answer so far stands
             self.error = error
 
-    def close(self, search: Search) -> None:
+    def close(self) -> None:
         """Spend the reserve on the best branch so far, where a budget ended the search before that was finished."""
         if self.stopped != "budget" or not self.budget.reserve or self.closing is not None or self.error is not None:
             return
-        candidates = self.choices()
+        candidates, search = self.choices(), self.recipe.search
         best = search.choose(candidates, self.case.extract)[0] or self.root
         if best.finished or best not in self.live:
             return
@@ -228,7 +210,7 @@ class Run:
             self.steps = _last_words(best, self.budget.final_text, step, search.sampling)
             self.advance(None)
 
-    def result(self, search: Search) -> Result:
+    def result(self) -> Result:
         """The outcome, free of the engine."""
         candidates = self.choices()
         for branch in dict.fromkeys([*self.live, *candidates]):
@@ -237,7 +219,7 @@ class Run:
                 node.status = "finished" if branch.finished else "kept"
                 if node.id in self.parents and branch not in candidates:
                     node.status = "expanded"
-        best, answer = search.choose(candidates, self.case.extract)
+        best, answer = self.recipe.search.choose(candidates, self.case.extract)
         if self.closing is not None and candidates:
             best, answer = candidates[0], self.case.extract(candidates[0].text)
         records = {branch: BranchRecord.of(branch) for branch in candidates}
@@ -248,7 +230,7 @@ class Run:
             answer,
             replace(self.root.usage, wall_s=self.wall_s),
             [replace(node) for node in self.nodes.values()],
-            self.seed,
+            self.recipe.seed,
             self.error,
             self.stopped,
         )

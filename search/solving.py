@@ -6,8 +6,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Unpack, overload
 
 from search.base import Search
+from search.batching import Room
 from search.driver import Driver, Events
 from search.options import SearchOptions, SolveOptions, as_problem, as_problems, check_room
+from search.recipe import Recipe
 from ttc.checks import check_kind
 from ttc.protocols import Backend, Extract, Problem, Verifier
 from ttc.results import Progress, Result
@@ -70,7 +72,7 @@ def solve(
         check_kind(name, called, called is None or callable(called), "a function of one argument")
     single = isinstance(problem, str | Problem)
     problems = [as_problem(problem)] if single else as_problems(problem)
-    driver = Driver.make(
+    recipe = Recipe.make(
         search,
         engine,
         verifier=verifier,
@@ -87,7 +89,7 @@ def solve(
         final_text=final_text,
     )
     results: dict[int, Result] = {}
-    events = driver.events(problems, concurrency, single, on_step is not None, max_rows)
+    events = _events(engine, recipe, problems, concurrency, max_rows, strict=single)
     try:
         for index, progress in events:
             if on_step is not None:
@@ -116,8 +118,8 @@ def solve_each(
     it frees everything. options: as for `solve`.
     """
     check_room(concurrency, max_rows)
-    driver = Driver.make(search, engine, **options)
-    return _results(driver.events(as_problems(problems), concurrency, False, False, max_rows))
+    recipe = Recipe.make(search, engine, **options)
+    return _results(_events(engine, recipe, as_problems(problems), concurrency, max_rows, strict=False))
 
 
 def _results(events: Events) -> Generator[Result, None, None]:
@@ -137,8 +139,24 @@ def stream(
     The search goes on as the iterator is read. Closing it, or leaving a `for` loop over it, frees everything.
     options: as for `solve`.
     """
-    events = Driver.make(search, engine, **options).events([as_problem(problem)], 1, strict=True, watched=True)
-    return _progress(events)
+    recipe = Recipe.make(search, engine, **options)
+    return _progress(_events(engine, recipe, [as_problem(problem)], 1, None, strict=True))
+
+
+def _events(
+    engine: Backend,
+    recipe: Recipe,
+    problems: Sequence[Problem],
+    concurrency: int | None,
+    max_rows: int | None,
+    *,
+    strict: bool,
+) -> Events:
+    """What happens to the problems, each by its place in the list. Nothing is done before the first event is read."""
+    driver = Driver(engine, Room.of(engine, concurrency, max_rows), strict)
+    for problem in problems:
+        driver.add(problem, recipe)
+    yield from driver.events()
 
 
 def _progress(events: Events) -> Iterator[Progress]:

@@ -72,6 +72,40 @@ the runs that will use the file: choose them by dataset.offset, dataset.limit, d
 """
 
 
+SERVE = """\
+Serve a model and its searches to clients of OpenAI's protocol, on this machine unless told otherwise.
+
+  ttc-serve [serve.SETTING=VALUE ...] [GROUP=CHOICE ...] [GROUP.SETTING=VALUE ...]
+
+Examples
+  ttc-serve
+      the default model at http://127.0.0.1:8000/v1; smollm2-135m+beam_search is a search on it
+  ttc-serve model=hf model.name=Qwen/Qwen3-0.6B serve.port=9000 search=best_of_n search.n=8
+      another model and port; the name MODEL+best_of_n means 8 samples
+  TTC_API_KEY=... ttc-serve serve.host=0.0.0.0
+      for other machines, with a key
+
+Settings
+  serve.host=ADDRESS, serve.port=N   where it listens (127.0.0.1, 8000; port 0 takes a free one)
+  serve.name=NAME           what clients call the model (its own name)
+  serve.key_env=NAME        the environment variable with the key that callers must send (TTC_API_KEY)
+  serve.open=true           serve other machines without a key
+  serve.max_body_bytes=N    of a request (1048576)
+  serve.max_prompt_tokens=N of a prompt (what the model's context holds)
+  serve.max_tokens=N        of an answer (1024)
+  serve.max_width=N         samples, beams and other whole numbers that a request gives a search (64)
+  serve.max_problems=N      waiting or under way; more get status 429 (256)
+  serve.shutdown_s=N        how long requests under way may take to end after Ctrl-C (30)
+  run.max_generated_tokens=N, run.max_tokens=N, run.max_calls=N, run.max_wall_s=X
+                            what one request's search may cost (32768 generated tokens)
+  run.batch=N               the most problems under way at once (what there is room for)
+  dataset.answer_kind=NAME  how answers are read by searches that compare them (number)
+  dataset.chat_options={..} what else the chat template takes
+
+All searches that rate use the verifier that is set. Groups and their choices are those of
+`python -m experiments.run --help`; of the data set only the two settings above are used.
+"""
+
 TRAIN_VERIFIER = """\
 Train a verifier on the model's own solutions: a value head on its last hidden state, which rates every step.
 

@@ -193,6 +193,33 @@ class CalibrateConfig:
 
 
 @dataclass
+class ServeConfig:
+    """host, port: where the server listens; port 0 takes a free one. name: what clients call the model, null for its
+    own name.
+
+    key_env: the environment variable that holds the key which callers must send; none is asked for where it is empty
+    or not set. open: serve other machines without a key.
+    max_body_bytes: of a request. max_prompt_tokens: null for what the model's context holds.
+    max_tokens: of an answer, and of any setting of a search that counts tokens. max_width: of any other whole number
+    that a request gives a search.
+    max_problems: waiting or under way; more are refused for now.
+    shutdown_s: how long requests under way may take to end once the server is told to stop.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    name: str | None = None
+    key_env: str = "TTC_API_KEY"
+    open: bool = False
+    max_body_bytes: int = 1 << 20
+    max_prompt_tokens: int | None = None
+    max_tokens: int = 1024
+    max_width: int = 64
+    max_problems: int = 256
+    shutdown_s: int = 30
+
+
+@dataclass
 class TrainConfig:
     """folder: where the head, its card and its data go. record: a file for the figures too.
 
@@ -388,6 +415,7 @@ def register() -> None:
     store.store(group="verifier", name="ensemble_schema", node=EnsembleConfig)
     store.store(name="calibrate_schema", node=extended("calibrate", CalibrateConfig))
     store.store(name="train_verifier_schema", node=extended("train", TrainConfig))
+    store.store(name="serve_schema", node=extended("serve", ServeConfig))
     for group in ("verifier", "cache", "gate"):
         store.store(group=group, name="none_schema", node={"_target_": None})
     for group, name in (("backend", "local"), ("placement", "resident")):

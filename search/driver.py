@@ -177,7 +177,7 @@ class Driver:
                         raise
                     failed.append((index, _failure(*batch[index], error)))
         except BaseException:
-            self.engine.release(found.values())
+            self.engine.release(list(found.values()))
             raise
         return found
 

@@ -137,6 +137,7 @@ def _opened(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     path = local_path(name)
     online = True
     with ExitStack() as stack:
+        stack.enter_context(_without_bar())
         if path is None:
             online = stack.enter_context(reached(name, "model"))
             source, options = name, {}
@@ -163,6 +164,18 @@ def _opened(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 )
             )
             raise UnsupportedModel(f"cannot load the model {name!r}: {reason}. {again}") from error
+
+
+@contextmanager
+def _without_bar() -> Iterator[None]:
+    """Leave out transformers' bar for weights that it reads, which is soon over. Bars of downloads stay."""
+    from transformers.utils import logging
+
+    before = logging.set_tqdm_hook(lambda make, given, options: make(*given, **(options | {"disable": True})))
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(before)
 
 
 def _tokenizer(source: str, options: dict[str, Any]) -> Any:

@@ -15,6 +15,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 import torch
+import transformers.utils as hf
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -48,6 +49,18 @@ def test_weights_come_in_the_type_asked_for(tmp_path: Path, dtype: str | torch.d
     found = dict(model.named_parameters())
     assert all(torch.equal(found[name], p.to(wanted)) for name, p in saved.named_parameters())
     assert tokenizer.encode("a j z", add_special_tokens=False) == [2, 11, 0] and tokenizer.eos_token_id == 1
+
+
+def test_loading_shows_no_bar_and_leaves_the_callers_own_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path)
+    hf.logging.enable_progress_bar()
+    capfd.readouterr()
+    load(str(tmp_path), device="cpu", dtype="float32")
+    assert "Loading weights" not in capfd.readouterr().err
+    LlamaForCausalLM.from_pretrained(str(tmp_path))
+    assert "Loading weights" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("dtype", ["int64", "float33", "nn", ""])

@@ -1,0 +1,133 @@
+"""From a configuration to a server that runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.build import check_backend, check_batch, make_backend, make_verifier, resolved
+from experiments.screen import say, show_logged
+from experiments.serve.app import Api
+from experiments.serve.offer import Offer, offered
+from experiments.serve.service import Service
+from search import try_verifier
+from ttc.errors import InvalidInput
+from ttc.remote.backend import RemoteBackend
+
+LOCAL = ("localhost", "127.0.0.1", "[::1]")
+"""The names by which a machine calls itself."""
+
+BUDGETS = ("max_tokens", "max_generated_tokens", "max_calls", "max_wall_s")
+
+
+def run(config: DictConfig, choice: str) -> None:
+    """Serve until told to stop. choice: the name of the search that is configured."""
+    show_logged()
+    config = resolved(config)
+    check_backend(config)
+    check_batch(config)
+    check_limits(config)
+    key = api_key(config)
+    listening = bind(config.serve.host, config.serve.port)
+    with listening:
+        verifier, backend = make_verifier(config), make_backend(config)
+        if verifier is not None:
+            try_verifier(verifier, backend, "What is 1 + 1?")
+        searches = offered(config, choice, verifier, backend)
+        offer = Offer(model_name(config), searches, config.serve.max_tokens, config.serve.max_width)
+        api = Api(
+            Service(backend, config.serve.max_problems, config.run.batch),
+            offer,
+            verifier,
+            config.serve.max_body_bytes,
+            config.serve.max_prompt_tokens,
+            config.dataset.answer_kind,
+            OmegaConf.to_container(config.dataset.chat_options),  # type: ignore[arg-type]
+            {name: config.run[name] for name in BUDGETS},
+        )
+        host, port = listening.getsockname()[:2]
+        say(f"{offer.model} at http://{f'[{host}]' if ':' in host else host}:{port}/v1; Ctrl-C stops it")
+        say(f"searches: {offer.model}+NAME, with NAME one of {', '.join(searches)}")
+        hosts = None if key is not None or not is_local(config.serve.host) else LOCAL
+        serve(api, listening, key, hosts, config.serve.shutdown_s)
+        if isinstance(backend, RemoteBackend):
+            backend.close()
+
+
+def serve(api: Api, listening: socket.socket, key: str | None, hosts: Any, shutdown_s: int) -> None:
+    """Answer until the process is told to stop; what is under way may then take `shutdown_s` seconds to end."""
+    server(api, key, hosts, shutdown_s).run(sockets=[listening])
+
+
+def server(api: Api, key: str | None = None, hosts: Any = None, shutdown_s: int = 30) -> uvicorn.Server:
+    """The web server."""
+    settings = uvicorn.Config(
+        api.app(key, hosts), log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=shutdown_s
+    )
+    return uvicorn.Server(settings)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket to listen on later. Raises InvalidInput for an address or a port that cannot be had."""
+    if not 0 <= port < 2**16:
+        raise InvalidInput(f"serve.port={port} is no port; give one from 1 to 65535, or 0 for a free one")
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+    except OSError as error:
+        found.close()
+        raise InvalidInput(
+            f"serve.host={host} serve.port={port} cannot be had ({error.strerror or error}); give another port, or 0 "
+            "for a free one"
+        ) from error
+    return found
+
+
+def api_key(config: DictConfig) -> str | None:
+    """The key that callers must send, from the environment. Raises InvalidInput where other machines would be served
+    without one."""
+    name = config.serve.key_env
+    if name and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise InvalidInput(
+            "serve.key_env is not the name of an environment variable, as TTC_API_KEY; a key itself is not given here"
+        )
+    key = os.environ.get(name) or None if name else None
+    if key is None and not config.serve.open and not is_local(config.serve.host):
+        raise InvalidInput(
+            f"serve.host={config.serve.host} serves other machines, and no key is set; put one into the environment "
+            f"variable {name or 'that serve.key_env names'}, or give serve.open=true to serve without"
+        )
+    return key
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_limits(config: DictConfig) -> None:
+    """Raise InvalidInput for limits under which nothing could be served."""
+    for name in ("max_body_bytes", "max_prompt_tokens", "max_tokens", "max_width", "max_problems"):
+        if (value := config.serve[name]) is not None and value < 1:
+            raise InvalidInput(f"serve.{name}={value} must be at least 1")
+    if config.serve.shutdown_s < 0:
+        raise InvalidInput(f"serve.shutdown_s={config.serve.shutdown_s} must be 0 or more")
+
+
+def model_name(config: DictConfig) -> str:
+    """What clients call the model: as it is configured, or the name of its folder or file."""
+    if config.serve.name is not None:
+        return str(config.serve.name)
+    path = Path(config.model.name).expanduser()
+    return path.resolve().name if path.exists() else str(config.model.name)

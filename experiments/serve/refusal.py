@@ -1,0 +1,43 @@
+"""Requests that are refused, in the form that clients of OpenAI's protocol read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from ttc.errors import ContextExceeded, InvalidInput
+
+KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+"""What a status is called, where it is neither the caller's fault in general nor the server's."""
+
+
+class Refusal(Exception):
+    """A request that gets no answer: its status, what to tell the caller, and the field that is to blame."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
+
+    @classmethod
+    def of(cls, error: InvalidInput, param: str | None = None) -> Refusal:
+        """A request that holds what cannot be used."""
+        long = isinstance(error, ContextExceeded)
+        return cls(400, str(error), param=param, code="context_length_exceeded" if long else None)
+
+    def body(self) -> dict[str, Any]:
+        """The object that OpenAI's clients expect."""
+        kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), self.status, dict(self.headers or {}))

@@ -1,0 +1,148 @@
+"""What clients send: every field checked, and what is not offered refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from experiments.serve.refusal import Refusal
+
+IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+"""Fields that say nothing about the answer."""
+
+WITHOUT_EFFECT: dict[str, Any] = {
+    "logprobs": False,
+    "echo": False,
+    "best_of": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "logit_bias": {},
+    "tools": [],
+    "response_format": {"type": "text"},
+}
+"""Fields that are not offered, and the values with which they ask for nothing."""
+
+
+class Part(BaseModel):
+    """A piece of a message."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """A message of a chat. `developer` is today's name of `system`."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)  # clients send an assistant's message back as they got it
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Part]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+
+    def as_template(self) -> dict[str, str]:
+        """As chat templates take it."""
+        return {"role": "system" if self.role == "developer" else self.role, "content": self.text}
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+    include_usage: bool = False
+
+
+class Body(BaseModel):
+    """The fields that both kinds of request have.
+
+    search: a search's name, or an object with its name and settings. max_generated_tokens: the most tokens that the
+    search may write for the whole request. answer_kind: how answers are read, for searches that compare them.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    max_tokens: int | None = Field(None, ge=1)
+    max_generated_tokens: int | None = Field(None, ge=1)
+    n: int = Field(1, ge=1)
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    min_p: float | None = Field(None, ge=0, lt=1)
+    seed: int | None = None
+    stop: str | list[str] = []
+    search: str | dict[str, bool | int | float | str | None] | None = None
+    answer_kind: str | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of an answer, None where the request does not say."""
+        return self.max_tokens
+
+
+class ChatBody(Body):
+    """A body of /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class CompletionBody(Body):
+    """A body of /v1/completions. prompt: a text, or several that are answered side by side."""
+
+    prompt: str | list[str]
+
+    @property
+    def prompts(self) -> list[str]:
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+
+    @property
+    def most_tokens(self) -> int | None:
+        """OpenAI's default, where a search has none of its own."""
+        return 16 if self.max_tokens is None and self.search is None and "+" not in self.model else self.max_tokens
+
+
+B = TypeVar("B", bound=Body)
+
+
+def read(kind: type[B], data: bytes) -> B:
+    """A request's body. Raises Refusal for what is no JSON, and for the first field that is wrong or unknown."""
+    try:
+        given = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, f"the body is no JSON: {error}; send an object with model and {_asks(kind)}") from error
+    if not isinstance(given, dict):
+        raise Refusal(400, f"the body is {type(given).__name__}; send an object with model and {_asks(kind)}")
+    given = {
+        name: value
+        for name, value in given.items()
+        if value is not None and name not in IGNORED and not (name in WITHOUT_EFFECT and value == WITHOUT_EFFECT[name])
+    }
+    try:
+        return kind.model_validate(given)
+    except ValidationError as errors:
+        error = errors.errors()[0]
+    name = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
+        fields = ", ".join(kind.model_fields)
+        raise Refusal(400, f"{name} is not offered here; leave it out. Requests may hold {fields}", param=name)
+    if error["type"] == "missing":
+        raise Refusal(400, f"{name} is missing; the request must hold it", param=name)
+    shown = repr(error["input"])
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    raise Refusal(400, f"{name}={shown}: {error['msg']}", param=name)
+
+
+def _asks(kind: type[Body]) -> str:
+    return "messages" if kind is ChatBody else "prompt"

@@ -50,9 +50,9 @@ QUESTIONS = ["1", "22", "333"]
 def seen(result: Result) -> Any:
     """All that may not depend on what else is solved."""
     rows = [(b.text, b.score, b.path, b.finish_reason) for b in result.branches]
-    usage = result.usage
-    spent = usage.generated_tokens, usage.verifier_tokens
-    return result.answer, rows, result.tree, result.error, result.stopped, result.seed, spent
+    tree = [(node.parent, node.path, node.text, node.tokens, node.score, node.status) for node in result.tree]
+    spent = result.usage.generated_tokens, result.usage.verifier_tokens
+    return result.answer, rows, tree, result.error, result.stopped, result.seed, spent
 
 
 def alone(kind: int, question: str) -> Any:

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from ttc.attention.kernels import Layer
 from ttc.attention.plan import Plan
@@ -84,9 +84,10 @@ AttentionInterface.register(IMPLEMENTATION, tree_attention)
 
 
 def can_set_attention(model: Any) -> bool:
-    """Whether the model's attention can be set at all: not where there is none, or none of transformers' interface."""
-    body = getattr(model, "body", model)
-    return bool(body._can_set_attn_implementation()) if hasattr(body, "_can_set_attn_implementation") else True
+    """Whether attention can be set in any part of the model: not where there is none, or none of transformers'
+    interface."""
+    parts = (part for part in model.modules() if isinstance(part, PreTrainedModel))
+    return any(part._can_set_attn_implementation() for part in parts)
 
 
 def install(model: Any) -> None:

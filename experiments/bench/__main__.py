@@ -102,6 +102,8 @@ def parser() -> argparse.ArgumentParser:
     costs.add_argument("--quick", action="store_true", help="four cases")
     costs.add_argument("--profile", type=Path, help="from experiments.profile; default: measure now")
     costs.add_argument("--out", type=Path, default=RESULTS / "cost_model.json")
+    placed = commands.add_parser("placement", help="a model larger than the device: split, streamed, or by Accelerate")
+    placed.add_argument("--out", type=Path, default=RESULTS / "placement.json")
     arm = commands.add_parser("arm", help="one measurement in this process (what `prefix` starts)")
     arm.add_argument("name")
     arm.add_argument("tokens", type=int)
@@ -118,6 +120,7 @@ def measure(arguments: argparse.Namespace) -> None:
         cost_model,
         default_task,
         memory,
+        placement,
         prefix,
         remote,
         reward_model,
@@ -165,6 +168,8 @@ def measure(arguments: argparse.Namespace) -> None:
         breakdown.run(arguments.model, arguments.out)
     elif arguments.command == "cost_model":
         cost_model.run(arguments.quick, arguments.profile, arguments.out)
+    elif arguments.command == "placement":
+        placement.run(arguments.out)
     elif arguments.command == "sampling":
         sampling.run(arguments.model, arguments.out)
     elif arguments.command == "memory" and arguments.part == "device":

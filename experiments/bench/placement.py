@@ -1,0 +1,189 @@
+"""A model that is larger than the device: split over host and device, or its weights streamed, by itself or by
+Accelerate.
+
+Host, device and link have the proportions of HELM's smallest machine (RTX 4060, Qwen3-8B). The device is this CPU. A
+layer takes as much longer on the host, and on the link, as the paper's bandwidths say.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from accelerate import cpu_offload
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from experiments.provenance import machine, provenance
+from ttc import Engine, Split, Streamed
+from ttc.attention.plan import DecodePlan, Plan
+from ttc.memory.link import Link
+from ttc.model.blocks import decoder_layers
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 9, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 4928, "tie_word_embeddings": False,
+}  # fmt: skip
+"""A quarter of Qwen3-8B's layers; the output projection is 0.8 of a layer, as it is 3.2 of one of 36 there."""
+UNITS_ON_HOST = 6
+"""The embedding and 5 of 9 layers: 20 of 36 in Algorithm 1's plan for 7 GiB."""
+HOST_GBPS, LINK_GBPS, DEVICE_GBPS = 45, 16, 218
+"""The paper's bandwidths."""
+PREFIX, PASSES, BRANCHES = 128, 5, (1, 16)
+SIMULATED = "the link, and how slow the host is"
+ARMS = {
+    "resident": "all on the device (for comparison: it does not fit)",
+    "split": "`placement=split`",
+    "streamed": "`placement=streamed`",
+    "accelerate": "Accelerate's `cpu_offload`",
+}
+
+
+def run(out: Path) -> None:
+    """Time the decoding passes of each arm, print the table, and write the figures. A record that broke off goes on."""
+    settings = {"shape": SHAPE, "host": HOST_GBPS, "link": LINK_GBPS, "device": DEVICE_GBPS, "prefix": PREFIX}
+    rows: list[dict[str, Any]] = []
+    if out.exists():
+        before = json.loads(out.read_text(encoding="utf-8"))
+        whole = len(before["rows"]) == len(ARMS) * len(BRANCHES)
+        if not whole and (before["settings"], before["machine"]) == (settings, machine()):
+            rows = before["rows"]
+    for branches in BRANCHES:
+        for arm in ARMS:
+            if any((row["arm"], row["branches"]) == (arm, branches) for row in rows):
+                continue
+            layer_s = [
+                row["pass_s"] / SHAPE["num_hidden_layers"]
+                for row in rows
+                if (row["arm"], row["branches"]) == ("resident", branches)
+            ]
+            rows.append(measured(arm, branches, *layer_s))
+            print(rows[-1], file=sys.stderr, flush=True)
+            record = provenance(
+                f"python -m experiments.bench {' '.join(sys.argv[1:])}",
+                model="random weights of Qwen 3's kind, float32",
+                simulated=SIMULATED,
+            )
+            out.write_text(json.dumps(record | {"settings": settings, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    print(table({"rows": rows}))
+
+
+def measured(arm: str, branches: int, layer_s: float = 0.0) -> dict[str, Any]:
+    """The median pass of an arm in seconds, and the bytes that cross the link in it.
+
+    layer_s: what a layer takes on the device with so many branches.
+    """
+    model = _model()
+    layer_bytes = sum(weight.numel() * weight.element_size() for weight in decoder_layers(model)[0].parameters())
+    link_gbps = layer_bytes / 1e9 / (layer_s * DEVICE_GBPS / LINK_GBPS) if layer_s else None
+    engine = _engine(arm, model, link_gbps)
+    if arm == "split":
+        for layer in decoder_layers(model)[: UNITS_ON_HOST - 1]:
+            _slow_down(layer, layer_s * DEVICE_GBPS / HOST_GBPS)
+    link = engine.memory.link if arm != "accelerate" else model.ttc_link
+    link.gbps = None
+    branch = engine.root([7 * (n + 1) % SHAPE["vocab_size"] for n in range(PREFIX + 1)])
+    rows = engine.fork(branch, branches)
+    link.gbps = link_gbps
+    seconds, moved = _timed(engine, link)
+    engine.generate(rows, 1 + PASSES)
+    return {
+        "arm": arm,
+        "branches": branches,
+        "pass_s": median(seconds[1:]),
+        "moved_bytes": int(median(moved[1:])),
+        "link_gbps": link_gbps,
+    }
+
+
+def _model() -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(Qwen3Config(**SHAPE), dtype=torch.float32)
+    return model.eval().requires_grad_(False)
+
+
+def _engine(arm: str, model: Any, link_gbps: float | None) -> Engine:
+    tokenizer = SimpleNamespace(eos_token_id=None)
+    if arm == "split":
+        engine = Engine(model, tokenizer, runner=Split(k=UNITS_ON_HOST, link_gbps=link_gbps).place(model, "cpu"))
+    elif arm == "streamed":
+        engine = Engine(model, tokenizer, runner=Streamed(link_gbps=link_gbps).place(model, "cpu"))
+    else:
+        engine = Engine(model, tokenizer)
+    if arm == "accelerate":
+        model.ttc_link = Link(torch.device("cpu"))
+        cpu_offload(model, torch.device("cpu"), state_dict=_OverLink(model.state_dict(), model.ttc_link))  # type: ignore[arg-type]
+    engine.limits.eos_ids = frozenset()
+    return engine
+
+
+class _OverLink(Mapping[str, Tensor]):
+    """Weights on the host, each of which crosses a link when Accelerate asks for it."""
+
+    def __init__(self, weights: Mapping[str, Tensor], link: Link):
+        self.weights, self.link = dict(weights), link
+
+    def __getitem__(self, name: str) -> Tensor:
+        copy = torch.empty_like(self.weights[name])
+        self.link.wait(self.link.fetch([(copy, self.weights[name])], "weights"))
+        return copy
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.weights)
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+
+def _slow_down(layer: nn.Module, seconds: float) -> None:
+    """Let a layer take so long at least."""
+    forward: Callable[..., Any] = layer.forward
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        output = forward(*args, **kwargs)
+        time.sleep(max(0.0, start + seconds - time.perf_counter()))
+        return output
+
+    layer.forward = slow  # type: ignore[method-assign]
+
+
+def _timed(engine: Engine, link: Link) -> tuple[list[float], list[int]]:
+    """Seconds of each decoding pass from now on, and the bytes to the device."""
+    forward, seconds, moved = engine.runner.forward, list[float](), list[int]()
+
+    def timed(tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
+        start, before = time.perf_counter(), link.to_device_bytes.total()
+        logits = forward(tokens, plan, keep)
+        if isinstance(plan, DecodePlan):
+            seconds.append(time.perf_counter() - start)
+            moved.append(link.to_device_bytes.total() - before)
+        return logits
+
+    engine.runner.forward = timed  # type: ignore[method-assign]
+    return seconds, moved
+
+
+def table(record: dict[str, Any]) -> str:
+    """Markdown: what a pass takes and moves, and how much faster the split is."""
+    lines = [
+        "| branches | where layers run | a pass, ms | MB to the device | split is faster by |",
+        "|---|---|---|---|---|",
+    ]
+    for row in record["rows"]:
+        split = next(
+            (r["pass_s"] for r in record["rows"] if (r["arm"], r["branches"]) == ("split", row["branches"])), None
+        )
+        faster = f"{row['pass_s'] / split:.1f}" if split and row["arm"] in ("streamed", "accelerate") else "-"
+        lines.append(
+            f"| {row['branches']} | {ARMS[row['arm']]} | {row['pass_s'] * 1e3:.0f} | {row['moved_bytes'] / 1e6:.2f} "
+            f"| {faster} |"
+        )
+    return "\n".join(lines)

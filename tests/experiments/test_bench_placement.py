@@ -1,0 +1,66 @@
+"""The benchmark of placements: what each arm moves, and the table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.bench import placement
+
+LAYER = 4 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32 + 2 * 16)
+TABLE = 4 * 64 * 32
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape: dict[str, Any] = {
+        "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
+        "vocab_size": 64,
+    }  # fmt: skip
+    monkeypatch.setattr(placement, "SHAPE", placement.SHAPE | shape)
+    monkeypatch.setattr(placement, "PASSES", 1)
+
+
+@pytest.mark.parametrize(
+    ("arm", "moved"),
+    [
+        ("resident", 0),
+        ("streamed", 9 * LAYER),
+        ("accelerate", 9 * LAYER + 2 * TABLE + 4 * 32),  # and the final norm
+        ("split", 4 * (2 * 32 + 2 * 2 * 16) + 2 * 8),  # states, rotations and positions of two rows
+    ],
+)
+def test_each_arm_moves_what_it_has_to(arm: str, moved: int) -> None:
+    row = placement.measured(arm, 2, 1e-5)
+    assert row["moved_bytes"] == moved and row["pass_s"] > 0
+
+
+def test_a_record_that_broke_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def measured(arm: str, branches: int, layer_s: float = 0.0) -> dict[str, Any]:
+        if len(asked) == 3:
+            asked.clear()
+            raise KeyboardInterrupt
+        asked.append((arm, branches, layer_s))
+        return {"arm": arm, "branches": branches, "pass_s": 0.9, "moved_bytes": 0, "link_gbps": None}
+
+    monkeypatch.setattr(placement, "measured", measured)
+    monkeypatch.setattr(placement, "BRANCHES", (1,))
+    file = tmp_path / "placement.json"
+    with pytest.raises(KeyboardInterrupt):
+        placement.run(file)
+    assert [row["arm"] for row in json.loads(file.read_text())["rows"]] == ["resident", "split", "streamed"]
+    placement.run(file)
+    assert asked == [("accelerate", 1, pytest.approx(0.1))]
+
+
+def test_the_table_says_how_much_faster_the_split_is() -> None:
+    times = {"resident": 0.02, "split": 0.1, "streamed": 0.45, "accelerate": 0.55}
+    rows = [{"arm": arm, "branches": 1, "pass_s": s, "moved_bytes": 2_000_000} for arm, s in times.items()]
+    lines = placement.table({"rows": rows}).splitlines()
+    assert lines[4] == "| 1 | `placement=streamed` | 450 | 2.00 | 4.5 |"
+    assert lines[5].endswith("| 550 | 2.00 | 5.5 |") and lines[3].endswith("| 100 | 2.00 | - |")

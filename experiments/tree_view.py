@@ -1,0 +1,125 @@
+"""A search's tree as it stands, for a terminal."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+from rich.tree import Tree
+
+from search.run import Run
+from ttc.ranking import comparable
+from ttc.results import Node, Result
+
+SHOWN = 6
+"""Branches that are shown below one node; the others are counted."""
+
+WIDTH = 64
+"""Characters of a step's text that are shown."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A node as it is drawn. state: "growing" while its step is under way, else as `Node.status` has it."""
+
+    node: Node
+    text: str
+    state: str
+    chosen: bool = False
+
+
+def steps_under_way(run: Run) -> list[Step]:
+    """The nodes of a problem that is under way, those that are being written with their text so far."""
+    growing = set(run.growing)
+    steps = []
+    for branch, node in run.nodes.items():
+        if branch in growing:
+            texts = branch.text, "" if branch.parent is None else branch.parent.text
+            steps.append(Step(node, texts[0].removeprefix(texts[1]), "growing"))
+        else:
+            done = "finished" if branch.finished and node.status == "kept" else node.status
+            steps.append(Step(node, node.text, done))
+    return steps
+
+
+def steps_of(result: Result) -> list[Step]:
+    """The nodes of a search that has ended."""
+    best = None if result.best is None else list(result.best.path)
+    return [Step(node, node.text, node.status, chosen=node.path == best) for node in result.tree]
+
+
+def drawn(question: str, steps: Sequence[Step]) -> Tree:
+    """The tree: what is alive step by step, equal branches as one, and of what was pruned how much there is."""
+    children: dict[int | None, list[Step]] = defaultdict(list)
+    for step in steps:
+        children[step.node.parent].append(step)
+    alive = _alive(steps)
+    scores = [step.node.score for step in steps if step.node.score is not None]
+    span = (min(scores), max(scores)) if scores else (0.0, 0.0)
+    tree = Tree(Text(_line(question), style="bold"))
+    for root in children[None]:
+        _grow(tree, root.node.id, children, alive, span)
+    return tree
+
+
+def _alive(steps: Sequence[Step]) -> set[int]:
+    """The ids of nodes that were not pruned, or that have a descendant that was not. Parents come before children."""
+    alive: set[int] = set()
+    for step in reversed(steps):
+        if step.state in ("growing", "kept", "finished", "root") or step.node.id in alive:
+            alive.add(step.node.id)
+            if step.node.parent is not None:
+                alive.add(step.node.parent)
+    return alive
+
+
+def _grow(
+    tree: Tree, parent: int, children: Mapping[int | None, list[Step]], alive: set[int], span: tuple[float, float]
+) -> None:
+    living = [step for step in children[parent] if step.node.id in alive]
+    pruned = [step for step in children[parent] if step.node.id not in alive]
+    alike: dict[tuple[object, ...], list[Step]] = {}
+    for step in living:
+        leaf = not children[step.node.id]
+        same = step.text, step.node.score, step.state, step.chosen
+        alike.setdefault(same if leaf and not step.chosen else (step.node.id,), []).append(step)
+    ranked = sorted(alike.values(), key=lambda group: (group[0].chosen, _rank(group[0])), reverse=True)
+    for group in ranked[:SHOWN]:
+        branch = tree.add(_label(group[0], len(group), span))
+        if len(group) == 1:
+            _grow(branch, group[0].node.id, children, alive, span)
+    if hidden := sum(map(len, ranked[SHOWN:])):
+        tree.add(Text(f"{hidden} more", style="dim"))
+    if pruned:
+        best = max(pruned, key=_rank)
+        score = "" if best.node.score is None else f", the best with {best.node.score:.2f}"
+        tree.add(Text(f"{len(pruned)} pruned{score}", style="dim"))
+
+
+def _rank(step: Step) -> float:
+    return comparable(step.node.score)
+
+
+def _label(step: Step, count: int, span: tuple[float, float]) -> Text:
+    label = Text(no_wrap=True, overflow="ellipsis")
+    if step.node.score is not None:
+        place = (step.node.score - span[0]) / (span[1] - span[0]) if span[1] > span[0] else 1.0
+        label.append(
+            f"{step.node.score:.2f} ", style="green" if place > 2 / 3 else "yellow" if place > 1 / 3 else "red"
+        )
+    label.append(_line(step.text) or "...", style="italic" if step.state == "growing" else "")
+    if step.state == "finished":
+        label.append(" (end)", style="dim")
+    if count > 1:
+        label.append(f" ({count} times)", style="dim")
+    if step.chosen:
+        label.append("  <- chosen", style="bold green")
+    return label
+
+
+def _line(text: str) -> str:
+    """The end of a text in one line."""
+    words = " ".join(text.split())
+    return words if len(words) <= WIDTH else f"...{words[3 - WIDTH :]}"

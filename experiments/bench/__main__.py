@@ -94,6 +94,7 @@ def parser() -> argparse.ArgumentParser:
     served = commands.add_parser("remote", help="searches on a server beside the engine of this machine")
     served.add_argument("--base-url", default="http://localhost:8000/v1", help="where the server is")
     served.add_argument("--server", default="", help="what it is, in words, for the record")
+    served.add_argument("--server-pid", type=int, help="its process on this machine, to measure the time it computes")
     served.add_argument("--problems", type=int, default=20, help="sums of one-digit numbers")
     served.add_argument("--model", default="smollm2-135m", help="which both run")
     served.add_argument("--dtype", default="float32", help="of the engine; give what the server computes in")
@@ -153,8 +154,9 @@ def measure(arguments: argparse.Namespace) -> None:
         architectures.run(arguments.case, arguments.out)
     elif arguments.command == "remote":
         remote.run(
-            arguments.base_url, arguments.problems, arguments.model, arguments.dtype, arguments.server, arguments.out
-        )
+            arguments.base_url, arguments.problems, arguments.model, arguments.dtype, arguments.server,
+            arguments.server_pid, arguments.out,
+        )  # fmt: skip
     elif arguments.command == "reward_model":
         reward_model.run(arguments.problems, arguments.out)
     elif arguments.command == "searches":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
@@ -35,12 +37,17 @@ SEED = 0
 Backends = Mapping[str, Engine | RemoteBackend]
 
 
-def run(base_url: str, problems: int, model: str, dtype: str, server: str, out: Path) -> None:
-    """Measure one after the other, the server first, and write the record. server: what it is, in words."""
+def run(base_url: str, problems: int, model: str, dtype: str, server: str, server_pid: int | None, out: Path) -> None:
+    """Measure one after the other, the server first, and write the record.
+
+    server: what it is, in words. server_pid: its
+    process, for the time that it and its children compute.
+    """
     remote = RemoteBackend.connect(base_url, tokenizer=model)
     say(f"{base_url}: {remote.capabilities.describe()}")
     backends: Backends = {"server": remote, "engine": Engine.from_pretrained(model, dtype=dtype)}
-    rows = measured(backends, sums(problems), SEARCHES)
+    clocks = {"server": lambda: process_s(server_pid), "engine": time.process_time}
+    rows = measured(backends, sums(problems), SEARCHES, clocks)
     made = provenance(
         f"python -m experiments.bench remote --problems {problems} --dtype {dtype}",
         model=f"{model}, {dtype} on the engine, its real weights",
@@ -58,17 +65,31 @@ def sums(problems: int) -> DictConfig:
         return compose("config", overrides=[f"dataset.size={problems}", DIGITS])
 
 
-def measured(backends: Backends, config: DictConfig, searches: Mapping[str, Search]) -> list[dict[str, Any]]:
-    """A row for each search, with the figures of each backend, and how the server's answers differ."""
+def process_s(pid: int | None) -> float:
+    """The seconds that processors have worked for a process and its children; NaN where it is not known."""
+    if pid is None:
+        return math.nan
+    top = psutil.Process(pid)
+    times = [process.cpu_times() for process in (top, *top.children(recursive=True))]
+    return float(sum(one.user + one.system for one in times))
+
+
+def measured(
+    backends: Backends, config: DictConfig, searches: Mapping[str, Search], clocks: Mapping[str, Callable[[], float]]
+) -> list[dict[str, Any]]:
+    """A row for each search, with the figures of each backend, and how the server's answers differ.
+
+    clocks: the seconds that processors have worked for each backend.
+    """
     task, rows = load_task(config.dataset), []
     for name, search in searches.items():
         row: dict[str, Any] = {"search": name, "problems": len(task.problems)}
         found: dict[str, tuple[list[float], list[str | None]]] = {}
         for where, backend in backends.items():
             _solved(search, backend, config, task.problems[:1])  # first-use set-up is not counted
-            start = time.perf_counter()
+            start, worked = time.perf_counter(), clocks[where]()
             results = _solved(search, backend, config, task.problems)
-            seconds = time.perf_counter() - start
+            seconds, cpu_s = time.perf_counter() - start, clocks[where]() - worked
             right = [float(task.is_correct(r.problem, r.answer)) for r in results]
             found[where] = right, [None if r.best is None else r.best.text for r in results]
             tokens = sum(r.usage.generated_tokens for r in results)
@@ -79,6 +100,7 @@ def measured(backends: Backends, config: DictConfig, searches: Mapping[str, Sear
                 "generated_tokens": tokens,
                 "seconds": seconds,
                 "tokens_per_s": tokens / seconds,
+                "tokens_per_cpu_s": None if math.isnan(cpu_s) else tokens / cpu_s,
                 "failed": sum(r.error is not None for r in results),
             }
             say(f"{name}, {where}: {share.mean:.0%}, {tokens / seconds:.0f} tokens/s")
@@ -100,7 +122,7 @@ def _solved(search: Search, backend: Engine | RemoteBackend, config: DictConfig,
 
 def table(result: dict[str, Any]) -> str:
     """The figures as a Markdown table."""
-    heads = ["search", "on", "accuracy", "95% interval", "tokens per problem", "tokens/s"]
+    heads = ["search", "on", "accuracy", "95% interval", "tokens per problem", "tokens/s", "tokens per CPU second"]
     heads += ["server - engine", "p", "same answer texts"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in result["rows"]:
@@ -110,6 +132,7 @@ def table(result: dict[str, Any]) -> str:
             low, high = own["accuracy_95"]
             cells = [row["search"], where, f"{own['accuracy']:.0%}", f"{low:.0%} to {high:.0%}"]
             cells += [f"{own['generated_tokens'] / count:.0f}", f"{own['tokens_per_s']:.0f}"]
+            cells.append("" if own["tokens_per_cpu_s"] is None else f"{own['tokens_per_cpu_s']:.0f}")
             both = [f"{gap['mean']:+.0%} ({gap['low']:+.0%} to {gap['high']:+.0%})", f"{gap['p']:.2g}"]
             both.append(f"{gap['same_texts']} of {count}")
             lines.append(f"| {' | '.join(cells + (both if where == 'server' else [''] * 3))} |")

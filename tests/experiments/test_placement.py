@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hydra.errors import InstantiationException
 
 import experiments.build
 from experiments.build import make_engine
@@ -12,6 +13,7 @@ from tests.helpers.configurations import configuration
 from tests.helpers.placements import deeper
 from tests.helpers.tokenizers import Letters
 from ttc.placement.base import PlacedRunner
+from ttc.placement.split import SplitRunner
 
 
 @pytest.fixture
@@ -27,6 +29,13 @@ def test_a_run_places_the_weights_as_it_is_told(folder: str) -> None:
     streamed = make_engine(configuration("run", folder, "placement=streamed", "placement.link_gbps=2"))
     assert isinstance(streamed.runner, PlacedRunner)
     assert streamed.memory.link.gbps == 2
+
+
+def test_a_split_is_given_as_a_number_or_chosen(folder: str) -> None:
+    split = make_engine(configuration("run", folder, "placement=split", "placement.k=3", "model.dtype=float32"))
+    assert isinstance(split.runner, SplitRunner) and split.runner.k == 3
+    with pytest.raises(InstantiationException, match=r"placement.k=auto needs a profile"):
+        make_engine(configuration("run", folder, "placement=split"))
 
 
 def test_a_misspelt_setting_is_refused() -> None:

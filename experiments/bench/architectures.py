@@ -132,6 +132,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "nemotron_h": {"n_groups": 2},
     "musicgen": {"decoder": {"num_codebooks": 1}},
     "musicgen_melody": {"decoder": {"num_codebooks": 1}},
+    "qwen3_next": {"layer_types": [LINEAR, FULL] * 2},
     "qwen4_exp": {"text_config": QWEN4},
     "qwen4_exp_text": QWEN4,
     "reformer": {"axial_pos_embds": False, "attn_layers": ["local"] * 4, "num_buckets": 4},

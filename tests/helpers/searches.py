@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from experiments.schema import SEARCHES
 from search import BestOfN, Search, SelfConsistency
 from tests.helpers.backends import FakeBackend
+from ttc.results import Node
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.tree.branch import Branch
 
@@ -91,3 +92,8 @@ class ByQuestion:
         for branch in branches:
             branch.usage.verifier_tokens += 1
         return [[float(question.split()[-1])] for question in questions]
+
+
+def exactly(tree: Sequence[Node]) -> list[Node]:
+    """What is the same in every batch: all but the log-probabilities, which are rounded by what runs beside."""
+    return [replace(node, logprobs=[]) for node in tree]

@@ -17,6 +17,7 @@ from search.batching import MOST_ROWS, PROBLEMS, Draining, Room
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
 from tests.helpers.ownership import Cancelled, assert_nothing_left
+from tests.helpers.searches import exactly
 from ttc import BeamGroups, BlockCache, Branch, DecodeGate, Engine, Headwise, Layerwise, Paged, Result, Sampling
 from ttc.protocols import Expand, Problem, Rate, Release, Step
 from ttc.residency.resident import Resident
@@ -95,7 +96,7 @@ def seen(result: Result) -> Any:
     usage = result.usage
     counts = usage.generated_tokens, usage.verifier_tokens, usage.gated_branches
     rows = [(b.tokens, b.step_ends, b.step_reasons, b.path, b.finish_reason, b.score) for b in result.branches]
-    return result.answer, rows, result.tree, result.error, result.stopped, counts
+    return result.answer, rows, exactly(result.tree), result.error, result.stopped, counts
 
 
 @cache

@@ -12,6 +12,7 @@ from search import SelfConsistency, solve, solve_each
 from search.base import Case, Search, SearchSteps
 from tests.helpers.engines import make_engine
 from tests.helpers.ownership import assert_nothing_left
+from tests.helpers.searches import exactly
 from ttc import Branch, Engine, InvalidInput, Problem, Result, Sampling
 from ttc.protocols import Expand, Step
 from ttc.residency.resident import Resident
@@ -35,7 +36,7 @@ class Steps(Search):
 
 def seen(results: Sequence[Result]) -> list[Any]:
     return [
-        (r.problem, r.answer, [(b.tokens, b.path) for b in r.branches], r.tree, r.usage.generated_tokens)
+        (r.problem, r.answer, [(b.tokens, b.path) for b in r.branches], exactly(r.tree), r.usage.generated_tokens)
         for r in results
     ]
 

@@ -115,11 +115,15 @@ EXACT = [
     "cohere2",
     "gemma3n_text: shared KV",
     "gemma4_unified",
+    "hrm_text",
     "jetmoe",
+    "kimi_linear",
     "minimax_m3_vl_text",
     "olmo3",
     "phimoe",
     "qwen2_moe",
+    "zamba",
+    "zaya",
 ]
 REFUSED = ["bloom", "doge", "llama4", "nemotron", "nemotron_h", "roberta"]
 
@@ -128,7 +132,7 @@ def test_the_sweeps_record_holds_no_wrong_model_and_the_families_known_to_be_exa
     verdicts = {row["case"]: row["verdict"] for row in json.loads(RECORD.read_text())["rows"]}
     assert set(verdicts) >= set(FAMILIES) - {"gemma3"} and len(verdicts) > 150
     assert "wrong" not in verdicts.values()
-    assert list(verdicts.values()).count("exact") >= 100
+    assert list(verdicts.values()).count("exact") >= 120
     assert {verdicts[case] for case in (*EXACT, *FAMILIES)} == {"exact"}
     assert {verdicts[case] for case in REFUSED} == {"refused"}
 

@@ -297,7 +297,7 @@ def test_bad_calls_are_named() -> None:
     with pytest.raises(InvalidInput, match="1 branches came with 2 lists of given"):
         engine.score([branch], [[[1]]], given=[[1], [2]])
     with pytest.raises(InvalidInput, match="context of 256"):
-        engine.score([branch], [[[1]]], given=[[1] * 247], exit=ALWAYS)
+        engine.score([branch], [[[1]]], given=[[1] * 248], exit=ALWAYS)
     with pytest.raises(InvalidInput, match="holds token 999"):
         engine.score([branch], [[[1]]], given=[[999]], exit=ALWAYS)
     assert engine.score([], [], exit=ALWAYS) == []

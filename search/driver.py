@@ -162,7 +162,7 @@ class Driver:
         failed: list[tuple[int, Progress]],
     ) -> dict[int, Branch]:
         """A root for each prompt; a prompt that cannot be used becomes a failure."""
-        seeds = {index: recipe.seed_of(problem) for index, (problem, recipe) in batch.items()}
+        seeds = {index: batch[index][1].seed_of(batch[index][0]) for index in prompts}  # of usable text alone
         try:
             roots = self.engine.roots(list(prompts.values()), seeds=[seeds[index] for index in prompts])
             return dict(zip(prompts, roots, strict=True))

@@ -129,6 +129,11 @@ class TritonAttention:
             )  # fmt: skip
         return True
 
+    @property
+    def positions(self) -> Tensor | None:
+        """The position of each row's token on the device, where `advance` moves it on; None before the first layer."""
+        return self.arrays[4] if self.arrays else None
+
     def advance(self) -> None:
         self.lowered.positions += 1
         if self.arrays:

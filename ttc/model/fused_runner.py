@@ -44,7 +44,7 @@ class FusedRunner:
         if function is None:
             raise UnsupportedModel("numba cannot be imported")
         self._function: int = function
-        self._unchanged = Unchanged(self.model, self._decoder)
+        self._unchanged = Unchanged(self.model)
         self._program: Program | None = None
         self._layers = [
             Layer(index, layer.scale, None, shape.window)

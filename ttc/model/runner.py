@@ -17,6 +17,7 @@ from ttc.errors import UnsupportedModel
 from ttc.memory.kv import LayerShape
 from ttc.memory.upload import upload
 from ttc.model.check import examine
+from ttc.model.graphs import graphs_for
 from ttc.model.recurrent import Recurrent
 from ttc.trace import Trace
 
@@ -57,6 +58,7 @@ class HuggingFaceRunner:
         self.input_device = self.device  # where tokens and positions go
         self.dtype: torch.dtype = model.dtype
         self.trace: Trace | None = None
+        self.graphs = None if self.recurrent is not None else graphs_for(model, self.device)
 
     def check_attention(self) -> None:
         """Raises UnsupportedModel when the model's attention is no longer the engine's."""
@@ -70,21 +72,21 @@ class HuggingFaceRunner:
     def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
         """See `ModelRunner.forward`. Raises UnsupportedModel when the model's attention is no longer the engine's."""
         self.check_attention()
-        numbers = [tokens, plan.positions, [] if keep is None else keep]
-        ids, positions, rows = upload([np.array(part, np.int64) for part in numbers], self.input_device)
-        kept = 0 if keep is None else rows
         start = perf_counter()
         try:
-            with self.recurrent.running(plan.states) if self.recurrent is not None else nullcontext():
-                output = self.model(
-                    input_ids=ids[None],
-                    position_ids=positions[None],
-                    use_cache=False,
-                    logits_to_keep=kept,
-                    tree_plan=plan,
-                )
+            logits = None if self.graphs is None else self.graphs.forward(tokens, plan, keep)
+            return self._run(tokens, plan, keep) if logits is None else logits
         finally:
             if self.trace is not None:
                 self.trace.add("compute", f"{len(tokens)} rows", start, perf_counter())
+
+    def _run(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None) -> Tensor:
+        numbers = [tokens, plan.positions, [] if keep is None else keep]
+        ids, positions, rows = upload([np.array(part, np.int64) for part in numbers], self.input_device)
+        kept = 0 if keep is None else rows
+        with self.recurrent.running(plan.states) if self.recurrent is not None else nullcontext():
+            output = self.model(
+                input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=kept, tree_plan=plan
+            )
         logits: Tensor = output.logits[0]
         return logits

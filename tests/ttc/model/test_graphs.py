@@ -1,0 +1,343 @@
+"""Decode passes as graphs. On a CPU a stand-in takes the place of a CUDA graph: it writes down what PyTorch and the
+kernels are given, with the numbers that they are given, and gives it to them again, while no code of the model runs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+from weakref import WeakSet
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from tests.helpers.engines import GREEDY, make_engine
+from tests.helpers.exactness import assert_like_plain
+from tests.helpers.models import build, prompt, small
+from tests.helpers.offloading import KIB
+from tests.helpers.tokenizers import Letters
+from ttc import Engine, Paged, Sampling
+from ttc.attention import fused_gpu, plan
+from ttc.model.graphs import AFTER, CudaRecorder, Graphs, graphs_for
+from ttc.model.runner import HuggingFaceRunner
+from ttc.tree.branch import Branch
+
+pytest.importorskip("triton")
+ON_GPU = torch.cuda.is_available()
+CPU = torch.device("cpu")
+interpreted = pytest.mark.skipif(ON_GPU, reason="the stand-in is for Triton's interpreter")
+
+
+class Tape(TorchDispatchMode):
+    """What PyTorch and the kernels were given."""
+
+    def __init__(self, recorder: StandIn):
+        super().__init__()
+        self.recorder, self.steps = recorder, list[Callable[[], Any]]()
+
+    def replay(self) -> None:
+        self.recorder.replays += 1
+        for step in self.steps:
+            step()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        result = func(*args, **given)
+        places = {x.untyped_storage().data_ptr() for x in tree_leaves((args, given)) if isinstance(x, Tensor)}
+        made = tree_leaves(result)
+
+        def again() -> None:
+            for old, new in zip(made, tree_leaves(func(*args, **given)), strict=True):
+                old.copy_(new)
+
+        if func._schema.is_mutable:
+            self.steps.append(lambda: func(*args, **given))
+        elif any(x.untyped_storage().data_ptr() not in places for x in made):  # else a view, which stays one
+            self.steps.append(again)
+        return result
+
+
+class StandIn:
+    """A recorder on the CPU. fails: what a recording raises. calls, replays: how many there were."""
+
+    def __init__(self, fails: Exception | None = None):
+        self.fails, self.calls, self.replays = fails, 0, 0
+        self.tapes: WeakSet[Tape] = WeakSet()
+        self.open: Tape | None = None
+
+    def record(self, function: Callable[[], Tensor]) -> tuple[Tensor, Tape, Tensor]:
+        self.calls += 1
+        result = function()
+        if self.fails is not None:
+            raise self.fails
+        self.open = tape = Tape(self)
+        self.tapes.add(tape)
+        with tape:
+            left = function()
+        self.open = None
+        left.fill_(float("nan"))  # a recording computes nothing
+        return result, tape, left
+
+    def launch(self, kernel: Any, *args: Any, **kwargs: Any) -> None:
+        """Launch a kernel, and put it on the tape that is open."""
+        with _disable_current_modes():
+            kernel(*args, **kwargs)
+        if self.open is not None:
+            self.open.steps.append(lambda: kernel(*args, **kwargs))
+
+
+class Kernels:
+    """The module of the kernels, as `TritonAttention` calls them."""
+
+    def __init__(self, module: Any, recorder: StandIn):
+        self.module, self.recorder = module, recorder
+
+    def __getattr__(self, name: str) -> Any:
+        return Kernels(getattr(self.module, name), self.recorder)
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *args, **kwargs: self.recorder.launch(self.module[grid], *args, **kwargs)
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """A stand-in, and the kernels of a GPU for plans on the CPU."""
+    made = StandIn()
+
+    def fused_attention(
+        entries: Any, own: Any, positions: Any, q: Tensor, value: Tensor, *more: Any, **named: Any
+    ) -> Any:
+        fused = fused_gpu.fused_attention(entries, own, positions, q, *more, **named)
+        if fused is not None:
+            fused.kernels = Kernels(fused.kernels, made)
+        return fused
+
+    monkeypatch.setattr(plan, "fused_attention", fused_attention)
+    return made
+
+
+def engine_over(recorder: StandIn | None, model: Any = None, **options: Any) -> Engine:
+    engine = Engine(model or small(1), Letters(), **options)
+    assert isinstance(engine.runner, HuggingFaceRunner)
+    engine.runner.graphs = None if recorder is None else Graphs(engine.model, CPU, recorder)
+    return engine
+
+
+def graphs_of(engine: Engine) -> Graphs:
+    assert isinstance(engine.runner, HuggingFaceRunner) and engine.runner.graphs is not None
+    return engine.runner.graphs
+
+
+def decode(engine: Engine) -> tuple[list[Branch], list[Tensor]]:
+    """Greedy and sampled branches of two roots in one batch that they join and leave; and each pass's logits."""
+    logits, forward = [], engine.runner.forward
+
+    def watched(*args: Any) -> Tensor:
+        logits.append(forward(*args))
+        return logits[-1]
+
+    roots = engine.roots([prompt(1, 12), prompt(2, 5)], seeds=[1, 2])
+    engine.runner.forward = watched  # type: ignore[method-assign]
+    greedy, sampled = engine.fork(roots[0], 2), engine.fork(roots[1], 1)
+    batch = engine.running_batch()
+    batch.add(greedy, [AFTER + 4, 3 * AFTER + 4], sampling=GREEDY)
+    for _ in range(2):
+        batch.step()
+    batch.add(sampled, 3 * AFTER + 2, sampling=Sampling(0.8, top_p=0.9))
+    while len(batch):
+        batch.step()
+    return greedy + sampled, logits
+
+
+@interpreted
+def test_replayed_passes_give_what_the_modules_give_while_rows_join_and_leave(recorder: StandIn) -> None:
+    model = build("qwen3")
+    engine = engine_over(recorder, model)
+    branches, logits = decode(engine)
+    assert graphs_of(engine).reason == ""
+    assert recorder.calls == 2  # of three plans: the first one ended early
+    assert recorder.replays == 4
+    expected, right = decode(engine_over(None, build("qwen3")))
+    assert [b.tokens for b in branches] == [b.tokens for b in expected]
+    for branch, other in zip(branches, expected, strict=True):
+        assert branch.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+    for found, wanted in zip(logits, right, strict=True):  # each pass's own, though graphs write to one place
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    for branch in branches[:2]:
+        assert_like_plain(build("qwen3"), branch)
+
+
+@interpreted
+def test_a_graph_goes_with_its_plan(recorder: StandIn) -> None:
+    engine = engine_over(recorder)
+    batch = engine.running_batch()
+    batch.add([engine.root(prompt(1, 6))], AFTER + 3)
+    while len(batch) > 0:
+        alive = len(recorder.tapes)
+        batch.step()
+    assert alive == 1 and len(recorder.tapes) == 0
+    assert recorder.replays == 2
+
+
+@interpreted
+def test_a_plan_that_ends_soon_is_not_recorded(recorder: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_over(recorder)
+    branch = engine.root(prompt(1, 6))
+    engine.generate([branch], AFTER)
+    monkeypatch.setenv("TTC_GRAPHS", "0")
+    engine.generate([branch], AFTER + 2)
+    assert recorder.calls == 0
+
+
+@interpreted
+def test_a_recording_that_fails_is_the_last_one(recorder: StandIn) -> None:
+    recorder.fails = RuntimeError("operation not permitted when stream is capturing")
+    engine = engine_over(recorder)
+    branch = engine.root(prompt(1, 6))
+    with pytest.warns(UserWarning, match=r"without CUDA graphs.*not permitted.*TTC_GRAPHS=0"):
+        engine.generate([branch], AFTER + 3, sampling=GREEDY)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine.generate([branch], AFTER + 3, sampling=GREEDY)
+    assert recorder.calls == 1 and recorder.replays == 0
+    assert_like_plain(small(1), branch)
+
+
+@interpreted
+def test_a_model_that_waits_for_the_device_is_not_recorded(recorder: StandIn) -> None:
+    model = small(1)
+    kind = type(model.model.layers[0].mlp)
+
+    class Waiting(kind):  # type: ignore[misc, valid-type]
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * min(1.0, float(x.abs().amax()) + 1)
+
+    model.model.layers[0].mlp.__class__ = Waiting
+    engine = engine_over(recorder, model)
+    branch = engine.root(prompt(1, 6))
+    with pytest.warns(UserWarning, match="item.* waits for the device"):
+        engine.generate([branch], AFTER + 3, sampling=GREEDY)
+    assert len(recorder.tapes) == 0
+    assert_like_plain(small(1), branch)
+
+
+@interpreted
+def test_a_first_replay_that_differs_is_noticed_and_not_used(recorder: StandIn) -> None:
+    model = small(1)
+    kind, calls = type(model.model.layers[0].mlp), []
+
+    class Counting(kind):  # type: ignore[misc, valid-type]
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(0)
+            return super().forward(x) * (1 if len(calls) % 2 else 2)
+
+    engine = engine_over(recorder, model)
+    model.model.layers[0].mlp.__class__ = Counting
+    branch = engine.root(prompt(1, 6))
+    with pytest.warns(UserWarning, match="the first replay's logits are .* times as far"):
+        engine.generate([branch], AFTER + 5)
+    assert recorder.calls == recorder.replays == 1
+
+
+def with_hook(model: Any) -> None:
+    model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: -out)
+
+
+def with_adapter(model: Any) -> None:
+    model.lm_head = nn.Sequential(model.lm_head, nn.Tanh())
+
+
+def with_other_weights(model: Any) -> None:
+    model.lm_head.weight = nn.Parameter(-model.lm_head.weight)
+
+
+def with_moved_weights(model: Any) -> None:
+    model.lm_head.weight.data = -model.lm_head.weight.data
+
+
+@interpreted
+@pytest.mark.parametrize("change", [with_hook, with_adapter, with_other_weights, with_moved_weights])
+def test_a_model_that_is_changed_between_two_tokens_runs_as_it_is_then(
+    recorder: StandIn, change: Callable[[Any], None]
+) -> None:
+    engine, plain = engine_over(recorder), small(1)
+    branch = engine.root(prompt(1, 6))
+    batch = engine.running_batch()
+    batch.add([branch], AFTER + 4, sampling=GREEDY)
+    for _ in range(AFTER + 3):
+        batch.step()
+    assert recorder.replays == 2
+    for model in (engine.model, plain):
+        with torch.no_grad():
+            change(model)
+    batch.step()
+    assert recorder.replays == 2
+    with torch.no_grad():  # nothing that the keys and values of its one layer depend on has changed
+        last = plain(torch.tensor([branch.tokens[:-1]]), use_cache=False).logits[0, -1]
+    assert branch.tokens[-1] == int(last.argmax())
+
+
+@interpreted
+def test_plans_that_read_from_the_host_are_not_recorded(recorder: StandIn) -> None:
+    engine = engine_over(recorder, small(2), memory=Paged(4 * KIB, block_tokens=8))
+    branch = engine.root(prompt(1, 40))
+    engine.generate([branch], AFTER + 3, sampling=GREEDY)
+    assert engine.memory.link.to_device_bytes.total() > 0
+    assert recorder.calls == 0
+    assert_like_plain(small(2), branch)
+
+
+def test_without_a_gpu_there_are_no_graphs() -> None:
+    engine = make_engine()
+    assert isinstance(engine.runner, HuggingFaceRunner) and engine.runner.graphs is None
+    assert graphs_for(engine.model, torch.device("cuda", 0)) is None  # its weights are elsewhere
+
+
+def test_a_recording_that_breaks_off_is_ended_and_named_by_its_first_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    class Stream:
+        def wait_stream(self, other: Any) -> None:
+            events.append("wait")
+
+    class BrokenGraph:
+        def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+            events.append("begin")
+
+        def capture_end(self) -> None:
+            events.append("end")
+            raise RuntimeError("Invalid capture.")
+
+    for name, value in {
+        "device": lambda device: nullcontext(), "stream": lambda stream: nullcontext(), "Stream": Stream,
+        "current_stream": Stream, "graph_pool_handle": lambda: (0, 1), "synchronize": lambda: None,
+        "CUDAGraph": BrokenGraph,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    recorder = CudaRecorder(CPU)
+    recorder.first = None, torch.zeros(1)  # type: ignore[assignment]
+    results = iter([torch.zeros(1)])
+    with pytest.raises(RuntimeError, match=r"Invalid capture") as caught:
+        recorder.record(lambda: next(results))
+    assert isinstance(caught.value.__context__, StopIteration)
+    assert events == ["wait", "begin", "end", "wait"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
+def test_on_a_gpu_replayed_passes_give_what_the_modules_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(build("qwen3").cuda(), Letters())
+    branches, logits = decode(engine)
+    graphs = graphs_of(engine)
+    assert graphs.reason == "" and graphs._checked
+    monkeypatch.setenv("TTC_GRAPHS", "0")
+    expected, right = decode(Engine(build("qwen3").cuda(), Letters()))
+    assert [b.tokens for b in branches] == [b.tokens for b in expected]
+    for found, wanted in zip(logits, right, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)
+    for branch in branches[:2]:
+        assert_like_plain(build("qwen3"), branch)

@@ -1,0 +1,258 @@
+"""Decode passes as CUDA graphs: recorded once for a plan, and replayed for its later passes. Not run on a GPU yet."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, proxy
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ttc.attention.fused_gpu import TritonAttention
+from ttc.attention.kernels import Layer, Partial
+from ttc.attention.plan import DecodePlan, Plan
+from ttc.memory.upload import upload
+from ttc.model.structure import Unchanged
+
+SWITCH = "TTC_GRAPHS"
+"""The environment variable that turns graphs off when it is 0."""
+
+AFTER = 4
+"""Passes of a plan before its graph is recorded. Recording takes about as long as two, so a plan that ends soon never
+pays for it, and one that goes on has lost little."""
+
+WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe}
+"""Operations that wait for the device: what they give depends on numbers that lie there."""
+
+_RECORDING = Lock()
+
+
+class Graph(Protocol):
+    """What a device was given. `torch.cuda.CUDAGraph` is one."""
+
+    def replay(self) -> Any:
+        """Give the device the same again: the same kernels at the same addresses."""
+        ...
+
+
+class Recorder(Protocol):
+    """Makes graphs. `CudaRecorder` is the one that runs; tests have another."""
+
+    def record(self, function: Callable[[], Tensor]) -> tuple[Tensor, Graph, Tensor]:
+        """Call `function`, and then record it. Returns its result, the graph, and where a replay leaves its result."""
+        ...
+
+
+class CudaRecorder:
+    """Records on a CUDA device. Graphs share their memory, so they must be replayed one after the other."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.pool = device, torch.cuda.graph_pool_handle()
+        self.stream: torch.cuda.Stream | None = None
+        self.first: tuple[Graph, Tensor] | None = None
+
+    def record(self, function: Callable[[], Tensor]) -> tuple[Tensor, Graph, Tensor]:
+        """See `Recorder.record`. Both calls are on a stream of their own: PyTorch records on no default stream, and
+        wants what it sets up for each stream to be there. `torch.cuda.graph` is not used, as it frees all memory that
+        PyTorch keeps for later, which the passes between two plans would then ask the driver for.
+        """
+        with torch.cuda.device(self.device):
+            self.stream = self.stream or torch.cuda.Stream()
+            before = torch.cuda.current_stream()
+            self.stream.wait_stream(before)
+            try:
+                with torch.cuda.stream(self.stream):
+                    result = function()
+                    if self.first is None:  # shared memory ends with its last graph, so one of them has to stay
+                        self.first = self._record(lambda: torch.zeros(1, device=self.device))
+                    return result, *self._record(function)
+            finally:
+                before.wait_stream(self.stream)
+
+    def _record(self, function: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        with _RECORDING:
+            torch.cuda.synchronize()
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                result = function()
+            finally:
+                graph.capture_end()
+        return graph, result
+
+
+@dataclass
+class _Recorded:
+    """A plan's graph. ids, positions: what it reads, (rows,). logits: what it leaves, (rows, vocab)."""
+
+    graph: Graph
+    ids: Tensor
+    positions: Tensor
+    logits: Tensor
+    unchanged: Unchanged
+
+
+class Graphs:
+    """The graphs of a runner's decode passes.
+
+    Of a decode plan's passes only the tokens and positions differ, while all of its KV is on the device and the kernel
+    takes every layer. The positions are the plan's own on the device, which it advances there; so a pass is one small
+    copy and one launch. A plan's graph goes with it.
+
+    Passes run without graphs while the model has hooks, adapters or other weights than at the recording. For good they
+    do so, with one warning, after a recording that failed or a first replay that gave something else than the modules.
+
+    A pass may run twice, which stores the same keys and values again; so models whose layers keep a state get none.
+
+    model: a transformers model, all on `device`. reason: why there are no graphs any more, "" while there are.
+    """
+
+    def __init__(self, model: Any, device: torch.device, recorder: Recorder | None = None):
+        self.model, self.device = model, device
+        self.recorder: Recorder = recorder or CudaRecorder(device)
+        self.reason = ""
+        self._checked = False  # a replay has given what the modules give
+        # of each plan its graph, or how many passes it had so far, or None when it gets no graph
+        self._plans: WeakKeyDictionary[DecodePlan, _Recorded | int | None] = WeakKeyDictionary()
+
+    def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None) -> Tensor | None:
+        """The logits (rows, vocab) of a pass, or None when it is to be run without a graph."""
+        if self.reason or keep is not None or not isinstance(plan, DecodePlan) or not torch.is_inference_mode_enabled():
+            return None
+        known = self._plans.get(plan, 0)
+        if known is None:
+            return None
+        if isinstance(known, int):
+            self._plans[plan] = known + 1
+            return None if known < AFTER else self._record(tokens, plan)
+        if self._may_differ(known.unchanged):
+            self._plans[plan] = None
+            return None
+        return self._replay(known, tokens, plan)
+
+    def _record(self, tokens: Sequence[int], plan: DecodePlan) -> Tensor | None:
+        """Run a pass, and record it for later ones."""
+        self._plans[plan] = None
+        unchanged, fused = Unchanged(self.model, ("_parameters", "_buffers")), plan.fused
+        if not isinstance(fused, TritonAttention) or not _is_fixed(plan) or self._may_differ(unchanged):
+            return None
+        ids, positions, by_kernel = self._upload(tokens), fused.positions, _ByKernel(plan)
+        if positions is None or any(type(m).__module__.startswith("peft.") for m in unchanged.modules):
+            return None  # adapters are switched on and off without a trace in the modules
+
+        def run() -> Tensor:
+            if self._checked:
+                return self._run(ids, positions, by_kernel)
+            with _NoWaiting():
+                return self._run(ids, positions, by_kernel)
+
+        try:
+            result, graph, logits = self.recorder.record(run)
+        except Exception as error:
+            self._give_up(f"a pass could not be recorded ({error.__context__ or error})")
+            return None
+        self._plans[plan] = _Recorded(graph, ids, positions, logits, unchanged)
+        return result
+
+    def _replay(self, recorded: _Recorded, tokens: Sequence[int], plan: DecodePlan) -> Tensor:
+        recorded.ids.copy_(self._upload(tokens))
+        if self._checked:
+            recorded.graph.replay()
+            return recorded.logits.clone()  # another graph may use this memory
+        expected = self._run(recorded.ids, recorded.positions, _ByKernel(plan))
+        recorded.graph.replay()
+        self._checked = True
+        if (gap := _gap(expected, recorded.logits)) > 1:
+            self._give_up(f"the first replay's logits are {gap:.3g} times as far from those of its modules as allowed")
+        return expected
+
+    def _run(self, ids: Tensor, positions: Tensor, plan: _ByKernel) -> Tensor:
+        logits: Tensor = self.model(
+            input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=0, tree_plan=plan
+        ).logits[0]
+        return logits
+
+    def _upload(self, tokens: Sequence[int]) -> Tensor:
+        return upload([np.array(tokens, np.int64)], self.device)[0]
+
+    def _may_differ(self, unchanged: Unchanged) -> bool:
+        """Whether the modules may do something else than they did, or than a graph can repeat."""
+        return not unchanged() or self.model.training or os.environ.get(SWITCH) == "0"
+
+    def _give_up(self, reason: str) -> None:
+        self.reason = " ".join(reason.split())
+        self._plans.clear()
+        warnings.warn(
+            f"{type(self.model).__name__} decodes without CUDA graphs: {self.reason}; {SWITCH}=0 keeps them from being "
+            "tried",
+            stacklevel=2,
+        )
+
+
+class _ByKernel:
+    """A plan while its pass is recorded: each layer goes to the kernel, or is refused. It does not keep the plan."""
+
+    def __init__(self, plan: DecodePlan):
+        self.plan: DecodePlan = proxy(plan)
+
+    def attend(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
+        """See `Plan.attend`."""
+        fused = self.plan.fused
+        if fused is None or not fused.takes(layer, q):
+            raise RuntimeError(f"the kernel does not take layer {layer.index}")
+        return self.plan.attend_fused(fused, layer, q, key, value)
+
+    def turn(self, layers: tuple[int, ...]) -> int:
+        """See `Plan.turn`, whose count must not depend on a recording."""
+        raise RuntimeError(f"one module serves the layers {', '.join(map(str, layers))}")
+
+
+class _NoWaiting(TorchDispatchMode):
+    """Raises RuntimeError at an operation that waits for the device. While a graph is recorded such an operation fails,
+    too, but leaves PyTorch's memory for graphs in disorder then."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        waits = bool(WAITS.intersection(func.tags))
+        if func.overloadpacket in (torch.ops.aten.index, torch.ops.aten.index_put_):  # only masks have a number of hits
+            waits = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        tensors = [x for x in (*args, result) if isinstance(x, Tensor) and x.dim()]
+        if waits or len({x.device for x in tensors}) > 1 or func is torch.ops.aten.lift_fresh.default:
+            raise RuntimeError(f"{func} waits for the device")
+        return result
+
+
+def _is_fixed(plan: DecodePlan) -> bool:
+    """Whether the kernel attends all there is, and finds it where it was."""
+    tails, fused = plan.tails, plan.fused
+    return (
+        plan.stream is None
+        and fused is not None
+        and not fused.lowered.apart
+        and not any(fused.lowered.absent)
+        and None not in tails.device
+        and not any(tails.host)
+        and tails.inputs is None
+    )
+
+
+def _gap(expected: Tensor, found: Tensor) -> float:
+    """The largest difference, as a part of what is allowed: the same kernels run, so it is rounding at most."""
+    largest = expected.masked_fill(~expected.isfinite(), 0).abs().amax()
+    limit = 1e-4 + (1e-5 if expected.dtype == torch.float32 else 0.05) * largest
+    gap = torch.where(expected == found, 0, (expected - found).abs()).amax() / limit
+    return float(gap.nan_to_num(float("inf")))
+
+
+def graphs_for(model: Any, device: torch.device) -> Graphs | None:
+    """The graphs of a model's decode passes; None where there are none, on a CPU or with weights in several places."""
+    if device.type != "cuda" or any(weight.device != device for weight in model.parameters()):
+        return None
+    return Graphs(model, device)

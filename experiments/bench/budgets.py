@@ -173,7 +173,6 @@ def default_task(problems: int, budgets: Sequence[int]) -> Setting:
 
 
 def gsm8k(data: Path, problems: int, budgets: Sequence[int]) -> Setting:
-    """GSM8K's rows of a file, of which the default model solves a few in a hundred: one budget and some searches."""
+    """GSM8K's rows of a file, of which the default model solves a few in a hundred."""
     words = ("dataset=gsm8k", f'dataset.path="{data}"', f"dataset.limit={problems}")
-    searches = ("best_of_n", "self_consistency", "greedy", "beam_search", "mcts", "particle_filter")
-    return Setting("GSM8K", words, tuple(budgets), answer=160, longest=256, steps=24, searches=searches)
+    return Setting("GSM8K", words, tuple(budgets), answer=160, longest=256, steps=24)

@@ -98,12 +98,13 @@ def test_rows_are_written_as_they_come_and_only_missing_ones_are_measured(
     measured.clear()
     searches.run(3, [20, 30], data, 2, [20], ["greedy", "best_of_n", "dvts"], model, out)
     assert measured == [
-        ("search.BestOfN", 2, 20), ("search.Greedy", 2, 20), ("search.DVTS", 3, 20), ("search.DVTS", 3, 30)
+        ("search.BestOfN", 2, 20), ("search.Greedy", 2, 20), ("search.DVTS", 2, 20),
+        ("search.DVTS", 3, 20), ("search.DVTS", 3, 30),
     ]  # fmt: skip
     measured.clear()
     searches.run(2, [20], None, 0, [], ["greedy"], model, out)  # other problems
     assert measured == [("search.Greedy", 2, 20)]
-    assert len(json.loads(out.read_text())["rows"]) == 8
+    assert len(json.loads(out.read_text())["rows"]) == 9
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ class CaptureReader(KVReader):
             unit, staged = self._current()
             yield unit, staged.entries | self._generated(unit)
             self.turn += 1
+            self._start_ahead()  # at once, before weights of the next layer are asked for
 
     def close(self) -> None:
         super().close()
@@ -105,11 +106,15 @@ class CaptureReader(KVReader):
         """The unit whose turn it is, arrived; the next one is asked for before that, so that the link never rests."""
         if self.started < self.turn:
             self._start(self.turn)
-        if self.prefetch and self.started == self.turn and (self.repeat or self.turn + 1 < len(self.units)):
-            self._start(self.turn + 1)
+        self._start_ahead()
         slot = self.turn % len(self.buffers)
         self.memory.link.wait(self.transfers[slot])
         return self.units[self.turn % len(self.units)], self.staged[slot]
+
+    def _start_ahead(self) -> None:
+        """Ask for what both buffers have room for: the unit whose turn it is, and the next one."""
+        while self.prefetch and self.started <= self.turn and (self.repeat or self.started + 1 < len(self.units)):
+            self._start(self.started + 1)
 
     def _start(self, turn: int) -> None:
         unit, slot = self.units[turn % len(self.units)], turn % len(self.buffers)

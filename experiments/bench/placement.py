@@ -24,8 +24,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from experiments.provenance import machine, provenance
 from ttc import Engine, Split, Streamed
 from ttc.attention.plan import DecodePlan, Plan
+from ttc.decoder_layers import decoder_layers
 from ttc.memory.link import Link
-from ttc.model.blocks import decoder_layers
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 9, "num_attention_heads": 4,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
-from experiments.command import FULL_ERRORS, perform
+from experiments.command import perform
 
 
 def main() -> None:
@@ -19,29 +18,10 @@ def main() -> None:
 
 
 def launch() -> None:
-    import hydra
-    from hydra.core.hydra_config import HydraConfig
-    from omegaconf import DictConfig
-
-    from experiments.own_classes import with_own_classes
-    from experiments.refusals import reason
-    from experiments.schema import register
+    from experiments.configured import configured
     from experiments.train_verifier.job import run
 
-    register()
-    os.environ[FULL_ERRORS] = "1"  # Hydra then leaves it to `perform` to show them
-
-    @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="train_verifier")
-    def job(config: DictConfig) -> None:
-        overrides = list(HydraConfig.get().overrides.task)
-        try:
-            run(with_own_classes(config, overrides), overrides)
-        except Exception as error:
-            if (text := reason(error)) is None:
-                raise
-            raise SystemExit(f"error: {text}") from error
-
-    job()
+    configured("train_verifier", run)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from ttc.cost_model.unit import Unit
+from ttc.decoder_layers import decoder_layers
 from ttc.errors import UnsupportedModel
 
 SHAPES = "ttc_shapes"
@@ -54,7 +55,7 @@ def partition_units(config: Any, dtype: torch.dtype = torch.bfloat16) -> tuple[U
 def _units(model: Any, attentions: list[Attention], dtype: torch.dtype) -> tuple[Unit, ...]:
     config = model.config.get_text_config()
     common: dict[str, Any] = {"hidden": config.hidden_size, "bytes_per_element": dtype.itemsize}
-    blocks = _blocks(model, len(attentions))
+    blocks = decoder_layers(model)
     head = {id(weight) for weight in model.get_output_embeddings().parameters()}
     in_blocks = {id(weight) for block in blocks for weight in block.parameters()}
     tables, others, tied = dict[int, Tensor](), dict[int, Tensor](), dict[int, Tensor]()
@@ -99,16 +100,6 @@ def _block(block: nn.Module, config: Any) -> dict[str, Any]:
 
 def _bytes(weights: Iterable[Tensor]) -> int:
     return sum(weight.numel() * weight.element_size() for weight in weights)
-
-
-def _blocks(model: Any, layers: int) -> list[nn.Module]:
-    """The modules that hold attention layer 0, 1, 2, ..., side by side in one list."""
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) >= layers:
-            blocks = list(module)[:layers]
-            if all(any(getattr(m, "layer_idx", None) == n for m in block.modules()) for n, block in enumerate(blocks)):
-                return blocks
-    raise UnsupportedModel(f"{type(model).__name__} has no list of its {layers} decoder layers, so it cannot be split")
 
 
 class _AllSeen(Exception):

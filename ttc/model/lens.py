@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ttc.decoder_layers import decoder_layers
 from ttc.errors import UnsupportedModel
-from ttc.model.blocks import decoder_layers
 
 
 class Lens:

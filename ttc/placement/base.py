@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from ttc.checks import check_fields
+from ttc.decoder_layers import decoder_layers
 from ttc.errors import InvalidInput, OutOfMemory, UnsupportedModel
 from ttc.memory.link import Link
 from ttc.memory.manager import as_budget
-from ttc.model.blocks import decoder_layers
 from ttc.model.runner import HuggingFaceRunner
 from ttc.residency.base import Residency, free_device_bytes, to_bytes
 

@@ -42,6 +42,14 @@ def test_double_precision(family: str) -> None:
         assert_like_plain(plain, branch, bound=1e-9)
 
 
+@pytest.mark.parametrize("case", ["nemotron", "stablelm"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, None), (torch.float64, 1e-9)])
+def test_models_that_pass_no_keyword_arguments_on_to_attention(case: str, dtype: torch.dtype, bound: Any) -> None:
+    plain = architectures.build(case).to(dtype)
+    for branch in grow(Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5)):
+        assert_like_plain(plain, branch, bound)
+
+
 def wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     original = ttc.attention.plan.DecodePlan.__init__
 
@@ -125,7 +133,7 @@ EXACT = [
     "zamba",
     "zaya",
 ]
-REFUSED = ["bloom", "doge", "llama4", "nemotron", "nemotron_h", "roberta"]
+REFUSED = ["bloom", "doge", "llama4", "nemotron_h", "roberta"]
 
 
 def test_the_sweeps_record_holds_no_wrong_model_and_the_families_known_to_be_exact() -> None:

@@ -1,13 +1,14 @@
 """The attention function that Hugging Face models call, registered as `IMPLEMENTATION`, and putting it into a model.
 
-The plan travels as the keyword argument `tree_plan`. No mask is registered under the name, so transformers builds
-none.
+The plan of a pass is a context variable, for not every model passes keyword arguments on to its attention. No mask is
+registered under the name, so transformers builds none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -41,6 +42,24 @@ class Place:
     window: int | None
 
 
+_PLAN: ContextVar[Any] = ContextVar("plan", default=None)
+
+
+@contextmanager
+def attending(plan: Any) -> Iterator[None]:
+    """Attention that this thread computes within goes by `plan`."""
+    before = _PLAN.set(plan)
+    try:
+        yield
+    finally:
+        _PLAN.reset(before)
+
+
+def current_plan() -> Any:
+    """What attention goes by: the innermost `attending`'s plan, None outside."""
+    return _PLAN.get()
+
+
 PLACES: WeakKeyDictionary[torch.nn.Module, Place] = WeakKeyDictionary()
 """The attention modules whose number is not their `layer_idx`, or whose window they are not told."""
 
@@ -56,25 +75,26 @@ def tree_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    tree_plan: Plan | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of packed rows by plan. query: (1, heads, rows, dim); returns (1, rows, heads, value_dim)."""
-    if tree_plan is None:
+    """Attention of packed rows by the plan of the pass. query: (1, heads, rows, dim); returns (1, rows, heads,
+    value_dim)."""
+    plan: Plan | None = current_plan()
+    if plan is None:
         raise UnsupportedModel(
-            f"{type(module).__name__} was called without a plan: it ran outside the engine, or its model does not pass "
-            "keyword arguments on to attention. To use the model elsewhere: with engine.lent() as model"
+            f"{type(module).__name__} was called without a plan: it ran outside the engine. To use the model "
+            "elsewhere: with engine.lent() as model"
         )
     heads, dim, kv_heads = query.shape[1], query.shape[3], key.shape[1]
     scale = dim**-0.5 if scaling is None else scaling
     if (place := PLACES.get(module)) is None:
         index = int(module.layer_idx)  # type: ignore[arg-type]
     else:
-        index = place.layers[0] if len(place.layers) == 1 else tree_plan.turn(place.layers)
+        index = place.layers[0] if len(place.layers) == 1 else plan.turn(place.layers)
         sliding_window = place.window if sliding_window is None else sliding_window
     layer = Layer(index, scale, softcap, sliding_window)
     q = query[0].unflatten(0, (kv_heads, heads // kv_heads))  # (kv_heads, groups, rows, dim)
-    out, lse = tree_plan.attend(layer, q, key[0], value[0])
+    out, lse = plan.attend(layer, q, key[0], value[0])
     if s_aux is not None:  # attention sinks: one more score per head, with no value behind it
         out = out * torch.sigmoid(lse - s_aux.to(lse.dtype).view(kv_heads, -1, 1))[..., None]
     return out.to(query.dtype).flatten(0, 1).transpose(0, 1)[None].contiguous(), None

@@ -20,6 +20,7 @@ from ttc.attention.hf_hook import (
     IMPLEMENTATION,
     PLACES,
     Place,
+    attending,
     attention_set_to,
     can_set_attention,
     install,
@@ -148,8 +149,8 @@ class _Check:
             raise UnsupportedModel(f"it does not run on token ids alone ({error})") from error
         own = self.config._attn_implementation
         record = Recorder()
-        with attention_set_to(self.model, RECORD) if dispatches else nullcontext():
-            logits = self._logits(ids, keep, tree_plan=record)
+        with attention_set_to(self.model, RECORD) if dispatches else nullcontext(), attending(record):
+            logits = self._logits(ids, keep)
         if not record.calls and recurrent is None:
             raise NotDispatched
         self._check_layers(record.calls, recurrent)
@@ -184,7 +185,8 @@ class _Check:
         replay = Replay(calls, rows.pack)
         positions = torch.tensor([rows.positions], device=self.model.device)
         try:
-            logits = self._logits(rows.ids, keep, position_ids=positions, tree_plan=replay)
+            with attending(replay):
+                logits = self._logits(rows.ids, keep, position_ids=positions)
         except (AttributeError, TypeError) as error:
             raise UnsupportedModel(
                 "its layers need the mask itself, and the engine builds none; so it is with layers that choose which "
@@ -242,8 +244,8 @@ class _Check:
     def _long_masks(self, tokens: int, layers: Iterable[int]) -> dict[int, Tensor | None]:
         """The masks that the model builds for some layers over a longer sequence."""
         reader = MaskReader(layers)
-        with attention_set_to(self.model, RECORD), suppress(AllRead):
-            self.model(input_ids=self._tokens()[:1, :1].expand(1, tokens), use_cache=False, tree_plan=reader)
+        with attention_set_to(self.model, RECORD), attending(reader), suppress(AllRead):
+            self.model(input_ids=self._tokens()[:1, :1].expand(1, tokens), use_cache=False)
         return reader.masks
 
     # ---------------------------------------------------------------- the function
@@ -279,7 +281,8 @@ class _Check:
         query, key, value = (self.tree.pack(x, 2) for x in (query, key, value))
         plan = self.tree.plan(number, key, value)
         function = ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION]
-        out: Tensor = function(call.module, query, key, value, None, **call.options, tree_plan=plan)[0]
+        with attending(plan):
+            out: Tensor = function(call.module, query, key, value, None, **call.options)[0]
         return out
 
     # ---------------------------------------------------------------- everything else

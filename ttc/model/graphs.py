@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ttc.attention.fused_gpu import TritonAttention
+from ttc.attention.hf_hook import attending
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.plan import DecodePlan, Plan
 from ttc.memory.upload import upload
@@ -174,9 +175,9 @@ class Graphs:
         return expected
 
     def _run(self, ids: Tensor, positions: Tensor, plan: _ByKernel) -> Tensor:
-        logits: Tensor = self.model(
-            input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=0, tree_plan=plan
-        ).logits[0]
+        with attending(plan):
+            output = self.model(input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=0)
+        logits: Tensor = output.logits[0]
         return logits
 
     def _upload(self, tokens: Sequence[int]) -> Tensor:

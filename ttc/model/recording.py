@@ -12,6 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ttc.attention.hf_hook import current_plan
 from ttc.errors import UnsupportedModel
 
 RECORD, REPLAY = "ttc_record", "ttc_replay"
@@ -116,13 +117,10 @@ def _recorded(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    *,
-    tree_plan: Recorder | MaskReader | Replay | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    if tree_plan is None:
-        raise UnsupportedModel(f"the model does not pass keyword arguments on to {type(module).__name__}")
-    return tree_plan.answer(module, query, key, value, attention_mask, options), None
+    record: Recorder | MaskReader | Replay = current_plan()
+    return record.answer(module, query, key, value, attention_mask, options), None
 
 
 def _mask(**arguments: Any) -> Tensor | None:

@@ -162,7 +162,6 @@ class _Module:
         self._before = self.module.__dict__.get("forward")
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            kwargs.pop("tree_plan", None)
             return sequences.put([self._compute(own, sequences, batch, args, kwargs) for batch in sequences.batches])
 
         self.module.__dict__["forward"] = forward

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ttc.attention.hf_hook import attention_set_to
+from ttc.attention.hf_hook import attending, attention_set_to, current_plan
 from ttc.attention.inputs import keep_inputs
 from ttc.attention.plan import Plan
 from ttc.cost_model.capture import Line, fit_line
@@ -129,9 +129,9 @@ class Regeneration:
             args = (inputs[None], *args)
         else:
             kwargs = kwargs | {call.name: inputs[None]}
-        with _without_queries(module):
+        with _without_queries(module), attending(_Stop()):
             try:
-                module.forward(*args, **kwargs, tree_plan=_Stop())
+                module.forward(*args, **kwargs)
             except _Reached as reached:
                 return reached.both
         raise RuntimeError(f"the attention module of layer {layer} ended without calling attention")
@@ -140,7 +140,7 @@ class Regeneration:
 
     def keep(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A layer's attention module is about to run with these arguments."""
-        plan, name = kwargs.get("tree_plan"), self.calls[layer].name
+        plan, name = current_plan(), self.calls[layer].name
         if isinstance(plan, Plan):
             if layer in self.first_given:
                 self._remember(layer, _call(self.modules[layer], args, kwargs), plan.positions)
@@ -197,8 +197,7 @@ class Regeneration:
         calls, handles = dict[int, _Call](), []
 
         def record(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if "tree_plan" in kwargs:
-                calls[id(module)] = _call(module, args, kwargs)
+            calls[id(module)] = _call(module, args, kwargs)
 
         for module in self.model.modules():
             if hasattr(module, "layer_idx"):
@@ -208,13 +207,12 @@ class Regeneration:
         device = self.model.get_input_embeddings().weight.device
         tokens = torch.tensor([[7 * (n + 1) % self.model.config.get_text_config().vocab_size for n in positions]])
         try:
-            with attention_set_to(self.model, REPLAY):
+            with attention_set_to(self.model, REPLAY), attending(watch):
                 self.model(
                     input_ids=tokens.to(device),
                     position_ids=torch.tensor([[*positions]], device=device),
                     use_cache=False,
                     logits_to_keep=1,
-                    tree_plan=watch,
                 )
         finally:
             _remove(handles)
@@ -274,14 +272,14 @@ def _remove(handles: Sequence[Any]) -> None:
 
 def _call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
     """The arguments of an attention module, its input apart: the first of its parameters."""
-    given = {name: value for name, value in kwargs.items() if name != "tree_plan"}
+    given = dict(kwargs)
     if args:
         name, inputs, args = None, args[0], args[1:]
     else:
         name = next(iter(inspect.signature(module.forward).parameters))
-        inputs = given.pop(name)
+        inputs = given.pop(name, None)
     leaves, spec = pytree.tree_flatten((args, given))
-    return _Call(name, leaves, spec, inputs=inputs[0])
+    return _Call(name, leaves, spec, inputs=inputs[0] if isinstance(inputs, Tensor) else None)
 
 
 def _row_axis(one: Any, other: Any, few: int, many: int) -> int | None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttc.attention.hf_hook import IMPLEMENTATION
+from ttc.attention.hf_hook import IMPLEMENTATION, attending
 from ttc.attention.plan import Plan
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import LayerShape
@@ -84,9 +84,7 @@ class HuggingFaceRunner:
         numbers = [tokens, plan.positions, [] if keep is None else keep]
         ids, positions, rows = upload([np.array(part, np.int64) for part in numbers], self.input_device)
         kept = 0 if keep is None else rows
-        with self.recurrent.running(plan.states) if self.recurrent is not None else nullcontext():
-            output = self.model(
-                input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=kept, tree_plan=plan
-            )
+        with self.recurrent.running(plan.states) if self.recurrent is not None else nullcontext(), attending(plan):
+            output = self.model(input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=kept)
         logits: Tensor = output.logits[0]
         return logits

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ttc.attention.hf_hook import attending
 from ttc.attention.kernels import Layer
 from ttc.attention.plan import Entry, ExtendPlan, Piece
 from ttc.errors import UnsupportedModel
@@ -57,7 +58,9 @@ class ShrinkingPass:
             if self.kept is not None:  # the model's loop hands the previous layer's states on, and all else unchanged
                 args = (*args[:1], *self._rows_of(args[1:]))
                 kwargs = {k: v if k == "hidden_states" else self._rows_of(v) for k, v in kwargs.items()}
-            return self._look(depth, own(*args, **(kwargs | {"tree_plan": self.plan})))
+            with attending(self.plan):
+                output = own(*args, **kwargs)
+            return self._look(depth, output)
 
         return forward
 

@@ -11,6 +11,7 @@ import torch
 from accelerate.hooks import AlignDevicesHook, ModelHook, add_hook_to_module
 from torch import Tensor, nn
 
+from ttc.attention.hf_hook import current_plan
 from ttc.attention.plan import Plan
 from ttc.checks import check_whole
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
@@ -248,7 +249,7 @@ class _Crosses(ModelHook):
         states = kwargs.pop("hidden_states") if named else args[0]
         if self.first:
             states = crossing.states(states)
-            crossing.cross(kwargs.get("tree_plan"))
+            crossing.cross(current_plan())
         others, kwargs = crossing.others((args if named else args[1:], kwargs))
         return (others, kwargs | {"hidden_states": states}) if named else ((states, *others), kwargs)
 

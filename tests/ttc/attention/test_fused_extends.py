@@ -11,7 +11,7 @@ from tests.helpers.attention import COUNTS, LAYERS, SHAPES, TREE, ExtendCase
 from ttc.attention import cpu_cost
 from ttc.attention.cpu_cost import Cost
 from ttc.attention.fused import SWITCH
-from ttc.attention.hf_hook import tree_attention
+from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer
 from ttc.attention.stream import KVReader, Unit
 from ttc.memory.kv import LayerShape
@@ -131,7 +131,8 @@ def test_a_sink_takes_its_share_of_the_attention() -> None:
     module = torch.nn.Module()
     module.layer_idx = 0  # type: ignore[assignment]
     query, key, value = case.q.flatten(0, 1)[None], case.key[None], case.value[None]
-    found, _ = tree_attention(module, query, key, value, None, 0.3, s_aux=sinks, tree_plan=plan)
+    with attending(plan):
+        found, _ = tree_attention(module, query, key, value, None, 0.3, s_aux=sinks)
     out, lse = case.expected(Layer(0, 0.3))
     total = torch.logaddexp(lse, sinks.double().view(2, 2, 1))
     right = (out * (lse - total).exp()[..., None]).flatten(0, 1).transpose(0, 1)

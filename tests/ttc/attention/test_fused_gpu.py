@@ -23,7 +23,7 @@ from ttc.attention import fused_gpu, plan
 from ttc.attention.entry import Entry
 from ttc.attention.fused import NewKV
 from ttc.attention.fused_gpu import TritonAttention
-from ttc.attention.hf_hook import tree_attention
+from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer
 from ttc.attention.lowered import Lowered
 from ttc.memory.kv import LayerShape
@@ -196,10 +196,9 @@ def test_attention_sinks_take_their_part_of_the_weight() -> None:
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.0], device=DEVICE)
     module = torch.nn.Module()
     module.layer_idx = torch.tensor(0)
-    found, _ = tree_attention(
-        module, case.q.flatten(0, 1)[None], case.key[None], case.value[None], None, 0.3, s_aux=sinks,
-        tree_plan=case.plan(),
-    )  # fmt: skip
+    with attending(case.plan()):
+        query, key, value = case.q.flatten(0, 1)[None], case.key[None], case.value[None]
+        found, _ = tree_attention(module, query, key, value, None, 0.3, s_aux=sinks)
     out, lse = case.expected(Layer(0, 0.3))
     weights = lse.exp() / (lse.exp() + sinks.double().exp().view(2, 2, 1))
     right = (out * weights[..., None]).flatten(0, 1).transpose(0, 1)

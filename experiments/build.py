@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.data import load_examples
 from experiments.escapes import resolve_escapes
+from experiments.planned import auto_of, is_auto
 from experiments.schema import VERIFIERS, CalibratedExitConfig, schema_of
 from experiments.screen import say
 from search import Search
@@ -22,6 +23,7 @@ from ttc.errors import InvalidInput
 from ttc.model.choice import runner_for
 from ttc.model.loading import load, load_tokenizer
 from ttc.model.runner import ModelRunner
+from ttc.placement.auto import settled
 from ttc.placement.base import Placement
 from ttc.placement.loading import load_placed
 from ttc.protocols import Verifier
@@ -149,9 +151,23 @@ def make_engine(config: DictConfig) -> Engine:
     """An engine of this machine, for what cannot be done elsewhere."""
     if is_remote(config):
         raise InvalidInput("a server cannot do this; it needs the model on this machine: use backend=local")
-    placement = instantiate(config.placement) if config.placement.get("_target_") else None
-    model, tokenizer, runner = loaded(config.model.name, config.model.device, config.model.dtype, placement)
-    return Engine(model, tokenizer, runner=runner, **engine_options(config))
+    name, device, dtype, options = config.model.name, config.model.device, config.model.dtype, engine_options(config)
+    placement, options["memory"], chosen = settled(options["memory"], make_placement(config), name, device, dtype)
+    if chosen is not None:
+        say(f"chosen: {' '.join(chosen.settings)}, {chosen.option.step_s * 1e3:.0f} ms a step")
+    model, tokenizer, runner = loaded(name, device, dtype, placement)
+    engine = Engine(model, tokenizer, runner=runner, **options)
+    engine.chosen = chosen
+    return engine
+
+
+def make_placement(config: DictConfig) -> Placement | None:
+    """The placement that is configured. Which units a split has on the host may be left to memory=auto."""
+    if not config.placement.get("_target_"):
+        return None
+    profile = {"profile": config.memory.profile} if is_auto(config) and "profile" in config.placement else {}
+    placement: Placement = instantiate(config.placement, **profile)
+    return placement
 
 
 _loaded: dict[tuple[str, str, str, str], tuple[Any, Any, ModelRunner]] = {}
@@ -175,7 +191,7 @@ def loaded(name: str, device: str, dtype: str, placement: Placement | None = Non
 def engine_options(config: DictConfig) -> dict[str, Any]:
     """How the engine of a run differs from the default one."""
     return {
-        "memory": instantiate(config.memory),
+        "memory": auto_of(config) if is_auto(config) else instantiate(config.memory),
         "cache": instantiate(config.cache) if config.cache.get("_target_") else None,
         "sharing": instantiate(config.sharing),
         "gate": instantiate(config.gate) if config.gate.get("_target_") else None,

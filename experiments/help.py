@@ -106,6 +106,32 @@ All searches that rate use the verifier that is set. Groups and their choices ar
 `python -m experiments.run --help`; of the data set only the two settings above are used.
 """
 
+PLAN = """\
+Say which placement of a model and which memory policy run a search fastest on this machine. No weights are read.
+
+  python -m experiments.plan [memory.SETTING=VALUE ...] [GROUP=CHOICE ...] [GROUP.SETTING=VALUE ...]
+
+Examples
+  python -m experiments.profile
+      measure this machine first, once: writes profile.json
+  python -m experiments.plan model=hf model.name=Qwen/Qwen3-8B search=best_of_n memory.budget_gib=8
+      what would run fastest on a device with 8 GiB
+  python -m experiments.run model=hf model.name=Qwen/Qwen3-8B search=best_of_n memory=auto memory.budget_gib=8
+      run it so
+
+Settings
+  memory.profile=FILE       from python -m experiments.profile (profile.json)
+  memory.budget_gib=X       of the device, for weights and KV together (what is free on CUDA, else no limit)
+  memory.host_budget_gib=X  of the host (all of its memory)
+  memory.link_gbps=X        on a CPU, slow the link down to so many 1e9 bytes a second
+  memory.prompt_tokens=N    of the prompt that the branches share (512)
+  memory.branches=N, memory.output_tokens=N, memory.step_tokens=N
+                            branches, tokens of each, and of a step (what the search asks for)
+  placement=NAME            choose among the memory policies with this placement alone
+
+Groups and their choices are those of `python -m experiments.run --help`.
+"""
+
 TRAIN_VERIFIER = """\
 Train a verifier on the model's own solutions: a value head on its last hidden state, which rates every step.
 

@@ -26,12 +26,14 @@ from experiments.example import example, telling
 from experiments.fingerprint import fingerprint, model_fingerprint, reward_fingerprint
 from experiments.own_classes import code_fingerprint
 from experiments.parameters import run_parameters
+from experiments.planned import StepMeter
 from experiments.provenance import commit, machine
 from experiments.records import RunFolder, own_figures, tree_node
 from experiments.screen import Progress, failures, say, show_logged, table
 from experiments.shards import Shard, threads
 from experiments.summary import failed, seconds_at_work, summarise
 from search import solve_each, try_verifier
+from ttc.engine import Engine
 from ttc.errors import InvalidInput, VerifierError
 from ttc.protocols import Backend, Problem, Result
 from ttc.remote.backend import RemoteBackend
@@ -84,6 +86,7 @@ def run(config: DictConfig) -> dict[str, Any]:
         if done:
             say(f"{done} of {total} were done already")
         engine = make_backend(config) if problems else None
+        meter = StepMeter(engine) if isinstance(engine, Engine) and engine.chosen is not None else None
         if isinstance(engine, RemoteBackend):
             can = engine.capabilities
             folder.check_inputs(inputs | {"model": {"served": f"{can.model}, context {can.context_length}"}})
@@ -101,6 +104,8 @@ def run(config: DictConfig) -> dict[str, Any]:
             engine.close()
         ids = [p.id for p in task.problems] + [name for name, _ in task.failures]
         summary = summary_of(config, [folder.records[i] for i in ids], folder.goes)
+        if meter is not None:
+            summary["plan"] = meter.record()
         folder.write_summary(summary)
     if config.run.show_example:
         shown = telling([folder.records[p.id] for p in task.problems])

@@ -50,7 +50,8 @@ def measure(arguments: argparse.Namespace) -> None:
     for kind in kinds:
         for name in dtypes:
             print(f"measuring {kind} {name}", file=sys.stderr, flush=True)
-            devices.append(profile_device(torch.device(kind), getattr(torch, name)))
+            for runner in ("auto", "modules"):
+                devices.append(profile_device(torch.device(kind), getattr(torch, name), runner))
     link = profile_link(torch.device(kinds[0]), arguments.link_gbps)
     record = provenance(
         f"python -m experiments.profile {' '.join(sys.argv[1:])}".strip(),

@@ -294,6 +294,7 @@ POLICIES = {
     "paged": ttc.Paged,
     "headwise": ttc.Headwise,
     "capture": ttc.Capture,
+    "auto": ttc.Auto,
 }
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         UnsupportedModel,
         VerifierError,
     )
+    from ttc.placement.auto import Auto
     from ttc.placement.split import Split
     from ttc.placement.streamed import Streamed
     from ttc.protocols import (
@@ -54,6 +55,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Append",
+    "Auto",
     "Backend",
     "BeamGroups",
     "BlockCache",
@@ -106,6 +108,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Append": "ttc.protocols",
+        "Auto": "ttc.placement.auto",
         "Backend": "ttc.protocols",
         "BeamGroups": "ttc.residency.beam_groups",
         "BlockCache": "ttc.tree.eviction",

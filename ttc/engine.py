@@ -33,6 +33,7 @@ from ttc.passes.prefill import prefill
 from ttc.passes.runtime import Runtime, check_parts
 from ttc.passes.scoring import checked_continuations, score
 from ttc.passes.stops import Gate
+from ttc.placement.auto import Auto, Chosen, settled
 from ttc.placement.base import PlacedRunner, Placement
 from ttc.protocols import Purpose
 from ttc.residency.base import Residency
@@ -97,6 +98,7 @@ class Engine:
         self.live: WeakSet[Branch] = WeakSet()  # branches that were not released
         self.batches: WeakSet[RunningBatch] = WeakSet()
         self.calls, self.lock = 0, RLock()
+        self.chosen: Chosen | None = None  # what memory="auto" came to
 
     @classmethod
     def from_pretrained(
@@ -106,20 +108,28 @@ class Engine:
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         placement: Placement | None = None,
+        memory: Residency | Auto | str | None = None,
         **options: Any,
     ) -> Engine:
         """Load a model by alias ("smollm2-135m"), folder, .gguf file or hub id. `options` go to the constructor.
 
         placement: where its weights lie and its layers run, as `ttc.Streamed()`; None for all on the device.
+        memory: as the constructor takes it, or "auto" or an `ttc.Auto` to have both chosen (`engine.chosen`).
         """
         from ttc.model.loading import load
         from ttc.placement.loading import load_placed
 
+        placement, options["memory"], chosen = settled(memory, placement, name, device, dtype)
         if placement is not None:
             model, tokenizer, runner = load_placed(name, placement, device=device, dtype=dtype)
-            return cls(model, tokenizer, **{"runner": runner} | options)
-        model, tokenizer = load(name, device=device, dtype=dtype)
-        return cls(model, tokenizer, runner=runner_for(model, options.pop("runner", "auto"), pack=True), **options)
+            engine = cls(model, tokenizer, **{"runner": runner} | options)
+        else:
+            model, tokenizer = load(name, device=device, dtype=dtype)
+            engine = cls(
+                model, tokenizer, runner=runner_for(model, options.pop("runner", "auto"), pack=True), **options
+            )
+        engine.chosen = chosen
+        return engine
 
     @property
     def lens(self) -> Lens:

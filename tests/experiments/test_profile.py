@@ -13,7 +13,7 @@ import ttc.calibration.device_profile as measuring
 from experiments.profile import report
 from experiments.provenance import machine
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
-from ttc.cost_model.profile_file import Profile, read
+from ttc.cost_model.profile_file import BY_MODULES, Profile, read
 from ttc.errors import InvalidInput
 
 LINK = LinkProfile(to_device_bandwidth=16e9, to_host_bandwidth=15e9, to_device_latency_s=5e-6, simulated=True)
@@ -26,6 +26,10 @@ def device(name: str) -> DeviceProfile:
     )  # fmt: skip
 
 
+def made_up(where: object, dtype: object, runner: str) -> DeviceProfile:
+    return device(f"cpu {str(dtype)[6:]}{BY_MODULES if runner == 'modules' else ''}")
+
+
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     monkeypatch.setattr(sys, "argv", ["experiments.profile", *arguments])
     experiments.profile.main()
@@ -35,7 +39,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A file with made-up figures, which the command has written."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr(measuring, "profile_device", lambda where, dtype: device(f"cpu {str(dtype)[6:]}"))
+    monkeypatch.setattr(measuring, "profile_device", made_up)
     monkeypatch.setattr(measuring, "profile_link", lambda where, gbps: LINK)
     out = tmp_path / "profile.json"
     run(monkeypatch, "--out", str(out))
@@ -44,7 +48,9 @@ def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_what_is_written_is_read_again(written: Path) -> None:
     profile = read(written)
-    assert profile.devices == {name: device(name) for name in ("cpu bfloat16", "cpu float32")}
+    assert profile.devices == {
+        name: device(name) for words in ("cpu bfloat16", "cpu float32") for name in (words, words + BY_MODULES)
+    }
     assert profile.link == LINK
     record = json.loads(written.read_text())
     assert record["machine"] == machine() and record["simulated"] == "the link"

@@ -7,7 +7,9 @@ runs a model on this machine: compiled layers, packed or plain modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,13 +17,22 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config
 
+from ttc.attention.fused import SWITCH
 from ttc.calibration.bandwidth import best_of_five, measure_cache, read_bandwidth
 from ttc.calibration.pass_timer import PassTimer
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.partition import partition_units
+from ttc.cost_model.profile_file import BY_MODULES
 from ttc.cost_model.unit import Pass
 from ttc.errors import TTCError
 from ttc.memory.link import Link, Transfer
+from ttc.model.choice import Choice
+from ttc.residency.base import Residency
+from ttc.residency.headwise import Headwise
+
+Timer = Callable[..., PassTimer]
+"""From a shape, a number of layers and a memory policy, if it is not `Resident`, to what times passes of such a model.
+"""
 
 ROWS = (1, 4, 16, 64, 256)
 SHORT, LONG = 16, 2048
@@ -36,23 +47,33 @@ WIDE: dict[str, Any] = {
 ATTENDING = WIDE | {"hidden_size": 128, "intermediate_size": 256}
 """Blocks with the same heads and little else."""
 
+ATTENDING_LAYERS, MANY = 4, 16
+"""How many, and the branches whose pieces are counted."""
+FAST_GBPS = 100.0
+"""The speed of a link on which bytes cost next to nothing."""
+
 NARROW = WIDE | {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2, "num_key_value_heads": 2}
 """Blocks that cost little but their overhead."""
 
 
-def profile_device(device: torch.device, dtype: torch.dtype) -> DeviceProfile:
-    """Measure a device. One GiB of its memory is needed in 16-bit numbers.
+def profile_device(device: torch.device, dtype: torch.dtype, runner: Choice = "auto") -> DeviceProfile:
+    """Measure a device. One GiB of its memory is needed in 16-bit numbers. runner: what runs the models' layers; placed
+    models run by their own "modules".
 
     Raises TTCError when the machine was too busy for times to make sense.
     """
-    name = f"{device.type} {str(dtype).removeprefix('torch.')}"
-    block_overhead_s, pass_overhead_s = _overheads(device, dtype)
+    name = f"{device.type} {str(dtype).removeprefix('torch.')}{BY_MODULES if runner == 'modules' else ''}"
+    timer = partial(_timer, device=device, dtype=dtype, runner=runner)
+    block_overhead_s, pass_overhead_s = _overheads(timer)
     l3_bytes, l3_bandwidth = measure_cache() if device.type == "cpu" else (0, 0.0)
+    attention_flops, streamed_flops, piece_s = _attention(timer, dtype)
     return DeviceProfile(
         name=name,
         bandwidth=read_bandwidth(device),
-        flops=_products(device, dtype, block_overhead_s),
-        attention_flops=_attention(device, dtype),
+        flops=_products(timer, dtype, block_overhead_s),
+        attention_flops=attention_flops,
+        streamed_flops=streamed_flops,
+        piece_s=piece_s,
         l3_bytes=l3_bytes,
         l3_bandwidth=l3_bandwidth,
         block_overhead_s=block_overhead_s,
@@ -83,18 +104,18 @@ def _copy(link: Link, copy: Callable[..., Transfer], pair: tuple[Tensor, Tensor]
     link.wait_on_host(copy([pair], "profile"))
 
 
-def _overheads(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
+def _overheads(timer: Timer) -> tuple[float, float]:
     """(delta, what a pass costs besides) in seconds, of one row."""
     few, many = 2, 10
-    shallow, deep = (_timer(NARROW, layers, device, dtype).seconds(1, SHORT) for layers in (few, many))
+    shallow, deep = (timer(NARROW, layers).seconds(1, SHORT) for layers in (few, many))
     block_s = _positive(deep - shallow, "a narrow layer") / (many - few)
     return block_s, max(0.0, shallow - few * block_s)
 
 
-def _products(device: torch.device, dtype: torch.dtype, block_overhead_s: float) -> dict[int, float]:
+def _products(timer: Timer, dtype: torch.dtype, block_overhead_s: float) -> dict[int, float]:
     """FLOP/s of matrix products, by rows."""
     few, many = 1, 3
-    shallow, deep = (_timer(WIDE, layers, device, dtype) for layers in (few, many))
+    shallow, deep = (timer(WIDE, layers) for layers in (few, many))
     block = partition_units(_config(WIDE, 1), dtype)[1]
     found = {}
     for rows in ROWS:
@@ -103,22 +124,57 @@ def _products(device: torch.device, dtype: torch.dtype, block_overhead_s: float)
     return found
 
 
-def _attention(device: torch.device, dtype: torch.dtype) -> dict[int, float]:
-    """FLOP/s of attention to a shared prefix, by rows."""
-    layers = 4
-    timer = _timer(ATTENDING, layers, device, dtype)
+def _attention(timer: Timer, dtype: torch.dtype) -> tuple[dict[int, float], dict[int, float], float]:
+    """FLOP/s of attention to a shared prefix, by rows: by the kernel that has all of it at once, where there is one,
+    and piece by piece; and what a piece costs besides: of a short prefix, and of each branch."""
+    layers = ATTENDING_LAYERS
+    attending = timer(ATTENDING, layers)
     block = partition_units(_config(ATTENDING, 1), dtype)[1]
-    seconds = {context: {rows: timer.seconds(rows, context) for rows in ROWS} for context in (SHORT, LONG)}
-    found = {}
-    for rows in ROWS:
-        far, near = (block.f_attn(Pass(rows, shared_tokens=context)) for context in (LONG, SHORT))
-        layer_s = (seconds[LONG][rows] - seconds[SHORT][rows]) / layers
-        found[rows] = (far - near) / _positive(layer_s, f"attention at {rows} rows")
-    return found
+
+    def seconds() -> dict[int, dict[int, float]]:
+        return {context: {rows: attending.seconds(rows, context) for rows in ROWS} for context in (SHORT, LONG)}
+
+    def flops(found: dict[int, dict[int, float]]) -> dict[int, float]:
+        rates = {}
+        for rows in ROWS:
+            far, near = (block.f_attn(Pass(rows, shared_tokens=context)) for context in (LONG, SHORT))
+            layer_s = (found[LONG][rows] - found[SHORT][rows]) / layers
+            rates[rows] = (far - near) / _positive(layer_s, f"attention at {rows} rows")
+        return rates
+
+    at_once = seconds()
+    with _without_kernels():
+        pieces = seconds()
+    return flops(at_once), flops(pieces), max(0.0, (_streaming_s(timer) - at_once[SHORT][MANY]) / layers / (1 + MANY))
 
 
-def _timer(shape: dict[str, Any], layers: int, device: torch.device, dtype: torch.dtype) -> PassTimer:
-    return PassTimer(_config(shape, layers), device, dtype)
+def _streaming_s(timer: Timer) -> float:
+    """Seconds of a pass whose keys and values, few as they are, all come over the link."""
+    return timer(ATTENDING, ATTENDING_LAYERS, Headwise(link_gbps=FAST_GBPS)).seconds(MANY, SHORT)
+
+
+@contextmanager
+def _without_kernels() -> Iterator[None]:
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[SWITCH]
+        if before is not None:
+            os.environ[SWITCH] = before
+
+
+def _timer(
+    shape: dict[str, Any],
+    layers: int,
+    memory: Residency | None = None,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    runner: Choice,
+) -> PassTimer:
+    return PassTimer(_config(shape, layers), device, dtype, runner, memory)
 
 
 def _config(shape: dict[str, Any], layers: int) -> Qwen3Config:

@@ -15,7 +15,8 @@ from transformers.initialization import no_init_weights
 
 from ttc.attention.plan import DecodePlan, Plan
 from ttc.engine import Engine
-from ttc.model.choice import runner_for
+from ttc.model.choice import Choice, runner_for
+from ttc.residency.base import Residency
 from ttc.tree.branch import Branch
 
 LEAST, MOST, ENOUGH_S = 3, 12, 0.3
@@ -25,11 +26,18 @@ LEAST, MOST, ENOUGH_S = 3, 12, 0.3
 class PassTimer:
     """An engine over a model of this configuration with random weights, as `Engine.from_pretrained` would run it.
 
-    config: of transformers. No second copy of the weights is made. Raises UnsupportedModel for a model that the engine
-    does not run.
+    config: of transformers. No second copy of the weights is made. runner: see `ttc.model.choice.runner_for`. memory: a
+    policy, None for all KV on the device. Raises UnsupportedModel for a model that the engine does not run.
     """
 
-    def __init__(self, config: Any, device: torch.device, dtype: torch.dtype):
+    def __init__(
+        self,
+        config: Any,
+        device: torch.device,
+        dtype: torch.dtype,
+        runner: Choice = "auto",
+        memory: Residency | None = None,
+    ):
         with no_init_weights(), torch.device(device):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         random = torch.Generator(device).manual_seed(0)
@@ -38,7 +46,8 @@ class PassTimer:
                 weight.data.uniform_(-0.03, 0.03, generator=random)
             else:
                 weight.data.fill_(1.0)
-        self.engine = Engine(model, SimpleNamespace(eos_token_id=None), runner=runner_for(model, "auto", pack=True))
+        chosen = runner_for(model, runner, pack=True)
+        self.engine = Engine(model, SimpleNamespace(eos_token_id=None), runner=chosen, memory=memory)
         self.engine.limits.eos_ids = frozenset()
         self._seconds: list[float] = []
         self._root: Branch | None = None

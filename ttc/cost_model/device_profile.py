@@ -17,12 +17,20 @@ Rates = Mapping[int, float]
 """Floating-point operations a second, by rows."""
 
 
+GROUP = 2
+"""Queries to a KV head, of the layers that attention is measured with."""
+RATES = ("flops", "attention_flops", "streamed_flops")
+"""The fields of a profile that hold rates by rows."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceProfile:
     """D of Eq. 4.6, for one dtype.
 
     flops: P, floating-point operations a second of matrix products, by rows. P_dec is that of few rows, P_pre of many.
-    attention_flops: the same of attention. Without any, attention runs at P, as in the paper.
+    attention_flops: the same of attention with `GROUP` queries to a KV head. Without any, attention runs at P, as in
+    the paper. streamed_flops: the same of attention to KV that comes over the link, which is attended piece by piece;
+    without any, it is like all other. piece_s: what each of these pieces costs besides.
     bandwidth: M, bytes a second read from memory.
     l3_bytes, l3_bandwidth: C_L3 and B_L3; 0 where no such cache counts.
     block_overhead_s: delta of Table 6.5, what a block costs in any pass. pass_overhead_s: what any pass costs besides.
@@ -34,8 +42,10 @@ class DeviceProfile:
     bandwidth: float
     flops: Rates
     attention_flops: Rates = field(default_factory=dict)
+    streamed_flops: Rates = field(default_factory=dict)
     l3_bytes: float = 0
     l3_bandwidth: float = 0
+    piece_s: float = 0
     block_overhead_s: float = 0
     pass_overhead_s: float = 0
     eta_c: float = 1.0
@@ -46,19 +56,24 @@ class DeviceProfile:
             raise InvalidInput(f"the profile of {self.name} has no flops; give the rate at one number of rows or more")
         for name in ("bandwidth", "eta_c", "eta_m"):
             _require_above_zero(f"{name} of {self.name}", getattr(self, name))
-        for name in ("flops", "attention_flops"):
+        for name in RATES:
             for rows, rate in getattr(self, name).items():
                 _require_above_zero(f"{name} of {self.name} at {rows} rows", rate)
-        for name in ("l3_bytes", "l3_bandwidth", "block_overhead_s", "pass_overhead_s"):
+        for name in ("l3_bytes", "l3_bandwidth", "piece_s", "block_overhead_s", "pass_overhead_s"):
             _require_from_zero(f"{name} of {self.name}", getattr(self, name))
 
     def p(self, rows: int) -> float:
         """P at so many rows, FLOP/s; between two measured numbers of rows, on the line through their logarithms."""
         return _at(self.flops, rows)
 
-    def p_attn(self, rows: int) -> float:
-        """P of attention at so many rows, FLOP/s."""
-        return _at(self.attention_flops or self.flops, rows)
+    def p_attn(self, rows: int, group: float = GROUP) -> float:
+        """P of attention at so many rows, FLOP/s. group: queries to a KV head; they count as rows, as they read the
+        same keys and values. With fewer than were measured, reading them is what takes the time."""
+        return _at_group(self.attention_flops, rows, group) if self.attention_flops else _at(self.flops, rows)
+
+    def p_streamed(self, rows: int, group: float = GROUP) -> float:
+        """P of attention to KV that comes over the link at so many rows, FLOP/s."""
+        return _at_group(self.streamed_flops, rows, group) if self.streamed_flops else self.p_attn(rows, group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +97,12 @@ class LinkProfile:
             _require_from_zero(f"{name} of the link", getattr(self, name))
 
 
-def _at(rates: Rates, rows: int) -> float:
+def _at_group(rates: Rates, rows: int, group: float) -> float:
+    alike = rows * group / GROUP
+    return _at(rates, alike) * min(1.0, alike / min(rates))
+
+
+def _at(rates: Rates, rows: float) -> float:
     known = sorted(rates)
     if rows <= known[0]:
         return rates[known[0]]

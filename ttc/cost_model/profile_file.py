@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.cost_model.device_profile import RATES, DeviceProfile, LinkProfile
 from ttc.errors import InvalidInput
 
 SAME = ("cpu", "gpu", "threads")
 """What has to be the same on the machine that a profile is used on."""
+BY_MODULES = " by modules"
+"""How the name of a device ends whose figures are those of models that run by their own modules."""
 
 
 @dataclass(frozen=True)
@@ -72,5 +74,5 @@ def read(path: str | os.PathLike[str]) -> Profile:
 
 
 def _device(found: dict[str, Any]) -> DeviceProfile:
-    rates = {name: {int(rows): rate for rows, rate in found[name].items()} for name in ("flops", "attention_flops")}
+    rates = {name: {int(rows): rate for rows, rate in found[name].items()} for name in RATES}
     return DeviceProfile(**(found | rates))

@@ -6,6 +6,7 @@ Times are in seconds. A stage is the units that one device runs, in order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.unit import Pass, Unit
@@ -21,10 +22,19 @@ def t_proj(stage: Stage, device: DeviceProfile, work: Pass) -> float:
 
 
 def t_attn(stage: Stage, device: DeviceProfile, work: Pass) -> float:
-    """T_attn, Eq. 4.13: max(F_attn / (P eta_c), W_kv / (M_hat eta_m)). A prefix that branches share is read once."""
-    f_attn = sum(unit.f_attn(work) for unit in stage)
+    """T_attn, Eq. 4.13: max(F_attn / (P eta_c), W_kv / (M_hat eta_m)). A prefix that branches share is read once, and
+    attended by all rows together; what a branch has of its own, by its own rows."""
     w_kv = sum(unit.w_kv(work) for unit in stage)
-    return max(f_attn / (device.p_attn(work.rows) * device.eta_c), w_kv / (m_hat(device, w_kv) * device.eta_m))
+    computing_s = sum(_attending_s(unit, device, work) for unit in stage)
+    return max(computing_s / device.eta_c, w_kv / (m_hat(device, w_kv) * device.eta_m))
+
+
+def _attending_s(unit: Unit, device: DeviceProfile, work: Pass) -> float:
+    """F_attn / P of one unit."""
+    f_attn, f_own = unit.f_attn(work), unit.f_attn(replace(work, shared_tokens=0))
+    own_rows = work.new_tokens if device.attention_flops else work.rows  # the paper has one P
+    shared_s = (f_attn - f_own) / device.p_attn(work.rows, unit.group)
+    return shared_s + f_own / device.p_attn(own_rows, unit.group)
 
 
 def m_hat(device: DeviceProfile, w_kv: float) -> float:

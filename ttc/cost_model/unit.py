@@ -90,6 +90,11 @@ class Unit:
         return self.kv_elements > 0
 
     @property
+    def group(self) -> float:
+        """Queries to a KV head, 1 for a unit without attention."""
+        return self.score_elements / self.kv_elements if self.kv_elements else 1.0
+
+    @property
     def kv_token_bytes(self) -> int:
         """Bytes of keys and values kept per token, W_kv / c of Eq. 4.5. For Qwen3-8B 4,096; the paper prints 4."""
         return self.kv_elements * self.bytes_per_element

@@ -62,6 +62,16 @@ def load(
     return model.eval().requires_grad_(False).to(place), tokenizer
 
 
+def configuration(
+    name: str | os.PathLike[str], *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
+) -> tuple[Any, torch.dtype]:
+    """Return (configuration, dtype) of what `load` would give for `name`, without reading weights."""
+    from transformers import AutoConfig
+
+    with _opened(os.fspath(name)) as (source, options):
+        return AutoConfig.from_pretrained(source, **options), _dtype(dtype, chosen_device(device))
+
+
 def _empty(source: str, dtype: torch.dtype, options: dict[str, Any]) -> Any:
     """The model without its weights, on PyTorch's "meta" device."""
     from transformers import AutoConfig, AutoModelForCausalLM

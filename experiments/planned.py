@@ -1,0 +1,108 @@
+"""`memory=auto` in a run: the search that is planned for, and how well the time of its steps was predicted."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict, replace
+from math import isfinite
+from time import perf_counter
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from search import Search
+from search.base import Case
+from ttc.cost_model.policies import Steps
+from ttc.engine import Engine
+from ttc.passes.decode import RunningBatch
+from ttc.placement.auto import Auto
+from ttc.protocols import Expand, Rate, Vary
+from ttc.tree.branch import Branch
+from ttc.usage import Usage
+
+
+def is_auto(config: DictConfig) -> bool:
+    """Whether the placement and the memory policy are to be chosen."""
+    return bool(config.memory._target_ == "ttc.Auto")
+
+
+def auto_of(config: DictConfig) -> Auto:
+    """`memory=auto` as configured, planning for what the search asks for where the configuration leaves that open."""
+    auto: Auto = instantiate(config.memory)
+    found = asked_for(instantiate(config.search, _convert_="all"))
+    return replace(auto, **{name: n for name, n in found.items() if getattr(auto, name) is None})
+
+
+def asked_for(search: Search) -> dict[str, int]:
+    """branches, step_tokens and output_tokens of a search: those of the first step that it asks for, and of as many
+    steps as it makes. Nothing for a search that looks at what a model has written before it asks."""
+    root = Branch([0], None, 0, Usage(), lambda tokens: "")
+    steps, answer = search.run(root, Case()), None
+    with suppress(Exception):
+        while not isinstance(request := steps.send(answer), Expand):
+            answer = [root.child() for _ in range(request.n)] if isinstance(request, Vary) else None
+            if isinstance(request, Rate):
+                answer = [0.0 for _ in request.branches]
+        tokens = request.step.max_tokens
+        steps.close()
+        return {
+            "branches": len(request.parents()),
+            "step_tokens": tokens,
+            "output_tokens": tokens * getattr(search, "max_steps", 1),
+        }
+    return {}
+
+
+class StepMeter:
+    """Times the steps of an engine that was planned, whatever decodes on it from now on, and says what they were.
+
+    Rating and prefill are not counted, as in the plan.
+    """
+
+    def __init__(self, engine: Engine):
+        assert engine.chosen is not None
+        self.chosen = engine.chosen
+        self.seconds = 0.0
+        self.rows = self.beside = self.prompt = self.own = 0  # tokens decoded, and what was there at each, added up
+        self._batch = engine.running_batch
+        engine.running_batch = self.running_batch  # type: ignore[method-assign]
+
+    def running_batch(self, max_rows: int | None = None) -> RunningBatch:
+        """The engine's own, timed."""
+        batch = self._batch(max_rows)
+        step = batch.step
+
+        def timed() -> list[Branch]:
+            before = {branch: len(branch.tokens) for branch in batch.branches}
+            start = perf_counter()
+            try:
+                return step()
+            finally:
+                self.seconds += perf_counter() - start
+                for branch, tokens in before.items():
+                    count = len(branch.tokens) - tokens
+                    self.rows += count
+                    self.beside += count * len(before)
+                    self.prompt += count * branch.prompt_length
+                    self.own += count * (tokens - branch.prompt_length)
+
+        batch.step = timed  # type: ignore[method-assign]
+        return batch
+
+    def record(self) -> dict[str, Any]:
+        """What was chosen and predicted, and the time of a step, measured and predicted again for the branches and
+        lengths that there were on average."""
+        planned, option = self.chosen.planned, self.chosen.option
+        found: dict[str, Any] = {"chosen": self.chosen.settings, "planned_for": asdict(planned.search)}
+        found["planned_step_s"] = option.step_s
+        if not self.rows:
+            return found
+        step = planned.search.step_tokens
+        branches, prompt, own = (round(n / self.rows) for n in (self.beside, self.prompt, self.own))
+        search = Steps(max(1, prompt), max(step, 2 * own), max(1, branches), step)
+        predicted, measured = planned.predicted(option, search), self.seconds / self.rows * branches * step
+        found |= {"searched": asdict(search), "measured_step_s": measured}
+        if isfinite(predicted):
+            found |= {"predicted_step_s": predicted, "error": predicted / measured - 1}
+        return found

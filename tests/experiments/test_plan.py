@@ -1,0 +1,95 @@
+"""`python -m experiments.plan`, and runs with memory=auto, on a profile with made-up figures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import experiments.build
+from experiments.job import run
+from experiments.plan import show
+from experiments.planned import asked_for, auto_of
+from search import DVTS, BeamSearch, BestOfN, DiversePrompts, Greedy
+from tests.helpers.configurations import configuration
+from tests.helpers.runs import ROWS, composed, save_model, save_rows
+from ttc import Auto, InvalidInput
+from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.cost_model.profile_file import BY_MODULES, hardware
+
+
+@pytest.fixture
+def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The setting that names a profile; a model and rows lie beside it."""
+    save_model(tmp_path / "model")
+    save_rows(tmp_path / "rows.jsonl", ROWS)
+    monkeypatch.setattr(experiments.build, "_loaded", {})
+    device = asdict(DeviceProfile(name="cpu float32", bandwidth=1e9, flops={1: 1e10}))
+    link = LinkProfile(to_device_bandwidth=1e9, to_host_bandwidth=1e9)
+    devices = [device, device | {"name": "cpu float32" + BY_MODULES}]
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps({"machine": hardware(), "devices": devices, "link": asdict(link)}))
+    return f"memory.profile={file}"
+
+
+def plan_of(tmp_path: Path, *overrides: str) -> Any:
+    words = ["model=hf", f"model.name={tmp_path / 'model'}", "model.dtype=float32", "model.device=cpu", *overrides]
+    return configuration("plan", *words), words
+
+
+def test_the_search_that_is_planned_for_is_the_one_that_is_configured() -> None:
+    assert asked_for(BestOfN(n=7, max_tokens=90)) == {"branches": 7, "step_tokens": 90, "output_tokens": 90}
+    found = {"branches": 6, "step_tokens": 16, "output_tokens": 16 * 5}
+    assert asked_for(BeamSearch(beam_size=3, beam_width=2, step_tokens=16, max_steps=5)) == found
+    assert asked_for(Greedy(max_tokens=9))["branches"] == 1
+    assert asked_for(DiversePrompts(n=4))["branches"] == 4
+    assert asked_for(DVTS())["branches"] == 16
+
+
+def test_what_is_given_is_not_taken_from_the_search() -> None:
+    auto = auto_of(configuration("plan", "search=best_of_n", "search.n=5", "memory.output_tokens=100"))
+    assert auto == Auto(branches=5, output_tokens=100, step_tokens=256) and auto.search.step_tokens == 100
+
+
+def test_the_plan_names_every_way_and_the_command_that_runs_the_fastest(
+    tmp_path: Path, profile: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, words = plan_of(tmp_path, profile, "search=best_of_n", "search.n=4")
+    show(config, words)
+    lines = capsys.readouterr().out.splitlines()
+    assert "4 branches on 512 tokens, 256 tokens each, 256 a step" in lines[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")][2:]
+    assert len(rows) == 18 and rows[0][:2] == ["resident", "resident"]
+    assert ["streamed", "paged", "-", "-", "-", "too few layers"] in rows
+    assert lines[-1].startswith("fastest: python -m experiments.run model=hf") and lines[-1].endswith(
+        "search=best_of_n search.n=4 placement=resident memory=resident"
+    )
+
+
+def test_a_policy_that_is_named_leaves_nothing_to_plan(tmp_path: Path) -> None:
+    config, words = plan_of(tmp_path, "memory=paged")
+    with pytest.raises(InvalidInput, match=r"a plan chooses the memory policy; leave memory=\.\.\. out"):
+        show(config, words)
+
+
+def test_a_run_records_how_well_its_steps_were_predicted(tmp_path: Path, profile: str) -> None:
+    search = ("search=best_of_n", "search.n=3", "search.max_tokens=6", "verifier=confidence")
+    summary = run(composed(tmp_path, "memory=auto", profile, "model.device=cpu", search=search))
+    plan = json.loads((tmp_path / "outputs" / "r" / "summary.json").read_text())["plan"]
+    assert plan == json.loads(json.dumps(summary["plan"]))
+    assert plan["chosen"] == ["placement=resident", "memory=resident"]
+    assert plan["planned_for"] == {"prompt_tokens": 512, "output_tokens": 6, "branches": 3, "step_tokens": 6}
+    assert 3 <= plan["searched"]["branches"] <= 12
+    assert plan["searched"]["prompt_tokens"] == 6
+    assert plan["planned_step_s"] > 0 and plan["measured_step_s"] > 0
+    assert plan["error"] == pytest.approx(plan["predicted_step_s"] / plan["measured_step_s"] - 1)
+
+
+def test_a_split_may_be_left_to_auto(tmp_path: Path, profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config, words = plan_of(tmp_path, profile, "placement=split")
+    show(config, words)
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| split")]
+    assert len(rows) == 6 and rows[0].startswith("| split 1")

@@ -1,0 +1,142 @@
+"""Every way to run a search: times and bytes by hand on numbers that are easy to divide, and what does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.cost_model.options import PLACEMENTS, Machine, Option, best, options, pipelined
+from ttc.cost_model.policies import POLICIES, Steps
+from ttc.cost_model.unit import Unit
+from ttc.errors import InvalidInput, OutOfMemory
+
+FAST = {1: 1e12}
+DEVICE = DeviceProfile(name="device", bandwidth=100, flops=FAST)
+LINK = LinkProfile(to_device_bandwidth=10, to_host_bandwidth=10)
+BLOCK = Unit(name="b", param_bytes=1000, multiplied=500, hidden=8, kv_elements=5, score_elements=10)
+UNITS = (
+    Unit(name="e", param_bytes=300, multiplied=0, hidden=0),
+    *[BLOCK] * 4,
+    Unit(name="o", param_bytes=400, multiplied=200, hidden=0),
+)
+SEARCH = Steps(prompt_tokens=10, output_tokens=12, branches=2, step_tokens=4)
+# A token takes 10 bytes of KV in a layer. Half way a branch has 4 + 2 tokens; a pass reads 10 + 2 * 7.
+ATTENDED = (10 + 2 * 7) * 10 / 100
+LAYER_S, OUTPUT_S = 1000 / 100 + ATTENDED, 400 / 100
+WEIGHTS, KV = 4700, 4 * 10 * (10 + 2 * (12 + 4))
+
+
+def machine(device_bytes: int | None = None, host_bytes: int | None = None) -> Machine:
+    by_modules = replace(DEVICE, block_overhead_s=1)
+    slow = replace(DEVICE, name="host", bandwidth=50)
+    return Machine(
+        compiled=DEVICE, modules=by_modules, host=slow, link=LINK, device_bytes=device_bytes, host_bytes=host_bytes
+    )
+
+
+def plan(
+    device_bytes: int | None = None, host_bytes: int | None = None, **options_: object
+) -> dict[tuple[str, str], Option]:
+    found = options(UNITS, 1, machine(device_bytes, host_bytes), SEARCH, **options_)  # type: ignore[arg-type]
+    return {(option.placement, option.memory): option for option in found}
+
+
+def test_all_combinations_are_answered_in_order() -> None:
+    assert list(plan()) == [(placement, memory) for placement in PLACEMENTS for memory in POLICIES]
+
+
+def test_what_fits_takes_the_time_of_its_passes() -> None:
+    found = plan(WEIGHTS + KV)
+    assert found["resident", "resident"].step_s == pytest.approx(4 * (4 * LAYER_S + OUTPUT_S))
+    assert found["resident", "resident"].device_bytes == WEIGHTS + KV
+    assert {found["resident", memory].step_s for memory in ("beam_groups", "paged", "layerwise")} == {
+        found["resident", "resident"].step_s
+    }
+    assert best(list(found.values())).placement == "resident"
+    assert best(list(found.values())).memory == "resident"
+
+
+def test_a_split_has_just_so_many_units_on_the_host_as_it_must() -> None:
+    found = plan(WEIGHTS + KV - 301)["split", "resident"]  # without the embedding it is one byte too much
+    assert found.number == 2
+    on_host = 1000 / 50 + (10 + 2 * 7) * 10 / 50
+    pass_s = on_host + 2 * 8 * 2 / 10 + 3 * (LAYER_S + 1) + OUTPUT_S
+    assert found.step_s == pytest.approx(4 * pass_s)
+    assert found.host_bytes == 300 + 1000 + KV // 4
+    assert plan(WEIGHTS + KV - 300)["split", "resident"].number == 1
+
+
+def test_streamed_layers_come_while_others_compute() -> None:
+    found = plan(WEIGHTS + KV - 1000)["streamed", "resident"]
+    assert found.number == 1  # of four layers, three come through the room of two
+    assert found.step_s == pytest.approx(4 * 3 * 1000 / 10)  # each takes 100 s to come and 14 to be computed
+    assert found.host_bytes == 3000
+    assert plan(WEIGHTS + KV - 1001)["streamed", "resident"].number == 0
+
+
+def test_kv_that_does_not_fit_crosses_in_every_pass_or_once_a_step() -> None:
+    room = 4 * 10 * 25  # for 25 tokens of 42
+    found = plan(WEIGHTS + room)
+    assert found["resident", "resident"].reason == "KV does not fit"
+    headwise = 4 * (10 + 2 * 4) * 10 / 10  # the tokens of earlier steps, of every layer
+    assert found["resident", "headwise"].step_s == pytest.approx(4 * headwise, rel=0.05)
+    alone = 4 * (10 + (10 + 7) * 10 / 100) + OUTPUT_S  # groups of one branch, as two with their tails take 26 tokens
+    assert found["resident", "beam_groups"].step_s == pytest.approx(2 * 4 * alone)  # 4 tokens come ahead
+
+
+def test_activations_are_kept_where_they_are_smaller() -> None:
+    small = replace(BLOCK, hidden=2, kv_elements=8, score_elements=8)
+    units = (UNITS[0], *[small] * 4, UNITS[-1])
+    found = options(units, 1, machine(WEIGHTS + 1000), SEARCH)
+    capture = {option.placement: option for option in found if option.memory == "capture"}
+    assert capture["resident"].feasible and capture["split"].reason == "not with a split"
+    assert plan()["resident", "capture"].reason == "an ACT block is no smaller (16 bytes, KV 10)"
+
+
+@given(budget=st.integers(0, WEIGHTS + KV))
+def test_what_does_not_fit_names_the_bytes_with_which_it_would(budget: int) -> None:
+    for key, option in plan(budget).items():
+        if option.feasible:
+            assert option.device_bytes <= budget
+        elif option.device_bytes:
+            assert option.device_bytes > budget
+            assert plan(option.device_bytes)[key].feasible
+
+
+def test_a_host_that_is_too_small_is_named() -> None:
+    found = plan(WEIGHTS + KV - 1000, host_bytes=2999)["streamed", "resident"]
+    assert (found.reason, found.host_bytes) == ("the host is too small", 3000)
+
+
+def test_where_nothing_fits_the_least_that_would_is_named() -> None:
+    with pytest.raises(OutOfMemory, match=r"need least, [\d,]+ bytes on the device and [\d,]+ on the host"):
+        best(list(plan(100).values()))
+
+
+def test_one_placement_and_one_number_may_be_asked_for() -> None:
+    found = plan(placements=["split"], number=3)
+    assert {key[0] for key in found} == {"split"} and found["split", "resident"].number == 3
+    with pytest.raises(InvalidInput, match=r"placement='cloud' is unknown; use one of resident, split, streamed"):
+        plan(placements=["cloud"])
+
+
+def test_a_layer_waits_for_what_the_one_before_it_left_time_for() -> None:
+    assert pipelined([1, 1, 1], [0, 0, 0], rest_s=2) == 5
+    assert pipelined([1, 1, 1], [0, 3, 3]) == 6  # the link never rests
+    assert pipelined([2, 2, 2], [0, 3, 3]) == 7  # it rests while the first layer computes
+    assert pipelined([2, 2, 2], [1, 1, 1], rest_s=1) == 7
+    assert pipelined([2, 2, 2], [0, 3, 3], buffers=1) == 12
+
+
+@given(
+    layers=st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), min_size=1, max_size=6),
+    rest=st.floats(0, 5),
+)
+def test_copies_hide_no_more_than_either_takes(layers: list[tuple[float, float]], rest: float) -> None:
+    computing, loads = zip(*layers, strict=True)
+    seconds = pipelined(computing, loads, rest)
+    assert max(sum(computing) + rest, sum(loads)) - 1e-9 <= seconds <= sum(computing) + sum(loads) + rest + 1e-9

@@ -1,0 +1,248 @@
+"""The ways to run a search on a machine: each placement of the weights with each memory policy, its time and its bytes.
+
+A step is `step_tokens` tokens of every branch, half way through the search. Its time is that of its passes by the
+roofline (HELM, Eqs. 4.7-4.15), with what crosses the link in each pass beside the layer that is computed meanwhile, and
+with what crosses once a step. Prefill and rating are not counted: they are much the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+
+from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.cost_model.policies import BUFFERS, PIECE_TOKENS, POLICIES, Cache, Steps, Traffic
+from ttc.cost_model.roofline import roofline_time, t_comm
+from ttc.cost_model.split_search import ROUNDING
+from ttc.cost_model.unit import Pass, Unit
+from ttc.errors import InvalidInput, OutOfMemory
+
+PLACEMENTS = ("resident", "split", "streamed")
+HOST_TOO_SMALL = "the host is too small"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a plan knows of a machine.
+
+    compiled: the device with the engine's fastest layers. modules: the device with the model's own modules, which run
+    where weights are placed. host: the host's processor, with these. device_bytes, host_bytes: what weights and KV may
+    take together, None for no limit.
+    """
+
+    compiled: DeviceProfile
+    modules: DeviceProfile
+    host: DeviceProfile
+    link: LinkProfile
+    device_bytes: int | None = None
+    host_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where weights lie. number: k of a split, or how many of the first layers stay on the device when the others are
+    streamed; None where all stay. host, device: the units that run there. streamed: how many of the last layers come
+    over the link in every pass. weight_bytes: on the device, buffers included, and on the host."""
+
+    placement: str
+    number: int | None
+    host: Sequence[Unit]
+    device: Sequence[Unit]
+    streamed: int
+    weight_bytes: tuple[int, int]
+
+    @property
+    def blocks(self) -> list[Unit]:
+        """The layers that run on the device."""
+        return [unit for unit in self.device if unit.is_block]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One way to run a search. step_s: what a step takes; infinite for a way that is not possible, for the `reason`.
+
+    number: see `Layout`. weight_bytes: of the device's bytes, those of weights. device_bytes, host_bytes: what is used
+    of each in the end; of a way that does not fit, what it needs at least.
+    """
+
+    placement: str
+    memory: str
+    number: int | None = None
+    step_s: float = inf
+    weight_bytes: int = 0
+    device_bytes: int = 0
+    host_bytes: int = 0
+    reason: str = ""
+
+    @property
+    def feasible(self) -> bool:
+        return not self.reason
+
+
+def options(
+    units: Sequence[Unit],
+    kv_heads: int,
+    machine: Machine,
+    search: Steps,
+    placements: Sequence[str] = PLACEMENTS,
+    number: int | None = None,
+) -> list[Option]:
+    """Every combination of a placement and a memory policy, in the order of their names.
+
+    A split has the number of units on the host, and streaming the number of layers that stay, with which a step is
+    fastest. placements, number: those that are asked about. Raises InvalidInput for an unknown name.
+    """
+    for name in placements:
+        if name not in PLACEMENTS:
+            raise InvalidInput(f"placement={name!r} is unknown; use one of {', '.join(PLACEMENTS)}")
+    found = []
+    for placement in placements:
+        layouts = [at for at in _layouts(placement, units) if number is None or at.number == number]
+        for memory in POLICIES:
+            ways = [_option(at, memory, kv_heads, machine, search) for at in layouts]
+            found.append(
+                _fastest(ways) if ways else Option(placement=placement, memory=memory, reason="too few layers")
+            )
+    return found
+
+
+def best(found: Sequence[Option]) -> Option:
+    """The fastest; of equals the first. Raises OutOfMemory with the bytes that would do where none is possible."""
+    option = _fastest(found)
+    if option.feasible:
+        return option
+    raise OutOfMemory(
+        f"no placement and memory policy fits: {option.placement} weights with memory={option.memory} need least, "
+        f"{option.device_bytes:,} bytes on the device and {option.host_bytes:,} on the host ({option.reason}); give "
+        "larger budgets (memory.budget_gib, memory.host_budget_gib), fewer or shorter branches, or a smaller model"
+    )
+
+
+def _fastest(found: Sequence[Option]) -> Option:
+    """The fastest, of equals the first; where none is possible, the one that lacks least."""
+    chosen = found[0]
+    for option in found[1:]:
+        faster = option.step_s < chosen.step_s * (1 - ROUNDING)
+        if faster or (not chosen.feasible and _lack(option) < _lack(chosen)):
+            chosen = option
+    return chosen
+
+
+def _lack(option: Option) -> tuple[bool, float]:
+    """How ways that are not possible are ordered: first those that fit the device, by what they need on the host."""
+    on_device = option.reason != HOST_TOO_SMALL
+    return on_device, (option.device_bytes if on_device else option.host_bytes) or inf
+
+
+# ---------------------------------------------------------------- where weights lie
+
+
+def _layouts(placement: str, units: Sequence[Unit]) -> Iterator[Layout]:
+    """The ways to place the weights. Two buffers hold as much as two layers, so three are streamed at least."""
+    layers = sum(unit.is_block for unit in units)
+    sizes = [unit.param_bytes for unit in units]
+    if placement == "resident":
+        yield Layout(placement, None, (), units, 0, (sum(sizes), 0))
+    elif placement == "split":
+        for k in range(1, layers + 1):
+            host = sum(sizes[:k]) + sum(unit.tied_bytes for unit in units[:k])
+            yield Layout(placement, k, units[:k], units[k:], 0, (sum(sizes[k:]), host))
+    else:
+        layer = max(unit.param_bytes for unit in units if unit.is_block)
+        for kept in range(layers - BUFFERS):
+            away = sum(unit.param_bytes for unit in units if unit.is_block) * (layers - kept) // layers
+            yield Layout(placement, kept, (), units, layers - kept, (sum(sizes) - away + BUFFERS * layer, away))
+
+
+def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search: Steps) -> Option:
+    policy, blocks = POLICIES[memory], layout.blocks
+    by_modules = policy.by_modules or layout.placement != "resident"
+    rates = machine.modules if by_modules else machine.compiled
+    weights, host_weights = layout.weight_bytes
+    streamed_bytes = host_weights // layout.streamed if layout.streamed else 0
+    cache = Cache(blocks, search, kv_heads, rates, machine.link, streamed_bytes)
+
+    def not_possible(reason: str, device_bytes: float = 0, host_bytes: float = 0) -> Option:
+        return Option(
+            placement=layout.placement, memory=memory, number=layout.number, reason=reason,
+            device_bytes=ceil(device_bytes), host_bytes=ceil(host_bytes),
+        )  # fmt: skip
+
+    if memory == "capture" and layout.placement == "split":
+        return not_possible("not with a split")
+    if memory == "capture" and cache.act_bytes >= cache.layer_bytes:
+        return not_possible(f"an ACT block is no smaller ({cache.act_bytes:,} bytes, KV {cache.layer_bytes:,})")
+    fixed = sum(u.kv_token_bytes for u in layout.host) * (search.kv_tokens + search.branches * search.step_tokens)
+    room = inf if machine.device_bytes is None else machine.device_bytes - weights
+    if room < (least := policy.least(cache)):
+        return not_possible("weights do not fit" if room < 0 else policy.lacks, weights + least, host_weights + fixed)
+    traffic = policy.traffic(cache, room)
+    device_bytes, host_bytes = weights + traffic.device_bytes, host_weights + fixed + traffic.host_bytes
+    if machine.host_bytes is not None and host_bytes > machine.host_bytes:
+        return not_possible(HOST_TOO_SMALL, device_bytes, host_bytes)
+    return Option(
+        placement=layout.placement, memory=memory, number=layout.number,
+        step_s=_step_s(layout, traffic, rates, machine, search),
+        weight_bytes=weights, device_bytes=ceil(device_bytes), host_bytes=ceil(host_bytes),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- time
+
+
+def _step_s(layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Machine, search: Steps) -> float:
+    """The passes of all groups, and what crosses once a step as far as no group decodes meanwhile."""
+    rows = ceil(search.branches / traffic.rounds)
+    work = Pass(rows, own_tokens=search.own_tokens, shared_tokens=search.prompt_tokens)
+    groups_s = search.step_tokens * _pass_s(layout, traffic, rates, machine, work)
+    bandwidth = machine.link.to_device_bandwidth
+    ahead_s = min(traffic.ahead_bytes / bandwidth, (traffic.rounds - 1) * groups_s)
+    return traffic.rounds * groups_s + max(0.0, traffic.step_bytes / bandwidth - ahead_s)
+
+
+def _pass_s(layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Machine, work: Pass) -> float:
+    blocks, link = layout.blocks, machine.link
+    layers_s = roofline_time(blocks, rates, work) - rates.pass_overhead_s
+    rest_s = roofline_time(layout.device, rates, work) - layers_s
+    if layout.host:
+        rest_s += roofline_time(layout.host, machine.host, work) + t_comm(layout.host[-1], link, work)
+    loads = list(traffic.loads) or [0.0] * len(blocks)
+    computing = [layers_s / len(blocks) + traffic.generate_s] * len(blocks)
+    for n, block in enumerate(blocks):
+        computing[n] += _piecemeal_s(block, traffic, rates, work) if loads[n] else 0.0
+    for n in range(len(blocks) - layout.streamed, len(blocks)):
+        loads[n] += blocks[n].param_bytes
+    seconds = [link.to_device_latency_s + n / link.to_device_bandwidth if n else 0.0 for n in loads]
+    return pipelined(computing, seconds, rest_s, traffic.buffers)
+
+
+def _piecemeal_s(block: Unit, traffic: Traffic, rates: DeviceProfile, work: Pass) -> float:
+    """How much longer a layer attends keys and values that come over the link than those that are there."""
+    flops, rows, group = 2 * block.score_elements * work.rows, work.rows, block.group
+    shared_s = traffic.shared_tokens * (1 / rates.p_streamed(rows, group) - 1 / rates.p_attn(rows, group))
+    own_s = traffic.own_tokens * (1 / rates.p_streamed(1, group) - 1 / rates.p_attn(1, group))
+    return max(0.0, flops * (shared_s + own_s)) + rates.piece_s * traffic.pieces(PIECE_TOKENS, rows)
+
+
+def pipelined(computing: Sequence[float], loads: Sequence[float], rest_s: float = 0.0, buffers: int = BUFFERS) -> float:
+    """Seconds of one of many passes, in which each layer computes once what it loads is there.
+
+    With two buffers, the load of the next layer that has one begins when a layer with a load begins to compute, after
+    the last layer that of the first. With one, nothing is computed meanwhile. rest_s: what else is computed in a pass.
+    """
+    crossing = [layer for layer, seconds in enumerate(loads) if seconds]
+    if not crossing or buffers < BUFFERS:
+        return sum(computing) + sum(loads) + rest_s
+    clock = begun = 0.0
+    following = dict(zip(crossing, [*crossing[1:], crossing[0]], strict=True))
+    arrives = loads[crossing[0]]
+    for _ in range(2):  # the second pass is like all that follow
+        begun = clock
+        for layer, seconds in enumerate(computing):
+            if layer in following:
+                clock = max(clock, arrives)
+                arrives = clock + loads[following[layer]]
+            clock += seconds
+        clock += rest_s
+    return clock - begun

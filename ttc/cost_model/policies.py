@@ -1,0 +1,303 @@
+"""What a memory policy needs on the device, and what it moves over the link while branches decode a step.
+
+The formulas are those of the papers, with what branches share counted once. Sizes are bytes. A search is looked at half
+way for what moves, and at its end for what has to fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+from typing import NamedTuple
+
+from ttc.cost_model.capture import CaptureTimes, Line, act_gpu_blocks, hybrid_cache_allocation
+from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.cost_model.dims import KVShape
+from ttc.cost_model.split_search import Generation
+from ttc.cost_model.transfer import Workload, layers_in_device
+from ttc.cost_model.unit import Unit
+
+PIECE_TOKENS = 512
+"""The most tokens of a segment under the policies that read KV through buffers, as by default."""
+CAPTURE_TOKENS = 64
+"""CAPTURE's."""
+MINI_BATCH_TOKENS = 8192
+"""CAPTURE's, as by default."""
+BUFFERS = 2
+"""One is computed on while the other is filled."""
+
+
+@dataclass(frozen=True)
+class Steps(Generation):
+    """A search: branches that share a prompt, and what each of them generates, `step_tokens` tokens at a time."""
+
+    step_tokens: int = 32
+
+    @property
+    def frozen_tokens(self) -> int:
+        """Tokens of a branch's earlier steps, half way through the search."""
+        return max(0, self.output_tokens - self.step_tokens) // 2
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens of a branch's own, half way through the search and through a step."""
+        return self.frozen_tokens + self.step_tokens // 2
+
+
+@dataclass(frozen=True)
+class Cache:
+    """What the layers of the device keep for a search. kv_heads: of a layer, the fewest that are fetched at once being
+    one. rates, link: what CAPTURE generates and fetches keys and values with. weight_bytes: of a layer, which cross in
+    every pass."""
+
+    blocks: Sequence[Unit]
+    search: Steps
+    kv_heads: int
+    rates: DeviceProfile
+    link: LinkProfile
+    weight_bytes: int = 0
+
+    @property
+    def token_bytes(self) -> int:
+        """KV of a token in all of these layers."""
+        return sum(block.kv_token_bytes for block in self.blocks)
+
+    @property
+    def layer_bytes(self) -> int:
+        """KV of a token in the largest of these layers."""
+        return max(block.kv_token_bytes for block in self.blocks)
+
+    @property
+    def act_bytes(self) -> int:
+        """What a layer's K and V projections take for a token."""
+        return self.blocks[0].hidden * self.blocks[0].bytes_per_element
+
+    def tokens(self, branches: float, own: float) -> float:
+        """Tokens that so many branches have, what they share counted once."""
+        return self.search.prompt_tokens + branches * own
+
+    @property
+    def tail_bytes(self) -> int:
+        """The tail of one branch in a step."""
+        return self.search.step_tokens * self.token_bytes
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest run that the branches share or have."""
+        return max(self.search.prompt_tokens, self.search.step_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What a policy does in a step.
+
+    loads: bytes of each layer that cross in every pass. shared_tokens, own_tokens: of the prompt, and of each branch,
+    the tokens whose keys and values come so. rounds: groups of branches that decode one after the other.
+    step_bytes: what crosses once a step, `ahead_bytes` of it while a group decodes. generate_s: what a layer takes to
+    generate keys and values. buffers: 2 where a layer's bytes cross while the one before it is computed, else 1.
+    device_bytes, host_bytes: of KV in each tier in the end.
+    """
+
+    loads: Sequence[float] = ()
+    shared_tokens: float = 0.0
+    own_tokens: float = 0.0
+    rounds: int = 1
+    step_bytes: float = 0.0
+    ahead_bytes: float = 0.0
+    generate_s: float = 0.0
+    buffers: int = BUFFERS
+    device_bytes: float = 0.0
+    host_bytes: float = 0.0
+
+    def pieces(self, block_tokens: int, branches: int) -> int:
+        """In how many pieces the keys and values of a layer come."""
+        return ceil(self.shared_tokens / block_tokens) + branches * ceil(self.own_tokens / block_tokens)
+
+
+class Policy(NamedTuple):
+    """least: the bytes on the device without which nothing runs. lacks: what those are, in words. traffic: what crosses
+    with so many bytes of room, at least these. by_modules: whether the model's own modules run it."""
+
+    least: Callable[[Cache], float]
+    lacks: str
+    traffic: Callable[[Cache, float], Traffic]
+    by_modules: bool = False
+
+
+# ---------------------------------------------------------------- each policy
+
+
+def _all_bytes(cache: Cache) -> float:
+    """All KV at the last step, whose tails are there beside what they are frozen into."""
+    search = cache.search
+    return cache.tokens(search.branches, search.output_tokens + search.step_tokens) * cache.token_bytes
+
+
+def _resident(cache: Cache, room: float) -> Traffic:
+    return Traffic(device_bytes=_all_bytes(cache))
+
+
+def _one_branch_bytes(cache: Cache) -> float:
+    return cache.tokens(1, cache.search.output_tokens) * cache.token_bytes
+
+
+def _beam_groups(cache: Cache, room: float) -> Traffic:
+    """LBS: a group's KV is on the device for a whole step, so what is not there crosses once a step (Eq. 4). The shared
+    prompt stays; so does what the group before has read, which is used first."""
+    search, token = cache.search, cache.token_bytes
+    if _all_bytes(cache) <= room:
+        return _resident(cache, room)
+    whole = search.frozen_tokens + search.step_tokens
+    size = max(1, int((room / token - search.prompt_tokens) // whole))
+    rounds = ceil(search.branches / size)
+    size = ceil(search.branches / rounds)
+    own = search.frozen_tokens * token
+    left = max(0.0, room - cache.tokens(size, whole) * token)
+    return Traffic(
+        rounds=rounds,
+        step_bytes=(search.branches - size) * own,
+        ahead_bytes=(rounds - 1) * min(left, size * own),
+        device_bytes=room,
+        host_bytes=cache.tokens(search.branches, search.output_tokens) * token if rounds > 1 else 0,
+    )
+
+
+def _page_bytes(cache: Cache) -> float:
+    """One block of one layer, the smallest that is read through a buffer."""
+    return min(PIECE_TOKENS, cache.longest) * cache.layer_bytes
+
+
+def _paged(cache: Cache, room: float) -> Traffic:
+    """HELM: the oldest blocks leave, and cross in every pass."""
+    search = cache.search
+    if _all_bytes(cache) <= room:
+        return _resident(cache, room)
+    buffers = BUFFERS * _page_bytes(cache)
+    rounds, size = _rounds(cache, room - buffers, cache.tail_bytes)
+    kept = max(0.0, room - buffers - size * cache.tail_bytes)
+    missing = max(0.0, cache.tokens(search.branches, search.frozen_tokens) - kept / cache.token_bytes)
+    shared = min(search.prompt_tokens, missing)  # the oldest
+    own = (missing - shared) / search.branches
+    end = cache.tokens(search.branches, search.output_tokens) * cache.token_bytes
+    return Traffic(
+        loads=[(shared + size * own) * block.kv_token_bytes for block in cache.blocks],
+        shared_tokens=shared,
+        own_tokens=own,
+        rounds=rounds,
+        device_bytes=room,
+        host_bytes=max(0.0, end - kept),
+    )
+
+
+def _head_bytes(cache: Cache) -> float:
+    """One head of one layer, of all tokens."""
+    return cache.search.kv_tokens * cache.layer_bytes / cache.kv_heads
+
+
+def _headwise(cache: Cache, room: float) -> Traffic:
+    """HeadInfer: all KV on the host, head groups of one layer at a time on the device."""
+    search, buffers = cache.search, BUFFERS * _head_bytes(cache)
+    rounds, size = _rounds(cache, room - buffers, cache.tail_bytes)
+    part = cache.tokens(size, search.frozen_tokens)
+    return Traffic(
+        loads=[part * block.kv_token_bytes for block in cache.blocks],
+        shared_tokens=search.prompt_tokens,
+        own_tokens=search.frozen_tokens,
+        rounds=rounds,
+        device_bytes=min(room, size * cache.tail_bytes + cache.kv_heads * buffers),
+        host_bytes=search.kv_tokens * cache.token_bytes,
+    )
+
+
+def _charged_tokens(cache: Cache) -> float:
+    """What a layer holds in the last step: all tokens and the tails."""
+    search = cache.search
+    return cache.tokens(search.branches, search.output_tokens + search.step_tokens)
+
+
+def _layerwise(cache: Cache, room: float) -> Traffic:
+    """The baseline: as many whole layers as fit stay (LBS, Eq. 1), the others cross in every pass."""
+    search, layers = cache.search, len(cache.blocks)
+    shape = KVShape(layers, 1, max(block.kv_elements for block in cache.blocks) // 2, cache.blocks[0].bytes_per_element)
+    tokens = ceil(cache.tokens(search.branches, search.frozen_tokens + search.step_tokens))
+
+    def staying(tokens: int) -> tuple[int, int]:
+        """Layers that stay, and buffers for the others."""
+        fitting = layers if room == inf else int(room // shape.layer_bytes(1, tokens))
+        load = Workload(
+            1, search.prompt_tokens, search.output_tokens, search.step_tokens, max(1, int(min(room, 2**62)))
+        )
+        buffers = min(BUFFERS, fitting)
+        return layers_in_device(shape, load, tokens, buffers), buffers
+
+    stay, buffers = staying(tokens)
+    moved = cache.tokens(search.branches, search.own_tokens)
+    stay_in_the_end = staying(ceil(_charged_tokens(cache)))[0]
+    return Traffic(
+        loads=[0.0] * stay + [moved * block.kv_token_bytes for block in cache.blocks[stay:]],
+        shared_tokens=search.prompt_tokens,
+        own_tokens=search.frozen_tokens,
+        buffers=max(1, buffers),
+        device_bytes=min(room, _all_bytes(cache)),
+        host_bytes=_charged_tokens(cache) * cache.token_bytes * (layers - stay_in_the_end) / layers,
+    )
+
+
+def _capture_least(cache: Cache) -> float:
+    """A KV block and an ACT block of a layer, what is generated of the latter, and one branch's tail."""
+    block = min(CAPTURE_TOKENS, cache.longest)
+    return block * (2 * cache.layer_bytes + cache.act_bytes) + _capture_tail_bytes(cache)
+
+
+def _capture_tail_bytes(cache: Cache) -> float:
+    return cache.tail_bytes * (1 + cache.act_bytes / cache.layer_bytes)
+
+
+def _capture(cache: Cache, room: float) -> Traffic:
+    """CAPTURE: Algorithm 1 with times from the profile, in blocks of one token. KV blocks lie on the host."""
+    search, block = cache.search, cache.blocks[0]
+    load_s = 1 / cache.link.to_device_bandwidth
+    times = CaptureTimes(
+        kv_gen=Line(2 * block.hidden * block.kv_elements / cache.rates.p(MINI_BATCH_TOKENS)),
+        load_kv=Line(cache.layer_bytes * load_s),
+        load_act=Line(cache.act_bytes * load_s),
+        load_w=cache.weight_bytes * load_s,
+    )
+    rounds, size = _rounds(cache, room, _capture_tail_bytes(cache))
+    tokens = int(cache.tokens(size, search.frozen_tokens))
+    buffers = 3 * min(tokens, MINI_BATCH_TOKENS) * cache.layer_bytes
+    free = room - min(buffers, room / 2) - size * _capture_tail_bytes(cache)
+    near = tokens if room == inf else int(max(0.0, free) // (cache.act_bytes * len(cache.blocks)))
+    act_gpu = act_gpu_blocks(times, near, tokens)
+    act_host, kv_host = hybrid_cache_allocation(times, act_gpu, tokens - act_gpu)
+    return Traffic(
+        loads=[kv_host * cache.layer_bytes + act_host * cache.act_bytes] * len(cache.blocks),
+        shared_tokens=search.prompt_tokens,
+        own_tokens=search.frozen_tokens,
+        rounds=rounds,
+        generate_s=times.kv_gen(act_gpu + act_host),
+        device_bytes=min(
+            room, size * _capture_tail_bytes(cache) + buffers + act_gpu * cache.act_bytes * len(cache.blocks)
+        ),
+        host_bytes=search.kv_tokens * cache.token_bytes,
+    )
+
+
+def _rounds(cache: Cache, room: float, tail_bytes: float) -> tuple[int, int]:
+    """In how many rounds the branches decode where all their tails do not fit, and the branches of the largest."""
+    branches = cache.search.branches
+    at_once = branches if room == inf else min(branches, max(1, int(room // tail_bytes)))
+    rounds = ceil(branches / at_once)
+    return rounds, ceil(branches / rounds)
+
+
+POLICIES: dict[str, Policy] = {
+    "resident": Policy(_all_bytes, "KV does not fit", _resident),
+    "beam_groups": Policy(_one_branch_bytes, "one branch does not fit", _beam_groups),
+    "paged": Policy(lambda cache: _page_bytes(cache) + cache.tail_bytes, "one page does not fit", _paged),
+    "headwise": Policy(lambda cache: _head_bytes(cache) + cache.tail_bytes, "one head does not fit", _headwise),
+    "layerwise": Policy(lambda cache: _charged_tokens(cache) * cache.layer_bytes, "one layer does not fit", _layerwise),
+    "capture": Policy(_capture_least, "one block does not fit", _capture, by_modules=True),
+}
+"""By their names, from what is simplest to what is least so."""

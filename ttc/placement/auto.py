@@ -1,0 +1,227 @@
+"""Choosing where weights lie and what moves keys and values, before any weight is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from math import inf
+
+import torch
+
+from ttc.checks import check_fields, check_whole
+from ttc.cost_model.device_profile import LinkProfile
+from ttc.cost_model.options import PLACEMENTS, Machine, Option, best, options
+from ttc.cost_model.partition import partition_units
+from ttc.cost_model.policies import Steps
+from ttc.cost_model.profile_file import BY_MODULES, read
+from ttc.cost_model.unit import Unit
+from ttc.errors import InvalidInput
+from ttc.model.loading import chosen_device, configuration
+from ttc.placement.base import Placement
+from ttc.placement.split import Split
+from ttc.placement.streamed import Streamed
+from ttc.residency.base import Residency, free_device_bytes, to_bytes
+from ttc.residency.beam_groups import BeamGroups
+from ttc.residency.capture import Capture
+from ttc.residency.headwise import Headwise
+from ttc.residency.layerwise import Layerwise
+from ttc.residency.paged import Paged
+from ttc.residency.resident import Resident
+
+MEMORY: dict[str, type[Residency]] = {
+    "resident": Resident,
+    "beam_groups": BeamGroups,
+    "paged": Paged,
+    "headwise": Headwise,
+    "layerwise": Layerwise,
+    "capture": Capture,
+}
+
+SEARCH = Steps(prompt_tokens=512, output_tokens=512, branches=8, step_tokens=32)
+"""The search that is planned for where nothing else is known."""
+
+
+@dataclass
+class Auto:
+    """Takes the placement and the memory policy with which a search's steps are fastest on this machine, as the cost
+    model predicts them (`ttc.cost_model.options`).
+
+    profile: a file of `python -m experiments.profile`. budget_gib: what weights and KV may take on the device together,
+    in GiB; None for what a CUDA device has free, and for no limit on a CPU. host_budget_gib: the same on the host; None
+    for all of its memory. link_gbps: on a CPU, slow the link down to so many 1e9 bytes a second.
+    branches, prompt_tokens, output_tokens, step_tokens: the search: branches that share a prompt, what each of them
+    generates, and how many tokens at a time; None for `SEARCH`, or under a command for what its search asks for.
+    """
+
+    profile: str = "profile.json"
+    budget_gib: float | None = None
+    host_budget_gib: float | None = None
+    link_gbps: float | None = None
+    branches: int | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    step_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, "memory.")
+        for name in ("budget_gib", "host_budget_gib", "link_gbps"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise InvalidInput(f"memory.{name}={value} must be positive, or null for no limit")
+        for name in ("branches", "prompt_tokens", "output_tokens", "step_tokens"):
+            if getattr(self, name) is not None:
+                check_whole(f"memory.{name}", getattr(self, name), 1)
+
+    @property
+    def search(self) -> Steps:
+        """The search that is planned for. A step is no longer than what is generated."""
+        given = {f.name: getattr(self, f.name) for f in fields(SEARCH) if getattr(self, f.name) is not None}
+        wanted = replace(SEARCH, **given)
+        return replace(wanted, step_tokens=min(wanted.step_tokens, wanted.output_tokens))
+
+    def plan(
+        self,
+        name: str | os.PathLike[str],
+        *,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        placement: Placement | None = None,
+    ) -> Planned:
+        """Every way to run the search, from the model's configuration alone.
+
+        name, device, dtype: see `ttc.model.loading.load`. placement: one that is settled already; its class, and k of a
+        split, are kept. Raises InvalidInput for a profile that is not there or of another machine.
+        """
+        place = chosen_device(device)
+        config, precision = configuration(name, device=place, dtype=dtype)
+        machine = self.machine(place, precision)
+        text = config.get_text_config()
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        units = partition_units(config, precision)
+        return Planned(units, heads, machine, self.search, self.link_gbps, *_settled(placement))
+
+    def machine(self, device: torch.device, dtype: torch.dtype) -> Machine:
+        """This machine as the profile has it, with these budgets."""
+        profile, words = read(self.profile), str(dtype).removeprefix("torch.")
+        here = f"{device.type} {words}"
+        machine = Machine(
+            compiled=profile.device(here),
+            modules=profile.device(here + BY_MODULES),
+            host=profile.device(f"cpu {words}{BY_MODULES}"),
+            link=profile.link,
+            device_bytes=free_device_bytes(device) if self.budget_gib is None else to_bytes(self.budget_gib),
+            host_bytes=Streamed(host_budget_gib=self.host_budget_gib).host_budget(),
+        )
+        if device.type == "cuda":
+            return machine
+        if self.link_gbps is None:  # copies are made at once: what is read is written, too
+            speed = machine.compiled.bandwidth / 2
+            return replace(machine, link=LinkProfile(to_device_bandwidth=speed, to_host_bandwidth=speed))
+        speed = self.link_gbps * 1e9
+        return replace(machine, link=replace(profile.link, to_device_bandwidth=speed, to_host_bandwidth=speed))
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A search on a machine with a model. link_gbps: of a simulated link. placements, number: those that may be chosen,
+    see `ttc.cost_model.options.options`."""
+
+    units: Sequence[Unit]
+    kv_heads: int
+    machine: Machine
+    search: Steps
+    link_gbps: float | None = None
+    placements: Sequence[str] = PLACEMENTS
+    number: int | None = None
+
+    def options(self) -> list[Option]:
+        """Every combination of a placement and a memory policy."""
+        return options(self.units, self.kv_heads, self.machine, self.search, self.placements, self.number)
+
+    def best(self) -> Option:
+        """The fastest of these. Raises OutOfMemory where none is possible."""
+        return best(self.options())
+
+    def parts(self, option: Option) -> tuple[Placement | None, Residency]:
+        """What an engine is given to run in this way."""
+        limit = self.machine.device_bytes
+        left = None if limit is None else (limit - option.weight_bytes) / 2**30
+        search, link = self.search, self.link_gbps
+        placement: Placement | None = None
+        if option.placement == "split":
+            assert option.number is not None
+            placement = Split(
+                k=option.number, link_gbps=link, branches=search.branches, prompt_tokens=search.prompt_tokens,
+                output_tokens=search.output_tokens, kv_offload=option.memory != "resident",
+            )  # fmt: skip
+        elif option.placement == "streamed":
+            layer = max(unit.param_bytes for unit in self.units if unit.is_block)
+            spare = layer // 2  # weights are laid out with gaps of some bytes
+            placement = Streamed(budget_gib=(option.weight_bytes + spare) / 2**30, link_gbps=link)
+        own_link = {} if option.memory == "resident" or placement is not None else {"link_gbps": link}
+        return placement, MEMORY[option.memory](budget_gib=left, **own_link)
+
+    def predicted(self, option: Option, search: Steps) -> float:
+        """What a step of another search takes when it is run as `option`, in seconds; infinite if it does not fit."""
+        number = option.number
+        again = replace(self, search=search, placements=[option.placement], number=number).options()
+        return next((found.step_s for found in again if found.memory == option.memory), inf)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What was chosen, and what it was chosen from."""
+
+    planned: Planned
+    option: Option
+
+    @property
+    def settings(self) -> list[str]:
+        """The settings of a run in which nothing is left to choose."""
+        placement, memory = self.planned.parts(self.option)
+        words = [
+            f"placement={self.option.placement}",
+            *([] if placement is None else _settings(placement, "placement")),
+        ]
+        return [*words, f"memory={self.option.memory}", *_settings(memory, "memory")]
+
+
+def settled(
+    memory: Residency | Auto | str | None,
+    placement: Placement | None,
+    name: str | os.PathLike[str],
+    device: str | torch.device | None,
+    dtype: str | torch.dtype | None,
+) -> tuple[Placement | None, Residency | None, Chosen | None]:
+    """The placement and policy to run a model with: chosen where `memory` is "auto" or an `Auto`, else as given."""
+    if isinstance(memory, str):
+        if memory != "auto":
+            raise InvalidInput(f"memory={memory!r} is unknown; give 'auto', or a policy, as ttc.Paged(budget_gib=4)")
+        memory = Auto()
+    if not isinstance(memory, Auto):
+        return placement, memory, None
+    planned = memory.plan(name, device=device, dtype=dtype, placement=placement)
+    chosen = Chosen(planned, planned.best())
+    return *planned.parts(chosen.option), chosen
+
+
+def _settled(placement: Placement | None) -> tuple[Sequence[str], int | None]:
+    """The placements that may be chosen, and the number that is kept."""
+    if placement is None:
+        return PLACEMENTS, None
+    for name in ("budget_gib", "host_budget_gib", "link_gbps"):
+        if (value := getattr(placement, name)) is not None:
+            raise InvalidInput(
+                f"placement.{name}={value} and memory=auto do not go together, as that divides one budget between "
+                f"weights and KV; give memory.{name} in its place"
+            )
+    if isinstance(placement, Split):
+        return ["split"], None if placement.k == "auto" else int(placement.k)
+    return ["streamed"], None
+
+
+def _settings(part: Placement | Residency, group: str) -> list[str]:
+    """The settings of a placement or policy that are not as by default."""
+    changed = [f for f in fields(part) if f.init and getattr(part, f.name) != f.default]
+    return [f"{group}.{f.name}={str(getattr(part, f.name)).lower()}" for f in changed]

@@ -17,7 +17,7 @@ import torch
 
 from ttc.approximate.early_exit import EarlyExit, ExitReport, score_with_exit
 from ttc.approximate.similar_prompts import share_similar
-from ttc.attention.hf_hook import lent
+from ttc.attention.installing import lent
 from ttc.checks import check_whole
 from ttc.locking import one_at_a_time
 from ttc.memory.manager import KVMemory

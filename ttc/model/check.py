@@ -16,16 +16,9 @@ import torch
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ttc.attention.hf_hook import (
-    IMPLEMENTATION,
-    PLACES,
-    Place,
-    attending,
-    attention_set_to,
-    can_set_attention,
-    install,
-    uninstall,
-)
+from ttc.attention.hf_hook import IMPLEMENTATION, PLACES, Place, attending
+from ttc.attention.installing import attention_set_to, can_set_attention, install, uninstall
+from ttc.attention.own_code import CallsAttention
 from ttc.attention.plan import Entry, ExtendPlan, Piece
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import KV, LayerKV, LayerShape
@@ -99,8 +92,8 @@ def examine(model: Any) -> tuple[tuple[LayerShape, ...], Recurrent | None]:
     """Switch `model` to the engine's attention and return what each layer of attention stores per token, and the layers
     that keep a recurrent state.
 
-    Raises UnsupportedModel when the model isn't a decoder that dispatches attention through transformers'
-    `AttentionInterface` and keeps recurrent states in transformers' cache, or when these aren't what the engine
+    Raises UnsupportedModel when the model isn't a decoder whose attention can be reached (through transformers'
+    `AttentionInterface`, or as `ttc.attention.own_code` does) and that keeps recurrent states in transformers' cache, or when these aren't what the engine
     computes; the model then stays as it was.
     """
     name = type(model).__name__
@@ -149,15 +142,16 @@ class _Check:
             raise UnsupportedModel(f"it does not run on token ids alone ({error})") from error
         own = self.config._attn_implementation
         record = Recorder()
-        with attention_set_to(self.model, RECORD) if dispatches else nullcontext(), attending(record):
-            logits = self._logits(ids, keep)
-        if not record.calls and recurrent is None:
-            raise NotDispatched
-        self._check_layers(record.calls, recurrent)
-        windows = check_masks(record.calls, self.windows, self.most, self._long_masks)
-        self._place(record.calls, windows)
-        for number, call in enumerate(record.calls):
-            self._check_function(number, call, own)
+        with attention_set_to(self.model, RECORD) if dispatches else nullcontext():
+            with attending(record):
+                logits = self._logits(ids, keep)
+            if not record.calls and recurrent is None:
+                raise NotDispatched
+            self._check_layers(record.calls, recurrent)
+            windows = check_masks(record.calls, self.windows, self.most, self._long_masks)
+            self._place(record.calls, windows)
+            for number, call in enumerate(record.calls):
+                self._check_function(number, call, own)
         self.same("its logits differ between its own and its eager attention", plain, logits, 1e-3, 0.25)
         with attention_set_to(self.model, REPLAY) if dispatches else nullcontext():
             if recurrent is None:
@@ -182,7 +176,7 @@ class _Check:
     ) -> Tensor:
         """The logits (1, keep, vocabulary) of a pass over packed rows, each call of attention answered from the record;
         what the model does around attention must be the same. spans: the rows of each sequence, for averages."""
-        replay = Replay(calls, rows.pack)
+        replay = Replay(calls, rows)
         positions = torch.tensor([rows.positions], device=self.model.device)
         try:
             with attending(replay):
@@ -257,7 +251,8 @@ class _Check:
         query = query * _enlargement(query, key, call.options.get("scaling"))
         found = self._engines(number, call, query, key, value)
         others: list[tuple[Attention, bool]] = [(eager_attention(call.module), True)]
-        if (named := named_attention(own)) is not None:
+        named = None if isinstance(call.module, CallsAttention) else named_attention(own)
+        if named is not None:
             others.append(named)
         for function, masked in others:
             mask = call.mask if masked else None

@@ -70,7 +70,8 @@ def context_length(config: Any) -> int | None:
     Rotary frequencies that change with the length of a pass (`longrope`, `dynamic`) hold up to the model's original
     length alone: a pass of the engine carries rows of many branches and chunks, whose lengths are their own.
     """
-    longest: int | None = getattr(config, "max_position_embeddings", None)
+    names = "max_position_embeddings", "max_seq_len"
+    longest: int | None = next((found for name in names if (found := getattr(config, name, None)) is not None), None)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     for part in (rope, *(p for p in rope.values() if isinstance(p, dict))):
         if part.get("rope_type", part.get("type")) in ("longrope", "dynamic") and longest is not None:

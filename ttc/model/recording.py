@@ -13,6 +13,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ttc.attention.hf_hook import current_plan
+from ttc.attention.own_code import CallsAttention
 from ttc.errors import UnsupportedModel
 
 RECORD, REPLAY = "ttc_record", "ttc_replay"
@@ -62,12 +63,16 @@ class Call:
 class Recorder:
     """Answers each call by the model's own eager attention and keeps it."""
 
+    positions = None  # each sequence's own, from 0 on
+
     def __init__(self) -> None:
         self.calls: list[Call] = []
 
     def answer(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]
     ) -> Tensor:
+        if isinstance(module, CallsAttention):
+            mask = module.own_mask(query, mask)
         out, _ = eager_attention(module)(module, query, key, value, mask, **options)
         self.calls.append(Call(module, query, key, value, mask, options, out))
         return out
@@ -79,6 +84,8 @@ class AllRead(Exception):
 
 class MaskReader:
     """Keeps the masks of some layers and ends the pass by raising `AllRead`; attention itself is not computed."""
+
+    positions = None
 
     def __init__(self, layers: Iterable[int]):
         self.wanted = set(layers)
@@ -97,8 +104,8 @@ class MaskReader:
 class Replay:
     """Answers each call of a pass over packed rows with what was recorded for those rows, and keeps it."""
 
-    def __init__(self, recorded: list[Call], pack: Pack):
-        self.recorded, self.pack = recorded, pack
+    def __init__(self, recorded: list[Call], rows: Rows):
+        self.recorded, self.pack, self.positions = recorded, rows.pack, rows.positions
         self.calls: list[Call] = []
 
     def answer(
@@ -142,7 +149,9 @@ AttentionMaskInterface.register(RECORD, _mask)
 
 
 def eager_attention(module: Any) -> Attention:
-    """The eager attention function in the file that defines an attention module."""
+    """The eager attention function in the file that defines an attention module, or the module's own."""
+    if isinstance(module, CallsAttention):
+        return type(module).eager
     forward = inspect.unwrap(type(module).forward)
     function: Attention | None = forward.__globals__.get("eager_attention_forward")
     if function is None:

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ttc.attention.hf_hook import attending, attention_set_to, current_plan
+from ttc.attention.hf_hook import attending, current_plan
 from ttc.attention.inputs import keep_inputs
+from ttc.attention.installing import attention_set_to
 from ttc.attention.plan import Plan
 from ttc.cost_model.capture import Line, fit_line
 from ttc.memory.kv import LayerShape
@@ -43,7 +44,10 @@ class _Reached(Exception):
 
 
 class _Stop:
-    """In place of a plan: ends a module's call where attention would begin."""
+    """In place of a plan: ends a module's call where attention would begin. positions: those of its rows."""
+
+    def __init__(self, positions: Tensor):
+        self.positions = positions
 
     def attend(self, layer: Any, q: Tensor, key: Tensor, value: Tensor) -> None:
         raise _Reached(key, value)
@@ -66,8 +70,8 @@ class _Zeros(nn.Module):
 class _Watch:
     """In place of a plan: shows each layer's attention module, keys and values as they come, and answers zeros."""
 
-    def __init__(self, show: Callable[[Any, Tensor, Tensor], None]):
-        self.show = show
+    def __init__(self, positions: Sequence[int], show: Callable[[Any, Tensor, Tensor], None]):
+        self.positions, self.show = positions, show
 
     def answer(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Any) -> Tensor:
         self.show(module, key[0], value[0])
@@ -129,7 +133,7 @@ class Regeneration:
             args = (inputs[None], *args)
         else:
             kwargs = kwargs | {call.name: inputs[None]}
-        with _without_queries(module), attending(_Stop()):
+        with _without_queries(module), attending(_Stop(positions)):
             try:
                 module.forward(*args, **kwargs)
             except _Reached as reached:
@@ -203,7 +207,7 @@ class Regeneration:
             if hasattr(module, "layer_idx"):
                 handles.append(module.register_forward_pre_hook(record, with_kwargs=True))
         none = _Call(None, [], None)
-        watch = _Watch(lambda module, key, value: show(module, calls.get(id(module), none), key, value))
+        watch = _Watch(positions, lambda module, key, value: show(module, calls.get(id(module), none), key, value))
         device = self.model.get_input_embeddings().weight.device
         tokens = torch.tensor([[7 * (n + 1) % self.model.config.get_text_config().vocab_size for n in positions]])
         try:

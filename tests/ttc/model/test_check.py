@@ -17,7 +17,8 @@ import ttc.attention.hf_hook
 from experiments.bench import architectures
 from tests.helpers.models import COMMON, FAMILIES, build, prompt
 from ttc import UnsupportedModel
-from ttc.attention.hf_hook import IMPLEMENTATION, install, uninstall
+from ttc.attention.hf_hook import IMPLEMENTATION
+from ttc.attention.installing import install, uninstall
 from ttc.attention.kernels import Layer
 from ttc.model.check import check_model
 from ttc.model.loading import load

@@ -11,7 +11,8 @@ import transformers as hf
 from torch import Tensor
 
 from tests.helpers.models import COMMON, FAMILIES, build
-from ttc.attention.hf_hook import IMPLEMENTATION, attention_set_to
+from ttc.attention.hf_hook import IMPLEMENTATION
+from ttc.attention.installing import attention_set_to
 from ttc.model.regeneration import Regeneration
 from ttc.model.runner import HuggingFaceRunner
 

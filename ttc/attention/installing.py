@@ -1,0 +1,114 @@
+"""Setting a model's attention to the engine's, and back to what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import PreTrainedModel
+
+from ttc.attention.hf_hook import IMPLEMENTATION
+from ttc.attention.own_code import call_attention, has_own_code, run_own_code
+
+OURS = "ttc_"
+"""What the names of all attention implementations of the engine begin with."""
+
+Choice = list[tuple[Any, str | None]]
+"""What a model's attention was set to: each configuration in it, with the name of its attention implementation."""
+
+_OWN: WeakKeyDictionary[torch.nn.Module, Choice] = WeakKeyDictionary()
+"""What the models that run over the engine's attention were set to before."""
+
+
+def can_set_attention(model: Any) -> bool:
+    """Whether attention can be set in any part of the model: not where there is none, or none that can be reached."""
+    return _dispatches(model) or has_own_code(model)
+
+
+def _dispatches(model: Any) -> bool:
+    parts = (part for part in model.modules() if isinstance(part, PreTrainedModel))
+    return any(part._can_set_attn_implementation() for part in parts)
+
+
+def install(model: Any) -> None:
+    """Set the model's attention to the engine's, and remember what it was."""
+    if not is_installed(model) and can_set_attention(model):
+        _OWN[model] = _choice(model)
+        _set(model, IMPLEMENTATION)
+
+
+def uninstall(model: Any) -> None:
+    """Set the model's attention to what it was before `install`. A copy of such a model gets its eager attention, or
+    PyTorch's where its own code has that."""
+    if is_installed(model):
+        if model in _OWN:
+            _restore(model, _OWN.pop(model))
+        elif _dispatches(model):
+            model.set_attn_implementation("eager")
+        else:
+            sdpa = getattr(getattr(model, "body", model), "_supports_sdpa", False)
+            _restore(model, [(config, "sdpa" if sdpa else "eager") for config, _ in _choice(model)])
+
+
+def is_installed(model: Any) -> bool:
+    """Whether the model's attention is the engine's."""
+    return bool(model.config.get_text_config()._attn_implementation == IMPLEMENTATION)
+
+
+@contextmanager
+def lent(model: Any) -> Iterator[None]:
+    """The model over its own attention, and over the engine's afterwards."""
+    uninstall(model)
+    try:
+        yield
+    finally:
+        install(model)
+
+
+@contextmanager
+def attention_set_to(model: Any, implementation: str) -> Iterator[None]:
+    """The model over another attention implementation, and as it was afterwards, whatever happens."""
+    before = _choice(model)
+    try:
+        _set(model, implementation)
+        yield
+    finally:
+        _restore(model, before)
+
+
+def _set(model: Any, implementation: str) -> None:
+    if _dispatches(model):
+        model.set_attn_implementation(implementation)
+    else:
+        _restore(model, [(config, implementation) for config, _ in _choice(model)])
+
+
+def _choice(model: Any) -> Choice:
+    configs = {id(model.config): model.config}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if hasattr(config, "_attn_implementation"):
+            configs[id(config)] = config
+    waiting = list(configs.values())
+    while waiting:  # parts that belong to no module, or to one that keeps no configuration
+        config = waiting.pop()
+        for name in getattr(config, "sub_configs", None) or {}:
+            part = getattr(config, name, None)
+            if part is not None and id(part) not in configs:
+                configs[id(part)] = part
+                waiting.append(part)
+    return [(config, config._attn_implementation) for config in configs.values()]
+
+
+def _restore(model: Any, choice: Choice) -> None:
+    for config, implementation in choice:
+        config._attn_implementation_internal = implementation  # the property would change the parts as well
+    if not _dispatches(model):
+        implementation = model.config.get_text_config()._attn_implementation
+        if (implementation or "").startswith(OURS):
+            call_attention(model, implementation)
+        else:
+            run_own_code(model)

@@ -1,0 +1,172 @@
+"""Models that compute attention in their modules' own code, brought to call attention functions as other models do.
+
+While the engine has such a model, the class of each attention module is a subclass of its own, in which one method is
+another: `_attn`, where the module computes attention in a method of that name, or `forward`, by one of `FORWARDS`.
+Everything else of the module stays, so copies, hooks and weights are as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from inspect import signature
+from math import isclose, log
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ttc.attention.own_forwards import FORWARDS
+from ttc.errors import UnsupportedModel
+
+
+class CallsAttention:
+    """An attention module of a model that has been brought to call attention functions.
+
+    own: the module's own class. ttc_attention: the name of the attention function.
+    """
+
+    own: ClassVar[type[nn.Module]]
+    ttc_attention: str
+
+    def eager(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
+    ) -> tuple[Tensor, None]:
+        """Attention written out. query: (batch, heads, tokens, dim); key, value with the KV heads. mask: None, or what
+        is added to the scores. Returns (batch, tokens, heads, value_dim)."""
+        groups = query.shape[1] // key.shape[1]
+        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+        scores = query @ key.transpose(2, 3) * scaling
+        weights = (scores if mask is None else scores + mask).softmax(-1)
+        return (weights @ value).transpose(1, 2), None
+
+    def own_mask(self, query: Tensor, mask: Tensor | None) -> Tensor | None:
+        """What tokens see, by the model's mask and by what the module itself hides."""
+        return mask
+
+
+def has_own_code(model: Any) -> bool:
+    """Whether the model has modules that `call_attention` would change."""
+    return any(_calling(type(module)) is not None for module in model.modules())
+
+
+def call_attention(model: Any, implementation: str) -> None:
+    """Let the model's attention modules call the attention function of that name."""
+    for module in model.modules():
+        if (calling := _calling(type(module))) is not None:
+            module.__class__ = calling
+            module.ttc_attention = implementation
+
+
+def run_own_code(model: Any) -> None:
+    """Undo `call_attention`."""
+    for module in model.modules():
+        if isinstance(module, CallsAttention):
+            del module.ttc_attention
+            module.__class__ = module.own
+
+
+@cache
+def _calling(kind: Any) -> Any:
+    """The subclass that calls attention functions, of a class that computes attention itself; None for others."""
+    if issubclass(kind, CallsAttention):
+        return kind
+    if (forward := FORWARDS.get(f"{kind.__module__}.{kind.__name__}")) is not None:
+        return type(kind.__name__, (CallsAttention, kind), {"own": kind, "forward": forward})
+    own = getattr(kind, "_attn", None)
+    if own is not None and len(signature(own).parameters) >= len(("self", "query", "key", "value", "mask")):
+        return type(kind.__name__, (_ByMethod, kind), {"own": kind})
+    return None
+
+
+# ---------------------------------------------------------------- modules with a method `_attn`
+
+
+@dataclass(frozen=True)
+class _Method:
+    """What a module's own `_attn` is like. transposed: it takes keys as (batch, heads, dim, tokens). result: what it
+    returns for an output."""
+
+    scaling: float
+    transposed: bool
+    result: Callable[[Tensor], Any]
+
+
+_METHODS: WeakKeyDictionary[Any, _Method] = WeakKeyDictionary()
+
+
+class _ByMethod(CallsAttention):
+    """A module whose `_attn` takes queries, keys and values (batch, heads, tokens, dim) and a mask to be added, and
+    gives a tuple or list that begins with the output (batch, heads, tokens, value_dim)."""
+
+    def _attn(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *_: Any, **__: Any) -> Any:
+        method = self._method(query)
+        key = key.transpose(2, 3) if method.transposed else key
+        query, key = query.to(value.dtype), key.to(value.dtype)  # some multiply in float32, and keep such keys nowhere
+        function = ALL_ATTENTION_FUNCTIONS[self.ttc_attention]
+        return method.result(function(self, query, key, value, mask, scaling=method.scaling)[0].transpose(1, 2))
+
+    def eager(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
+    ) -> tuple[Tensor, None]:
+        return self._own(query, key, value, mask).transpose(1, 2), None
+
+    def own_mask(self, query: Tensor, mask: Tensor | None) -> Tensor | None:
+        """By the weights where all scores are 0. Its `row(position)` is the mask's row at any position."""
+
+        def seen(tokens: int, mask: Tensor | None) -> Tensor:
+            nothing = query.new_zeros(1, 1, tokens, query.shape[-1])
+            return self._own(nothing, nothing, torch.eye(tokens).to(query)[None, None], mask)
+
+        def hidden(weights: Tensor) -> Tensor:
+            return torch.zeros_like(weights).masked_fill_(weights == 0, torch.finfo(weights.dtype).min)
+
+        def row(position: int) -> Tensor:
+            mine = hidden(seen(position + 1, None)[:, :, -1:])
+            return mine if mask is None else torch.minimum(mine, mask.row(position))  # type: ignore[attr-defined]
+
+        found = hidden(seen(query.shape[2], mask))
+        found.row = row  # type: ignore[attr-defined]
+        return found
+
+    def _own(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """The output of the module's own `_attn`."""
+        key = key.transpose(2, 3) if self._method(query).transposed else key
+        return self.own._attn(self, query, key, value, mask)[0]  # type: ignore[attr-defined]
+
+    def _method(self, query: Tensor) -> _Method:
+        if self not in _METHODS:
+            _METHODS[self] = self._examine(query)
+        return _METHODS[self]
+
+    def _examine(self, query: Tensor) -> _Method:
+        """Try the module's own `_attn` on three tokens. query: one of its queries, for its shape, type and device."""
+        own, (_, heads, _, dim) = self.own._attn, query.shape  # type: ignore[attr-defined]
+        kind = torch.promote_types(query.dtype, torch.float32)
+        key = torch.zeros(1, heads, 3, dim, dtype=kind, device=query.device)
+        key[:, :, 1, 0] = 1
+        value = torch.zeros_like(key)
+        value[:, :, range(3), range(3)] = 1
+        try:
+            transposed, result = False, own(self, key, key, value, None)
+        except RuntimeError:  # shapes don't fit
+            transposed, result = True, own(self, key, key.transpose(2, 3), value, None)
+
+        def scaling(size: float) -> float:
+            """From the weights of the keys 0 and 1 for the query `size`."""
+            query = torch.zeros_like(key)
+            query[..., 0] = size
+            weights = own(self, query, key.transpose(2, 3) if transposed else key, value, None)[0][0, 0, 2].tolist()
+            if not 0 < weights[0] < weights[1]:
+                raise UnsupportedModel(f"{self.own.__name__}._attn gives the weights {weights}, no softmax of scores")
+            return log(weights[1] / weights[0]) / size
+
+        rough = scaling(1.0)
+        found = scaling(4 / rough)  # weights far apart tell it more exactly
+        for usual in (1.0, dim**-0.5):
+            found = usual if isclose(found, usual, rel_tol=1e-5) else found
+        as_list, others = isinstance(result, list), [None] * (len(result) - 1)
+        return _Method(found, transposed, lambda out: [out, *others] if as_list else (out, *others))

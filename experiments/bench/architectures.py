@@ -122,6 +122,8 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 64},
     "gemma4_assistant": {"text_config": ASSISTANT},
     "gemma4_unified_assistant": {"text_config": ASSISTANT},
+    "falcon: alibi": {"alibi": True, "multi_query": False},
+    "falcon: shared heads": {"new_decoder_architecture": True, "num_kv_heads": 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "granitemoehybrid": {"layer_types": [LINEAR, FULL] * 2},
     "hrm_text": {"num_layers_per_stack": 1},

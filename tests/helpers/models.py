@@ -87,8 +87,9 @@ OWN_CODE: dict[str, tuple[type, dict[str, Any]]] = {
 
 def build(family: str, dtype: torch.dtype = torch.float32) -> Any:
     config_class, extra = (FAMILIES | OWN_CODE)[family]
+    common = {k: v for k, v in COMMON.items() if family in FAMILIES or k not in ("head_dim", "num_key_value_heads")}
     torch.manual_seed(0)
-    model = hf.AutoModelForCausalLM.from_config(config_class(**(COMMON | extra)), dtype=dtype).eval()
+    model = hf.AutoModelForCausalLM.from_config(config_class(**(common | extra)), dtype=dtype).eval()
     model.generation_config.eos_token_id = None
     return model
 

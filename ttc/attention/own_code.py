@@ -50,13 +50,13 @@ class CallsAttention:
 
 def has_own_code(model: Any) -> bool:
     """Whether the model has modules that `call_attention` would change."""
-    return any(_calling(type(module)) is not None for module in model.modules())
+    return any(_calling(module.__class__) is not None for module in model.modules())
 
 
 def call_attention(model: Any, implementation: str) -> None:
     """Let the model's attention modules call the attention function of that name."""
     for module in model.modules():
-        if (calling := _calling(type(module))) is not None:
+        if (calling := _calling(module.__class__)) is not None:
             module.__class__ = calling
             module.ttc_attention = implementation
 
@@ -66,7 +66,7 @@ def run_own_code(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, CallsAttention):
             del module.ttc_attention
-            module.__class__ = module.own
+            module.__class__ = module.own  # type: ignore[assignment]
 
 
 @cache

@@ -7,7 +7,7 @@ function between. The check at load compares the model's logits with those of it
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import unwrap
+from importlib import import_module
 from math import sqrt
 from typing import Any
 
@@ -42,7 +42,7 @@ def _attend(
 
 def _own(module: Any, name: str) -> Any:
     """What the file of a module's own class calls by this name."""
-    return unwrap(module.own.forward).__globals__[name]
+    return getattr(import_module(module.own.__module__), name)
 
 
 def _alibi(module: Any, like: Tensor) -> Bias:

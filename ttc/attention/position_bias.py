@@ -41,7 +41,9 @@ def with_bias(query: Tensor, key: Tensor, value: Tensor, scaling: float, bias: B
 def _columns(key: Tensor, bias: Bias) -> _Columns:
     """What a pass's queries and keys get, (heads, rows, COLUMNS)."""
     plan = current_plan()
-    positions = range(key.shape[2]) if plan.positions is None else plan.positions
+    positions = None if plan is None else plan.positions
+    if positions is None:  # each sequence begins at 0
+        return _made(bias(key.shape[2]).double(), key.dtype)
     known, device, columns = _OF_PASS.get(plan, (None, None, None))
     if columns is None or known is not positions or device != key.device:
         rows = positions if isinstance(positions, Tensor) else torch.tensor([*positions])

@@ -93,8 +93,8 @@ def examine(model: Any) -> tuple[tuple[LayerShape, ...], Recurrent | None]:
     that keep a recurrent state.
 
     Raises UnsupportedModel when the model isn't a decoder whose attention can be reached (through transformers'
-    `AttentionInterface`, or as `ttc.attention.own_code` does) and that keeps recurrent states in transformers' cache, or when these aren't what the engine
-    computes; the model then stays as it was.
+    `AttentionInterface`, or as in `ttc.attention.own_code`), when it keeps recurrent states elsewhere than in
+    transformers' cache, or when either is not what the engine computes; the model then stays as it was.
     """
     name = type(model).__name__
     if getattr(model.config, "is_encoder_decoder", False):

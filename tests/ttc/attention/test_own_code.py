@@ -43,8 +43,9 @@ def test_tree_equals_plain_transformers(family: str, fused: str, monkeypatch: py
     assert engine.kv_bytes() == 0
 
 
-@pytest.mark.parametrize("family", [name for name in OWN_CODE if not name.startswith(IN_FLOAT32)])
+@pytest.mark.parametrize("family", [name for name in OWN_CODE if name.split(",")[0] not in (*IN_FLOAT32, "xglm")])
 def test_double_precision(family: str) -> None:
+    """XGLM does not run in float64 in transformers."""
     plain = build(family, torch.float64)
     for branch in grow(Engine(copy.deepcopy(plain), Letters())):
         assert_like_plain(plain, branch, bound=1e-9)
@@ -72,6 +73,7 @@ def test_offloaded_equals_plain_transformers(family: str, memory: Any) -> None:
 
 
 @pytest.mark.parametrize("family", ["falcon, alibi", "gpt_neo", "mpt"])
+@torch.no_grad()
 def test_scores_equal_plain_transformers(family: str) -> None:
     plain = build(family)
     engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5)
@@ -88,8 +90,7 @@ def test_scores_equal_plain_transformers(family: str) -> None:
 def test_a_bias_by_position_holds_far_into_the_context(family: str) -> None:
     """Falcon rounds positions to bfloat16 in its bias: from 256 on, a formula would give something else."""
     plain = build(family)
-    if family == "mpt":
-        plain.config.max_seq_len = 2048
+    plain.config.max_position_embeddings = plain.config.max_seq_len = 2048
     engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=512)
     branches = engine.fork(engine.root(prompt(1, 1500)), 2)
     engine.extend(branches[:1], [prompt(2, 3)])

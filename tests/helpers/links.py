@@ -15,7 +15,7 @@ class Late:
     def __init__(self) -> None:
         self.due: list[_LateCopy] = []
 
-    def submit(self, work: Callable[..., None], *arguments: Any) -> Future[None]:
+    def submit(self, later: bool, work: Callable[..., None], *arguments: Any) -> Future[None]:
         self.due.append(_LateCopy(self, work, arguments))
         return self.due[-1]
 

@@ -96,6 +96,7 @@ class KVReader:
         self.transfers: list[Transfer | None] = [None] * len(self.buffers)
         self.turn = 0  # units read so far, over all passes
         self.started = -1  # the last turn whose fetch has begun
+        self.layer: int | None = None  # what is read now
 
     @staticmethod
     def elements(memory: KVMemory, unit: Unit, runs: Sequence[tuple[KV, int]], tails: Tails | None) -> int:
@@ -109,6 +110,7 @@ class KVReader:
 
     def read(self, layer: int) -> Iterator[tuple[Unit, dict[int, LayerKV]]]:
         """The units of a layer, one after the other: (unit, entry index -> keys and values of its heads)."""
+        self.layer = layer
         if self.kept is not None:
             yield from self.kept.read(layer)
         for _ in range(self.per_layer[layer]):
@@ -118,6 +120,7 @@ class KVReader:
 
     def staged_tails(self, layer: int) -> LayerKV:
         """The tails of a layer that is not resident. Call before `read`."""
+        self.layer = layer
         unit, staged = self._current()
         if unit.layer != layer or staged.tails is None:
             raise RuntimeError(f"the tails of layer {layer} are neither on the device nor what is read next")
@@ -177,4 +180,10 @@ class KVReader:
             kv, tokens = self.runs[index]
             staged.entries[index] = stage(kv, tokens, tokens)
         self.staged[slot] = staged
-        self.transfers[slot] = self.memory.link.fetch(copies, "kept" if self.keep else "stream", after)
+        self.transfers[slot] = self.memory.link.fetch(
+            copies, "kept" if self.keep else "stream", after, self._later(unit)
+        )
+
+    def _later(self, unit: Unit) -> bool:
+        """Whether a unit is for a layer after the one that is read now."""
+        return unit.layer != self.layer

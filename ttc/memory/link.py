@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ class Transfer:
 
     nbytes: int
     event: torch.cuda.Event | None = None
-    future: Future[None] | None = None
+    futures: Sequence[Future[None]] = ()
     error: Exception | None = None
 
     @property
@@ -35,15 +36,24 @@ class Transfer:
         """Whether nothing of it is under way any more, as far as is known without waiting."""
         if self.event is not None:
             return self.event.query()
-        return self.future is None or self.future.done()
+        return all(future.done() for future in self.futures)
+
+    def result(self) -> None:
+        """Wait for the copies that a worker makes. Raises what the first that failed raised."""
+        for future in self.futures:
+            future.result()
 
 
 class Link:
     """Moves KV between the tiers, one queue each way, and counts the bytes by cause.
 
-    On CUDA each way is a stream of its own, host memory is pinned, and waiting is done by the device. On a CPU both
-    tiers are ordinary memory: copies are made at once or, with `gbps`, by a worker that takes as long as a link of so
-    many 1e9 bytes a second would. Times so obtained are simulated; bytes never are.
+    Copies that are needed later, as the weights of the next layer, give way to those that are needed now, one copy at
+    a time: else what the layer that computes needs would wait behind all weights of the next one.
+
+    On CUDA each way is a stream of its own, host memory is pinned, and waiting is done by the device; what is needed
+    later has one more stream, so the device shares the link between the two. On a CPU both tiers are ordinary memory:
+    copies are made at once or, with `gbps`, by a worker that takes as long as a link of so many 1e9 bytes a second
+    would. Times so obtained are simulated; bytes never are.
     """
 
     def __init__(self, device: torch.device, gbps: float | None = None):
@@ -73,9 +83,10 @@ class Link:
         """Whether transfer times stand for another machine's."""
         return self.device.type == "cpu" and self.gbps is not None
 
-    def fetch(self, copies: Copies, cause: str, after: Sequence[Transfer] = ()) -> Transfer:
-        """Host to device; starts when `after` is done."""
-        return self._in.send(copies, cause, self.to_device_bytes, after)
+    def fetch(self, copies: Copies, cause: str, after: Sequence[Transfer] = (), later: bool = False) -> Transfer:
+        """Host to device; starts when `after` is done. later: each of the copies waits for all fetches that are not.
+        What is not for later cannot be `after` what is."""
+        return self._in.send(copies, cause, self.to_device_bytes, after, later)
 
     def store(self, copies: Copies, cause: str, after: Sequence[Transfer] = ()) -> Transfer:
         """Device to host; fails if one of `after` did."""
@@ -89,11 +100,11 @@ class Link:
             raise transfer.error
         if transfer.event is not None:
             self._wait_on_device(transfer.event)
-        elif transfer.future is not None and not transfer.done:
+        elif not transfer.done:
             with self._waiting():
-                transfer.future.result()
-        elif transfer.future is not None:
-            transfer.future.result()  # raises what the copy raised
+                transfer.result()
+        else:
+            transfer.result()  # raises what a copy raised
 
     def _wait_on_device(self, event: torch.cuda.Event) -> None:
         if event.query():
@@ -147,22 +158,39 @@ class _Queue:
         self.link, self.name = link, name
         self.host = host  # which of (destination, source) is on the host
         self.stream = torch.cuda.Stream(link.device) if link.device.type == "cuda" else None
-        self.worker: ThreadPoolExecutor | None = None
-        self.free_at = 0.0
+        self.later_stream: torch.cuda.Stream | None = None
+        self.worker: _Worker | None = None
+        self.free_at = 0.0  # when the link is done with what it was given so far
 
-    def send(self, copies: Copies, cause: str, counter: Counter[str], after: Sequence[Transfer]) -> Transfer:
-        nbytes = sum(source.numel() * source.element_size() for _, source in copies)
+    def send(
+        self,
+        copies: Copies,
+        cause: str,
+        counter: Counter[str],
+        after: Sequence[Transfer],
+        later: bool = False,
+    ) -> Transfer:
+        nbytes = _nbytes(copies)
         counter[cause] += nbytes
         if self.stream is None and self.link.gbps is not None:
-            self.worker = self.worker or ThreadPoolExecutor(1, thread_name_prefix=self.name)
-            return Transfer(nbytes, future=self.worker.submit(self._slowly, copies, cause, nbytes, after))
+            worker, asked = self.worker or _Worker(self.name), time.perf_counter()
+            self.worker, parts = worker, [[pair] for pair in copies] if later else [copies]
+            return Transfer(
+                nbytes, futures=[worker.submit(later, self._slowly, part, cause, after, asked) for part in parts]
+            )
         try:
             if self.stream is not None:
-                return Transfer(nbytes, event=self._on_stream(self.stream, copies, after))
+                return Transfer(nbytes, event=self._on_stream(self._stream(later), copies, after))
             self._in_order(copies, after)
         except Exception as error:
             return Transfer(nbytes, error=error)
         return Transfer(nbytes)
+
+    def _stream(self, later: bool) -> torch.cuda.Stream:
+        assert self.stream is not None
+        if later and self.later_stream is None:
+            self.later_stream = torch.cuda.Stream(self.link.device)
+        return self.later_stream if later and self.later_stream is not None else self.stream
 
     def _in_order(self, copies: Copies, after: Sequence[Transfer]) -> None:
         for transfer in after:
@@ -179,23 +207,53 @@ class _Queue:
             event.record(stream)
         return event
 
-    def _slowly(self, copies: Copies, cause: str, nbytes: int, after: Sequence[Transfer]) -> None:
+    def _slowly(self, copies: Copies, cause: str, after: Sequence[Transfer], asked: float) -> None:
+        """Copy, and end when a link that began as soon as it was free would; `asked`: when it was to begin at first."""
         assert self.link.gbps is not None
+        waits = not all(transfer.done for transfer in after)
         for transfer in after:
-            if transfer.future is not None:
-                transfer.future.result()
-        start = max(time.perf_counter(), self.free_at)
+            transfer.result()
+        asked = time.perf_counter() if waits else asked
+        nbytes, start = _nbytes(copies), max(asked, self.free_at)
         self._copy(copies)
-        self.free_at = start + nbytes / (self.link.gbps * 1e9)
+        self.free_at = max(start + nbytes / (self.link.gbps * 1e9), time.perf_counter())
         time.sleep(max(0.0, self.free_at - time.perf_counter()))
         if self.link.trace is not None:
-            self.link.trace.add(self.name, cause, start, time.perf_counter(), bytes=nbytes)
+            self.link.trace.add(self.name, cause, start, self.free_at, bytes=nbytes)
 
     @staticmethod
     @torch.inference_mode()
     def _copy(copies: Copies) -> None:
         for destination, source in copies:
             destination.copy_(source, non_blocking=True)
+
+
+class _Worker:
+    """A thread that does one thing after the other: what is not for later first, each in the order in which it came."""
+
+    def __init__(self, name: str):
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self.now, self.later = deque[Callable[[], None]](), deque[Callable[[], None]]()
+
+    def submit(self, later: bool, work: Callable[..., None], *arguments: Any) -> Future[None]:
+        found = Future[None]()
+
+        def run() -> None:
+            try:
+                found.set_result(work(*arguments))
+            except BaseException as error:
+                found.set_exception(error)
+
+        (self.later if later else self.now).append(run)
+        self.thread.submit(self._next)
+        return found
+
+    def _next(self) -> None:
+        (self.now or self.later).popleft()()
+
+
+def _nbytes(copies: Copies) -> int:
+    return sum(source.numel() * source.element_size() for _, source in copies)
 
 
 def contiguous_parts(copies: Copies, side: int) -> Iterator[tuple[Tensor, Tensor]]:

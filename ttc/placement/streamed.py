@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from ttc.placement.base import Device, PlacedRunner, Placement, move_own, outsid
 
 BUFFERS = 2
 """One holds the layer that is computed, the other takes the next one meanwhile."""
+PIECES = 32
+"""A layer crosses in so many pieces, so that KV which is needed earlier waits for a piece at most."""
 ALIGNED_BYTES = 64
 """Each weight begins at a multiple of this in its layer's memory."""
 
@@ -83,7 +86,8 @@ class WeightStream:
     """The weights of some layers on their way through two buffers.
 
     A layer's weights are those in a buffer from its `arrive` until another layer takes the buffer, and those on the
-    host otherwise. While a layer computes, the next one is fetched, after the last the first.
+    host otherwise. While a layer computes, the next one is fetched, after the last the first; what the layer that
+    computes needs besides, such as KV, crosses first.
     """
 
     def __init__(self, layers: Sequence[nn.Module], link: Link, device: torch.device):
@@ -99,7 +103,7 @@ class WeightStream:
     def arrive(self, index: int) -> None:
         """Let a layer compute with its weights on the device. Raises what went wrong on their way."""
         if index not in self.held:
-            self._fetch(index, 1 - self.last)
+            self._fetch(index, 1 - self.last, later=False)
         self.last = slot = self.held.index(index)
         try:
             self.link.wait(self.transfers[slot])
@@ -109,15 +113,16 @@ class WeightStream:
         self.layers[index].use(self.views[index][slot])
         following = (index + 1) % len(self.layers)
         if following not in self.held:
-            self._fetch(following, 1 - slot)
+            self._fetch(following, 1 - slot, later=True)
 
-    def _fetch(self, index: int, slot: int) -> None:
+    def _fetch(self, index: int, slot: int, later: bool) -> None:
         before, layer = self.held[slot], self.layers[index]
         if before is not None:
             self.layers[before].use(self.layers[before].on_host)
         self.held[slot] = index
-        room = self.buffers[slot][: layer.host.numel()]
-        self.transfers[slot] = self.link.fetch([(room, layer.host)], "weights")
+        size = layer.host.numel()
+        pieces = [whole.split(ceil(size / PIECES)) for whole in (self.buffers[slot][:size], layer.host)]
+        self.transfers[slot] = self.link.fetch(list(zip(*pieces, strict=True)), "weights", later=later)
 
 
 class _LayerWeights:

@@ -58,11 +58,12 @@ class CaptureReader(KVReader):
 
     def read(self, layer: int) -> Iterator[tuple[Unit, dict[int, LayerKV]]]:
         """The units of a layer, one after the other: (unit, entry index -> keys and values)."""
+        self.layer = layer
         for _ in range(self.per_layer[layer]):
             unit, staged = self._current()
             yield unit, staged.entries | self._generated(unit)
             self.turn += 1
-            self._start_ahead()  # at once, before weights of the next layer are asked for
+            self._start_ahead()
 
     def close(self) -> None:
         super().close()
@@ -125,7 +126,7 @@ class CaptureReader(KVReader):
         inputs = buffer[: tokens * width].view(tokens, width)
         self.inputs[slot], self.near[slot] = inputs if acts else None, {}
         act_copies, kv_copies = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
-        staged, first, offset = Staged(), 0, tokens * width
+        staged, first, offset, later = Staged(), 0, tokens * width, self._later(unit)
         after = [kv.written for kv, _ in (self.runs[index] for index in unit.entries) if kv.written is not None]
         for index in unit.entries:
             kv, length = self.runs[index]
@@ -145,8 +146,8 @@ class CaptureReader(KVReader):
                 offset += length * shape.elements
         self.staged[slot] = staged
         if act_copies:
-            after = [memory.link.fetch(act_copies, "act", after)]
-        self.transfers[slot] = memory.link.fetch(kv_copies, "kv", after) if kv_copies or act_copies else None
+            after = [memory.link.fetch(act_copies, "act", after, later)]
+        self.transfers[slot] = memory.link.fetch(kv_copies, "kv", after, later) if kv_copies or act_copies else None
 
 
 def generated_bytes(memory: KVMemory, unit: Unit, entries: Sequence[Entry]) -> int:

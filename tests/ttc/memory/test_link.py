@@ -38,6 +38,48 @@ def test_a_fetch_overlaps_computing(tmp_path: Path) -> None:
         assert span["dur"] >= span["args"]["bytes"] / 0.2e9 * 1e6 * 0.99
 
 
+def traced(gbps: float) -> Link:
+    link = Link(torch.device("cpu"), gbps)
+    link.trace = Trace()
+    return link
+
+
+def test_copies_for_later_give_way_to_those_needed_now() -> None:
+    link = traced(gbps=1e-5)  # 10 ms for 100 bytes
+    weights, kv = torch.rand(8, 25), torch.rand(25)
+    there, near = torch.zeros(8, 25), torch.zeros(25)
+    later = link.fetch(list(zip(there, weights, strict=True)), "weights", later=True)
+    now = link.fetch([(near, kv)], "kv")
+    link.wait(now)
+    assert torch.equal(near, kv) and not later.done
+    link.wait(later)
+    assert torch.equal(there, weights) and link.to_device_bytes == {"weights": 800, "kv": 100}
+    assert link.trace is not None
+    order = [event["name"] for event in link.trace.events]
+    assert order.count("weights") == 8 and order.index("kv") <= 1  # behind the piece under way at most
+
+
+def test_a_link_that_has_work_does_not_rest() -> None:
+    """However late its thread wakes up, one copy begins when the one before it ends."""
+    link = traced(gbps=1e-4)
+    source, there = torch.rand(20, 25), torch.zeros(20, 25)
+    link.wait([link.fetch([pair], "kv") for pair in zip(there, source, strict=True)][-1])
+    assert link.trace is not None
+    copies = [event for event in link.trace.events if event["tid"] == "host to device"]
+    assert len(copies) == 20
+    for one, following in pairwise(copies):
+        assert following["ts"] == pytest.approx(one["ts"] + one["dur"], abs=1.0)
+        assert following["dur"] >= 0.99
+
+
+@pytest.mark.parametrize("link_gbps", [None, 1.0])
+def test_a_copy_for_later_that_fails_is_raised_whatever_the_others_do(link_gbps: float | None) -> None:
+    link = Link(torch.device("cpu"), link_gbps)
+    parts = [(torch.zeros(2), torch.ones(2)), (torch.zeros(2), torch.ones(3)), (torch.zeros(2), torch.ones(2))]
+    with pytest.raises(RuntimeError, match=r"must match"):
+        link.wait(link.fetch(parts, "weights", later=True))
+
+
 def test_pruning_does_not_wait_for_the_link() -> None:
     engine = make_engine(memory=Headwise(48 * KIB, link_gbps=1e-4))
     branch = engine.root(list(range(1, 41)))

@@ -94,8 +94,8 @@ def test_a_transfer_that_fails_is_raised_and_the_next_pass_is_right(monkeypatch:
     branch = engine.root(prompt(1, 12))
     link, fetch = engine.memory.link, engine.memory.link.fetch
 
-    def fails(copies: Any, cause: str, after: Any = ()) -> Any:
-        return fetch([(copies[0][0][:1], copies[0][1])], cause, after)  # of different sizes
+    def fails(copies: Any, cause: str, **options: Any) -> Any:
+        return fetch([*copies[:-1], (copies[-1][0][:1], copies[-1][1])], cause, **options)  # of different sizes
 
     monkeypatch.setattr(link, "fetch", fails)
     with pytest.raises(RuntimeError, match=r"doesn.t match"):

@@ -46,9 +46,9 @@ class Setting:
 
     hidden: int = 1024
     layers: int = 3
-    branches: int = 40
-    context: int = 2048
-    block_tokens: int = 256
+    branches: int = 20
+    context: int = 4096
+    block_tokens: int = 512
     mini_batch_tokens: int = 8192
     steps: int = 3
 
@@ -72,7 +72,7 @@ KV, FITS, ACT = "KV only", "KV only, on the device as far as it fits", "ACT only
 EVEN, CHOSEN = "hybrid 1:1", "hybrid, Algorithm 1 and mini-batches"
 ARMS = (KV, FITS, ACT, EVEN, CHOSEN)
 POINTS = (
-    Point("room on the device for most ACT blocks", 0.68, 0.62, ARMS),
+    Point("room on the device for most ACT blocks", 0.7, 0.64, ARMS),
     Point("a small device, generating as slow as loading", 1.2, 0.12, ARMS),
     Point("a small device and a fast link", 6.0, 0.12, (KV, CHOSEN)),
 )
@@ -164,23 +164,21 @@ def engine_of(setting: Setting, memory: Offloading, gbps: float | None = None) -
 
 
 def calibrated(setting: Setting) -> CaptureTimes:
-    """What a layer computes in a pass over KV blocks alone, and T_kv_gen: how much more with ACT blocks alone; lines
+    """What a layer computes in a pass over KV blocks alone, and T_kv_gen: how much more with ACT blocks alone, a line
     through three numbers of branches. Waits for copies are left out."""
     policy = {"block_tokens": setting.block_tokens, "mini_batch_tokens": setting.mini_batch_tokens}
 
     def computing_s(act_share: float, branches: int) -> float:
         at = replace(setting, branches=branches)
-        run = decoded(engine_of(at, Capture(act_share=act_share, **policy), CALIBRATION_GBPS), at)
-        return (run.step_s - run.waited_s) / setting.layers
+        return decoded(engine_of(at, Capture(act_share=act_share, **policy), CALIBRATION_GBPS), at).computed_s
 
-    forward, generating = list[tuple[float, float]](), list[tuple[float, float]]()
-    for part in (1, 2, 3):
-        branches = -(-setting.branches * part // 6)
-        tokens, forward_s = branches * setting.context, computing_s(0.0, branches)
-        forward.append((tokens, forward_s))
-        generating.append((tokens, computing_s(1.0, branches) - forward_s))
-    forward_s = fit_line(forward)(setting.tokens)
-    return CaptureTimes(kv_gen=fit_line(generating, proportional=True), load_kv=Line(0.0), forward_s=forward_s)
+    def generating_s(branches: int) -> float:
+        return computing_s(1.0, branches) - computing_s(0.0, branches)
+
+    counts = [-(-setting.branches * part // 6) for part in (1, 2, 3)]
+    points = [(n * setting.context, generating_s(n) / setting.layers) for n in counts]
+    forward_s = computing_s(0.0, setting.branches) / setting.layers
+    return CaptureTimes(kv_gen=fit_line(points, proportional=True), load_kv=Line(0.0), forward_s=forward_s)
 
 
 def measured(setting: Setting, point: Point, arm: str, times: CaptureTimes) -> dict[str, Any]:
@@ -217,11 +215,13 @@ def measured(setting: Setting, point: Point, arm: str, times: CaptureTimes) -> d
 
 @dataclass(frozen=True)
 class Run:
-    """The least time of a step and what computing waited for copies meanwhile, bytes to the device of a step by cause,
-    and the tokens of ACT blocks on the device, of ACT blocks and of KV blocks on the host."""
+    """The least time of a step and what computing waited for copies meanwhile, the least time without such waits, bytes
+    to the device of a step by cause, and the tokens of ACT blocks on the device, of ACT blocks and of KV blocks on the
+    host."""
 
     step_s: float
     waited_s: float
+    computed_s: float
     moved: dict[str, float]
     counts: tuple[int, int, int]
 
@@ -240,7 +240,8 @@ def decoded(engine: Engine, setting: Setting) -> Run:
     moved = {cause: (n - before.get(cause, 0)) / setting.steps for cause, n in link.to_device_bytes.items()}
     batch.close()
     engine.release(branches)
-    return Run(*min(steps), {cause: n for cause, n in moved.items() if n}, counts)
+    computed_s = min(step_s - waited_s for step_s, waited_s in steps)
+    return Run(*min(steps), computed_s, {cause: n for cause, n in moved.items() if n}, counts)
 
 
 def block_tokens(engine: Engine) -> tuple[int, int, int]:

@@ -129,14 +129,19 @@ class Capture(Offloading):
         return act_gpu + act_host, kv_host
 
     def _is_act(self, tokens: int, path: Iterable[KV]) -> bool:
-        """Whether a block that follows those of `path` is an ACT block (Eq. 5)."""
+        """Whether a block that follows those of `path` is an ACT block (Eq. 5). Where its branch stays within a block of
+        the ratio either way, the blocks of all branches decide: else each of them would be rounded the same way."""
         path = list(path)
         own_act, own_kv = (sum(kv.tokens for kv in path if bool(kv.acts) == act) for act in (True, False))
         near, far, kv = self.counts()
         act_all, kv_all = self.allocation(max(self._expected, near + far + kv + tokens))
         if self.act_share is None and near + far + tokens > act_all:
             return False  # other branches have them all
-        return next_is_act(own_act, own_kv, act_all, kv_all)
+        if own_act * kv_all >= (own_kv + tokens) * act_all:  # an ACT block would be a whole one too many
+            return False
+        if (own_act + tokens) * kv_all <= own_kv * act_all:  # a KV block would
+            return True
+        return next_is_act(near + far, kv, act_all, kv_all)
 
     def _act_room(self, tokens: int) -> float:
         """Bytes that the device has for more ACT blocks, once there are `tokens` tokens: less what buffers, and tails

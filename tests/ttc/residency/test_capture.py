@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import COMMON, FAMILIES, build, deep, prompt
 from tests.helpers.ownership import Ownership, assert_nothing_left
+from tests.helpers.placements import LAYERS, deeper
 from tests.helpers.tokenizers import Letters
 from ttc import Capture, Engine, InvalidInput, OutOfMemory, Streamed
 from ttc.cost_model.capture import CaptureTimes, Line
 from ttc.memory.kv import LayerACT
+from ttc.trace import Trace
 from ttc.tree.branch import Branch
 
 
@@ -33,6 +36,13 @@ def multi_head(family: str, dtype: torch.dtype = torch.float32) -> Any:
 
 def engine_of(plain: Any, **options: Any) -> Engine:
     return Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5, memory=Capture(block_tokens=8, **options))
+
+
+def streamed(plain: Any, **options: Any) -> Engine:
+    """An engine over four layers, weights of which cross in every pass."""
+    model = copy.deepcopy(plain)
+    runner, memory = Streamed(link_gbps=1.0).place(model, "cpu"), Capture(block_tokens=8, **options)
+    return Engine(model, Letters(), prefill_tokens=5, runner=runner, memory=memory)
 
 
 def capture(engine: Engine) -> Capture:
@@ -82,14 +92,26 @@ def test_activations_alone_need_no_keys_and_values_anywhere() -> None:
 
 @pytest.mark.parametrize("family", ["opt", "gemma3", "deepseek_v3"])
 def test_weights_that_are_streamed_are_there_when_keys_and_values_are_generated(family: str) -> None:
-    plain = multi_head(family)
-    model = copy.deepcopy(plain)
-    runner = Streamed(link_gbps=1.0).place(model, "cpu")
-    engine = Engine(model, Letters(), prefill_tokens=5, runner=runner, memory=Capture(block_tokens=8, act_share=0.5))
+    plain = deeper(family, num_key_value_heads=4)
+    engine = streamed(plain, act_share=0.5)
     branches = grow(engine)
     for branch in branches:
         assert_like_plain(plain, branch)
     assert_nothing_left(engine, branches)
+
+
+def test_mini_batches_cross_between_the_pieces_of_the_next_layers_weights() -> None:
+    """What a layer needs does not wait behind all weights of the next one."""
+    plain = deeper("opt", num_key_value_heads=4)
+    engine = streamed(plain, act_share=0.5, mini_batch_tokens=16, budget_gib=24 / 2**20)
+    branch, link = engine.root(prompt(1, 129)), engine.memory.link
+    link.gbps, link.trace = 1e-3, Trace()  # 40 ms for the weights of a layer
+    engine.generate([branch], 2, sampling=GREEDY)
+    assert_like_plain(plain, branch)
+    causes = [event["name"] for event in link.trace.events if event["tid"] == "host to device"]
+    pieces = [n for n, cause in enumerate(causes) if cause == "weights"]
+    between = [causes[one + 1 : following] for one, following in pairwise(pieces)]
+    assert sum("kv" in gap for gap in between) > 2 * LAYERS  # more often than between two layers, of which there are 2
 
 
 def test_weights_that_cross_in_every_pass_count_as_t_load_w() -> None:
@@ -147,6 +169,17 @@ def test_each_branch_keeps_the_ratio_whatever_the_others_have() -> None:
         path = [segment.storage for segment in branch.leaf.path()]
         acts, tokens = sum(kv.tokens for kv in path if kv.acts), sum(kv.tokens for kv in path)
         assert abs(acts - 0.75 * tokens) <= 8
+    assert_nothing_left(engine, branches)
+
+
+def test_all_branches_together_keep_the_ratio_to_a_block() -> None:
+    """Five blocks each, of which 0.7 would be 3.5."""
+    engine = engine_of(multi_head("opt"), act_share=0.7)
+    branches = engine.roots([prompt(n, 41) for n in range(7)])
+    near, far, kv = capture(engine).counts()
+    assert near + far + kv == 7 * 40 and abs(near + far - 0.7 * 280) <= 8
+    held = [sum(s.storage.tokens for s in b.leaf.path() if s.storage.acts) for b in branches]
+    assert set(held) == {24, 32}
     assert_nothing_left(engine, branches)
 
 

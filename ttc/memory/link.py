@@ -240,9 +240,11 @@ class _Worker:
 
         def run() -> None:
             try:
-                found.set_result(work(*arguments))
+                work(*arguments)
             except BaseException as error:
                 found.set_exception(error)
+            else:
+                found.set_result(None)
 
         (self.later if later else self.now).append(run)
         self.thread.submit(self._next)

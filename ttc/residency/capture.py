@@ -129,8 +129,8 @@ class Capture(Offloading):
         return act_gpu + act_host, kv_host
 
     def _is_act(self, tokens: int, path: Iterable[KV]) -> bool:
-        """Whether a block that follows those of `path` is an ACT block (Eq. 5). Where its branch stays within a block of
-        the ratio either way, the blocks of all branches decide: else each of them would be rounded the same way."""
+        """Whether a block that follows those of `path` is an ACT block (Eq. 5). Where its branch stays within a block
+        of the ratio either way, the blocks of all branches decide: else each of them would be rounded the same way."""
         path = list(path)
         own_act, own_kv = (sum(kv.tokens for kv in path if bool(kv.acts) == act) for act in (True, False))
         near, far, kv = self.counts()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,37 +39,36 @@ def test_a_fetch_overlaps_computing(tmp_path: Path) -> None:
         assert span["dur"] >= span["args"]["bytes"] / 0.2e9 * 1e6 * 0.99
 
 
-def traced(gbps: float) -> Link:
-    link = Link(torch.device("cpu"), gbps)
-    link.trace = Trace()
-    return link
-
-
 def test_copies_for_later_give_way_to_those_needed_now() -> None:
-    link = traced(gbps=1e-5)  # 10 ms for 100 bytes
+    link, gate = Link(torch.device("cpu"), gbps=1e-2), Future[None]()
+    link.trace = Trace()
     weights, kv = torch.rand(8, 25), torch.rand(25)
     there, near = torch.zeros(8, 25), torch.zeros(25)
-    later = link.fetch(list(zip(there, weights, strict=True)), "weights", later=True)
+    pieces = list(zip(there, weights, strict=True))
+    later = link.fetch(pieces, "weights", [Transfer(0, futures=[gate])], later=True)
     now = link.fetch([(near, kv)], "kv")
+    gate.set_result(None)
     link.wait(now)
-    assert torch.equal(near, kv) and not later.done
+    assert torch.equal(near, kv)
     link.wait(later)
     assert torch.equal(there, weights) and link.to_device_bytes == {"weights": 800, "kv": 100}
-    assert link.trace is not None
-    order = [event["name"] for event in link.trace.events]
+    order = [event["name"] for event in link.trace.events if event["tid"] == "host to device"]
     assert order.count("weights") == 8 and order.index("kv") <= 1  # behind the piece under way at most
 
 
 def test_a_link_that_has_work_does_not_rest() -> None:
     """However late its thread wakes up, one copy begins when the one before it ends."""
-    link = traced(gbps=1e-4)
-    source, there = torch.rand(20, 25), torch.zeros(20, 25)
-    link.wait([link.fetch([pair], "kv") for pair in zip(there, source, strict=True)][-1])
-    assert link.trace is not None
+    link, gate = Link(torch.device("cpu"), gbps=1e-4), Future[None]()
+    link.trace = Trace()
+    source, there, first = torch.rand(20, 25), torch.zeros(20, 25), [Transfer(0, futures=[gate])]
+    transfers = [link.fetch([pair], "kv", first) for pair in zip(there[:1], source[:1], strict=True)]
+    transfers += [link.fetch([pair], "kv") for pair in zip(there[1:], source[1:], strict=True)]
+    gate.set_result(None)
+    link.wait(transfers[-1])
     copies = [event for event in link.trace.events if event["tid"] == "host to device"]
     assert len(copies) == 20
     for one, following in pairwise(copies):
-        assert following["ts"] == pytest.approx(one["ts"] + one["dur"], abs=1.0)
+        assert following["ts"] == pytest.approx(one["ts"] + one["dur"], abs=1.0)  # microseconds
         assert following["dur"] >= 0.99
 
 

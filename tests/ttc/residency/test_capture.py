@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,12 +14,11 @@ from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import COMMON, FAMILIES, build, deep, prompt
 from tests.helpers.ownership import Ownership, assert_nothing_left
-from tests.helpers.placements import LAYERS, deeper
+from tests.helpers.placements import deeper
 from tests.helpers.tokenizers import Letters
 from ttc import Capture, Engine, InvalidInput, OutOfMemory, Streamed
 from ttc.cost_model.capture import CaptureTimes, Line
 from ttc.memory.kv import LayerACT
-from ttc.trace import Trace
 from ttc.tree.branch import Branch
 
 
@@ -100,18 +98,23 @@ def test_weights_that_are_streamed_are_there_when_keys_and_values_are_generated(
     assert_nothing_left(engine, branches)
 
 
-def test_mini_batches_cross_between_the_pieces_of_the_next_layers_weights() -> None:
-    """What a layer needs does not wait behind all weights of the next one."""
+def test_what_the_next_layer_needs_gives_way_to_the_layer_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a layer computes, the next one's weights and its first two mini-batches are asked for."""
     plain = deeper("opt", num_key_value_heads=4)
     engine = streamed(plain, act_share=0.5, mini_batch_tokens=16, budget_gib=24 / 2**20)
-    branch, link = engine.root(prompt(1, 129)), engine.memory.link
-    link.gbps, link.trace = 1e-3, Trace()  # 40 ms for the weights of a layer
+    branch, link, seen = engine.root(prompt(1, 129)), engine.memory.link, list[tuple[str, bool]]()
+    fetch = link.fetch
+
+    def watched(copies: Any, cause: str, after: Any = (), later: bool = False) -> Any:
+        seen.append((cause, later))
+        return fetch(copies, cause, after, later)
+
+    monkeypatch.setattr(link, "fetch", watched)
     engine.generate([branch], 2, sampling=GREEDY)
     assert_like_plain(plain, branch)
-    causes = [event["name"] for event in link.trace.events if event["tid"] == "host to device"]
-    pieces = [n for n, cause in enumerate(causes) if cause == "weights"]
-    between = [causes[one + 1 : following] for one, following in pairwise(pieces)]
-    assert sum("kv" in gap for gap in between) > 2 * LAYERS  # more often than between two layers, of which there are 2
+    weights, units = ([later for cause, later in seen if cause == each] for each in ("weights", "kv"))
+    assert weights and all(weights) and sum(units) == 2 * len(weights)
+    assert len(units) > 2 * sum(units)  # those of the layer at work do not wait
 
 
 def test_weights_that_cross_in_every_pass_count_as_t_load_w() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter
 
 from experiments.command import perform
-from ttc.cost_model.profile_file import Profile
+from ttc.cost_model.profile_file import Profile, hardware
 from ttc.errors import InvalidInput
 
 DTYPES = ("bfloat16", "float32", "float16")
@@ -42,16 +42,19 @@ def measure(arguments: argparse.Namespace) -> None:
     import torch
 
     from experiments.provenance import provenance
-    from ttc.calibration.device_profile import profile_device, profile_link
+    from ttc.calibration.device_profile import profile_attention, profile_device, profile_link, profile_memory
 
     start = perf_counter()
     kinds = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
     devices = []
     for kind in kinds:
+        print(f"measuring {kind} memory", file=sys.stderr, flush=True)
+        memory = profile_memory(torch.device(kind))
         for name in dtypes:
             print(f"measuring {kind} {name}", file=sys.stderr, flush=True)
+            attention = profile_attention(torch.device(kind), getattr(torch, name))
             for runner in ("auto", "modules"):
-                devices.append(profile_device(torch.device(kind), getattr(torch, name), runner))
+                devices.append(profile_device(torch.device(kind), getattr(torch, name), runner, memory, attention))
     link = profile_link(torch.device(kinds[0]), arguments.link_gbps)
     record = provenance(
         f"python -m experiments.profile {' '.join(sys.argv[1:])}".strip(),
@@ -60,6 +63,7 @@ def measure(arguments: argparse.Namespace) -> None:
     )
     record |= {"seconds": perf_counter() - start, "devices": [asdict(d) for d in devices], "link": asdict(link)}
     arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(", ".join(f"{what}: {name}" for what, name in hardware().items()), end="\n\n")
     print(report(Profile({d.name: d for d in devices}, link)))
     print(f"\nwritten to {arguments.out} after {record['seconds']:.0f} s")
 

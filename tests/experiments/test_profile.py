@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import experiments.profile
 import ttc.calibration.device_profile as measuring
 from experiments.profile import report
 from experiments.provenance import machine
+from ttc.calibration.device_profile import Attention, Memory
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.profile_file import BY_MODULES, Profile, read
 from ttc.errors import InvalidInput
@@ -26,8 +28,9 @@ def device(name: str) -> DeviceProfile:
     )  # fmt: skip
 
 
-def made_up(where: object, dtype: object, runner: str) -> DeviceProfile:
-    return device(f"cpu {str(dtype)[6:]}{BY_MODULES if runner == 'modules' else ''}")
+def made_up(where: object, dtype: object, runner: str, memory: Memory, attention: Attention) -> DeviceProfile:
+    found = device(f"cpu {str(dtype)[6:]}{BY_MODULES if runner == 'modules' else ''}")
+    return replace(found, **memory._asdict(), **attention._asdict())
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
@@ -39,6 +42,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A file with made-up figures, which the command has written."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(measuring, "profile_memory", lambda where: Memory(40e9, 2**25, 150e9))
+    monkeypatch.setattr(measuring, "profile_attention", lambda where, dtype: Attention({1: 20e9}, {}, 0.0))
     monkeypatch.setattr(measuring, "profile_device", made_up)
     monkeypatch.setattr(measuring, "profile_link", lambda where, gbps: LINK)
     out = tmp_path / "profile.json"

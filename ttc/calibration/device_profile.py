@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,28 +56,55 @@ NARROW = WIDE | {"hidden_size": 128, "intermediate_size": 256, "num_attention_he
 """Blocks that cost little but their overhead."""
 
 
-def profile_device(device: torch.device, dtype: torch.dtype, runner: Choice = "auto") -> DeviceProfile:
-    """Measure a device. One GiB of its memory is needed in 16-bit numbers. runner: what runs the models' layers; placed
-    models run by their own "modules".
+class Memory(NamedTuple):
+    """How fast a device reads, whatever the numbers are: see `DeviceProfile`."""
 
+    bandwidth: float
+    l3_bytes: float
+    l3_bandwidth: float
+
+
+def profile_memory(device: torch.device) -> Memory:
+    """Measure how fast a device's memory and its last cache are read. Half a GiB of it is needed."""
+    return Memory(read_bandwidth(device), *(measure_cache() if device.type == "cpu" else (0, 0.0)))
+
+
+class Attention(NamedTuple):
+    """How fast a device attends in one dtype, whatever runs the other parts of the layers: see `DeviceProfile`."""
+
+    attention_flops: dict[int, float]
+    streamed_flops: dict[int, float]
+    piece_s: float
+
+
+def profile_attention(device: torch.device, dtype: torch.dtype) -> Attention:
+    """Measure attention. Raises TTCError when the machine was too busy for times to make sense."""
+    return _attention(partial(_timer, device=device, dtype=dtype, runner="auto"), dtype)
+
+
+def profile_device(
+    device: torch.device,
+    dtype: torch.dtype,
+    runner: Choice = "auto",
+    memory: Memory | None = None,
+    attention: Attention | None = None,
+) -> DeviceProfile:
+    """Measure a device. One GiB of its memory is needed in 16-bit numbers.
+
+    runner: what runs the models' layers; placed models run by their own "modules". memory, attention: what was measured
+    already, as one is the same for all dtypes and the other for all runners; None to measure it.
     Raises TTCError when the machine was too busy for times to make sense.
     """
     name = f"{device.type} {str(dtype).removeprefix('torch.')}{BY_MODULES if runner == 'modules' else ''}"
     timer = partial(_timer, device=device, dtype=dtype, runner=runner)
     block_overhead_s, pass_overhead_s = _overheads(timer)
-    l3_bytes, l3_bandwidth = measure_cache() if device.type == "cpu" else (0, 0.0)
-    attention_flops, streamed_flops, piece_s = _attention(timer, dtype)
     return DeviceProfile(
         name=name,
-        bandwidth=read_bandwidth(device),
         flops=_products(timer, dtype, block_overhead_s),
-        attention_flops=attention_flops,
-        streamed_flops=streamed_flops,
-        piece_s=piece_s,
-        l3_bytes=l3_bytes,
-        l3_bandwidth=l3_bandwidth,
         block_overhead_s=block_overhead_s,
         pass_overhead_s=pass_overhead_s,
+        **(memory or profile_memory(device))._asdict(),
+        **(attention or profile_attention(device, dtype))._asdict(),
     )
 
 
@@ -124,7 +151,7 @@ def _products(timer: Timer, dtype: torch.dtype, block_overhead_s: float) -> dict
     return found
 
 
-def _attention(timer: Timer, dtype: torch.dtype) -> tuple[dict[int, float], dict[int, float], float]:
+def _attention(timer: Timer, dtype: torch.dtype) -> Attention:
     """FLOP/s of attention to a shared prefix, by rows: by the kernel that has all of it at once, where there is one,
     and piece by piece; and what a piece costs besides: of a short prefix, and of each branch."""
     layers = ATTENDING_LAYERS
@@ -145,7 +172,8 @@ def _attention(timer: Timer, dtype: torch.dtype) -> tuple[dict[int, float], dict
     at_once = seconds()
     with _without_kernels():
         pieces = seconds()
-    return flops(at_once), flops(pieces), max(0.0, (_streaming_s(timer) - at_once[SHORT][MANY]) / layers / (1 + MANY))
+    piece_s = max(0.0, (_streaming_s(timer) - at_once[SHORT][MANY]) / layers / (1 + MANY))
+    return Attention(flops(at_once), flops(pieces), piece_s)
 
 
 def _streaming_s(timer: Timer) -> float:

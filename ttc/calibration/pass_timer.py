@@ -21,6 +21,8 @@ from ttc.tree.branch import Branch
 
 LEAST, MOST, ENOUGH_S = 3, 12, 0.3
 """Passes that are timed: at least, at most, and after how many seconds no more."""
+NUMBERS = (1 << 20) - 3
+"""So many random numbers are made, and repeated in all weights: to make them all takes longer than the passes."""
 
 
 class PassTimer:
@@ -41,9 +43,11 @@ class PassTimer:
         with no_init_weights(), torch.device(device):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         random = torch.Generator(device).manual_seed(0)
+        numbers = torch.empty(NUMBERS, dtype=dtype, device=device).uniform_(-0.03, 0.03, generator=random)
         for weight in model.parameters():
             if weight.dim() > 1:
-                weight.data.uniform_(-0.03, 0.03, generator=random)
+                for part in weight.data.view(-1).split(NUMBERS):
+                    part.copy_(numbers[: len(part)])
             else:
                 weight.data.fill_(1.0)
         chosen = runner_for(model, runner, pack=True)

@@ -1,18 +1,21 @@
 """From a model's configuration to its partition units, without its weights (HELM, section 4.1.1).
 
 The paper traces the model and counts. Here the model is built without memory, on PyTorch's "meta" device, its weights
-are counted, and one pass shows what each layer's attention is given. So no list of architectures is needed.
+are counted, and one pass shows what each layer's attention is given and which states its recurrent layers keep. So no
+list of architectures is needed.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+import inspect
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.cache_utils import Cache, DynamicCache, LinearAttentionCacheLayerMixin
 
 from ttc.cost_model.unit import Unit
 from ttc.decoder_layers import decoder_layers
@@ -23,36 +26,38 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_expe
 ROUTED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k")
 """What configurations call the number of experts, and how many of them a row goes through."""
 
-Attention = dict[str, Any]
-"""What a unit says of its attention: kv_elements, score_elements, window."""
+CACHE_NAMES = ("cache_params", "past_key_values")
+"""What transformers' models call their cache."""
+
+Kept = dict[str, Any]
+"""What a unit says of its attention and states: kv_elements, score_elements, window, state_bytes."""
 
 
-def partition_units(config: Any, dtype: torch.dtype = torch.bfloat16) -> tuple[Unit, ...]:
+def partition_units(config: Any, dtype: torch.dtype = torch.bfloat16, kind: Any = None) -> tuple[Unit, ...]:
     """{u_i} of Algorithm 1: the embedding, each transformer block in order, and the output projection.
 
-    config: of transformers. dtype: of weights, activations and KV.
-    Raises UnsupportedModel for what is not a decoder with one attention in each of its layers.
+    config: of transformers. dtype: of weights, activations and KV. kind: the model's class, None for the one that
+    `AutoModelForCausalLM` has for the configuration.
+    Raises UnsupportedModel for what is not a decoder, each layer of which has one attention or keeps a recurrent state.
     """
     config = copy.deepcopy(config)
-    text = config.get_text_config()
-    text.pad_token_id = None  # else some models look at the tokens, which have no values here
-    text._experts_implementation = "batched_mm"  # the one that needs no values to choose experts
-    name = type(config).__name__
+    config.get_text_config()._experts_implementation = "batched_mm"  # the one that needs no values to choose experts
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        attentions = _attentions(model)
+            from_config = AutoModelForCausalLM.from_config if kind is None else kind._from_config
+            model = from_config(config, dtype=dtype)
+        kept = _kept(model)
     except UnsupportedModel:
         raise
     except Exception as error:
         raise UnsupportedModel(
-            f"the layers of a {name} cannot be counted ({type(error).__name__}: {error}). Give the configuration of a "
-            "decoder-only language model that the engine runs (docs/models.md)"
+            f"the layers of a {type(config).__name__} cannot be counted ({type(error).__name__}: {error}). Give the "
+            "configuration of a decoder-only language model that the engine runs (docs/models.md)"
         ) from error
-    return _units(model, attentions, dtype)
+    return _units(model, kept, dtype)
 
 
-def _units(model: Any, attentions: list[Attention], dtype: torch.dtype) -> tuple[Unit, ...]:
+def _units(model: Any, kept: list[Kept], dtype: torch.dtype) -> tuple[Unit, ...]:
     config = model.config.get_text_config()
     common: dict[str, Any] = {"hidden": config.hidden_size, "bytes_per_element": dtype.itemsize}
     blocks = decoder_layers(model)
@@ -75,8 +80,8 @@ def _units(model: Any, attentions: list[Attention], dtype: torch.dtype) -> tuple
             **common,
         ),
         *(
-            Unit(name=f"block {n}", **_block(block, config), **attention, **common)
-            for n, (block, attention) in enumerate(zip(blocks, attentions, strict=True))
+            Unit(name=f"block {n}", **_block(block, config), **its, **common)
+            for n, (block, its) in enumerate(zip(blocks, kept, strict=True))
         ),
         Unit(name="output", param_bytes=_bytes(others.values()), multiplied=multiplied, **common),
     )
@@ -102,24 +107,60 @@ def _bytes(weights: Iterable[Tensor]) -> int:
     return sum(weight.numel() * weight.element_size() for weight in weights)
 
 
-class _AllSeen(Exception):
-    """Every layer has called attention."""
-
-
-def _attentions(model: Any) -> list[Attention]:
-    """What each layer's attention is given, from one pass of one token."""
-    layers = model.config.get_text_config().num_hidden_layers
-    seen: dict[int, Attention] = {}
+def _kept(model: Any) -> list[Kept]:
+    """What each layer's attention is given, and what it keeps of a sequence beside, from a pass of one token."""
     model.set_attn_implementation(SHAPES)
-    ids = torch.zeros(1, 1, dtype=torch.long, device="meta")
     try:
-        model(input_ids=ids, use_cache=False, ttc_seen=(seen, layers))
-    except _AllSeen:
-        return [seen[n] for n in range(layers)]
-    raise UnsupportedModel(
-        f"{len(seen)} of the {layers} layers of {type(model).__name__} call attention through transformers' "
-        "AttentionInterface; the engine runs models whose layers all do (docs/models.md)"
-    )
+        return _seen(model)
+    except RuntimeError:  # it looks at values, which there are none of
+        values = copy.deepcopy(model)
+        return _seen(values._apply(lambda tensor: torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)))
+
+
+def _seen(model: Any) -> list[Kept]:
+    layers, cache = model.config.get_text_config().num_hidden_layers, _state_cache(model.config)
+    seen = dict[int, Kept]()
+    ids = torch.ones(1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device)
+    names = inspect.signature(model.forward).parameters
+    name = next((name for name in CACHE_NAMES if name in names), CACHE_NAMES[1])
+    model(input_ids=ids, ttc_seen=seen, use_cache=cache is not None, **({} if cache is None else {name: cache}))
+    for layer, state_bytes in {} if cache is None else _state_bytes(cache):
+        seen.setdefault(layer, {})["state_bytes"] = state_bytes
+    if len(seen) < layers:
+        raise UnsupportedModel(
+            f"{len(seen)} of the {layers} layers of {type(model).__name__} call attention through transformers' "
+            "AttentionInterface or keep a recurrent state in transformers' cache; the engine runs models whose layers "
+            "all do (docs/models.md)"
+        )
+    return [seen[n] for n in range(layers)]
+
+
+class _StateCache(DynamicCache):
+    """A cache that answers for recurrent layers alone."""
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return query_length, 0
+
+
+def _state_cache(config: Any) -> Cache | None:
+    """An empty cache for a model with recurrent layers; None for others."""
+    try:
+        cache = _StateCache(config=config)
+    except Exception:  # a configuration that transformers cannot make a cache for
+        return None
+    return cache if any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers) else None
+
+
+def _state_bytes(cache: Any) -> Iterator[tuple[int, int]]:
+    """(layer, bytes of one sequence's state) of the layers that have left one in a cache."""
+    for number, layer in enumerate(cache.layers):
+        if isinstance(layer, LinearAttentionCacheLayerMixin):
+            states = (*layer.conv_states.values(), *layer.recurrent_states.values())
+            if nbytes := _bytes(state for state in states if state is not None):
+                yield number, nbytes
 
 
 def _record(
@@ -129,20 +170,16 @@ def _record(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    ttc_seen: tuple[dict[int, Attention], int],
+    ttc_seen: dict[int, Kept],
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Note the shapes of a layer's attention; the last layer ends the pass. Tensors are (1, heads, 1, dim)."""
-    seen, layers = ttc_seen
+    """Note the shapes of a layer's attention, which it may call more than once. Tensors are (1, heads, 1, dim)."""
     heads, kv_heads, widths = query.shape[1], key.shape[1], key.shape[3] + value.shape[3]
-    seen[int(module.layer_idx)] = {
-        "kv_elements": kv_heads * widths,
-        "score_elements": heads * widths,
-        "window": sliding_window,
-    }
-    if len(seen) == layers:
-        raise _AllSeen
+    its = ttc_seen.setdefault(int(module.layer_idx), {"kv_elements": 0, "score_elements": 0})
+    its["kv_elements"] += kv_heads * widths
+    its["score_elements"] += heads * widths
+    its["window"] = sliding_window
     return query.new_empty(1, 1, heads, value.shape[3]), None
 
 

@@ -45,7 +45,7 @@ class SplitPlan:
     """The plan pi: the first `k` of all units on the host. Times of one pass, and bytes in the end.
 
     cpu_s, gpu_s, comm_s: T of the host's stage, of the device's stage, and T_comm.
-    device_bytes: weights, and KV unless it is offloaded. host_bytes: the rest.
+    device_bytes: weights, recurrent states, and KV unless it is offloaded. host_bytes: the rest.
     """
 
     k: int
@@ -117,17 +117,18 @@ def split_plan(
         )
     cpu, gpu, work = units[:k], units[k:], generation.work(objective)
     kv = [sum(unit.kv_token_bytes for unit in stage) * generation.kv_tokens for stage in (cpu, gpu)]
-    params = [sum(unit.param_bytes for unit in stage) for stage in (cpu, gpu)]
+    sequences = 2 * generation.branches + 1  # the states of the branches before and after a step, and where they part
+    stays = [sum(unit.param_bytes + sequences * unit.state_bytes for unit in stage) for stage in (cpu, gpu)]
     if gpu:
-        params[0] += sum(unit.tied_bytes for unit in cpu)
+        stays[0] += sum(unit.tied_bytes for unit in cpu)
     return SplitPlan(
         k,
         len(units),
         cpu_s=roofline_time(cpu, d_cpu, work),
         gpu_s=roofline_time(gpu, d_gpu, work),
         comm_s=t_comm(cpu[-1], link, work) if cpu and gpu else 0.0,
-        device_bytes=params[1] + (0 if kv_offload else kv[1]),
-        host_bytes=params[0] + kv[0] + (kv[1] if kv_offload else 0),
+        device_bytes=stays[1] + (0 if kv_offload else kv[1]),
+        host_bytes=stays[0] + kv[0] + (kv[1] if kv_offload else 0),
     )
 
 

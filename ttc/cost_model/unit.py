@@ -66,6 +66,7 @@ class Unit:
     kv_elements: numbers of keys and values kept per token, 2 × h_kv × d_h; 0 for a unit without attention.
     score_elements: multiply-adds of attention per row and attended token, 2 × h_a × d_h.
     window: how many tokens back its rows see, None for all.
+    state_bytes: what its recurrent layers keep of one sequence, however long. Their operations are not counted.
     expert_bytes: of param_bytes, those of the experts, of which each row goes through `routed` of `experts`.
     tied_bytes: of an embedding, weights that the output projection counts as its own. A device that has the embedding
     and not the output projection holds them too.
@@ -79,6 +80,7 @@ class Unit:
     kv_elements: int = 0
     score_elements: int = 0
     window: int | None = None
+    state_bytes: int = 0
     expert_bytes: int = 0
     experts: int = 1
     routed: int = 1
@@ -87,7 +89,7 @@ class Unit:
     @property
     def is_block(self) -> bool:
         """Whether it is a transformer block."""
-        return self.kv_elements > 0
+        return self.kv_elements > 0 or self.state_bytes > 0
 
     @property
     def group(self) -> float:
@@ -114,8 +116,9 @@ class Unit:
         return rows * self.hidden * self.bytes_per_element
 
     def w_kv(self, work: Pass) -> int:
-        """W_kv, Eq. 4.12: bytes of keys and values read, 2 × B × c × h_kv × d_h × d_sz where no prefix is shared."""
-        return work.read(self.window) * self.kv_token_bytes
+        """W_kv, Eq. 4.12: bytes of keys and values read, 2 × B × c × h_kv × d_h × d_sz where no prefix is shared; of
+        recurrent states, those read and written."""
+        return work.read(self.window) * self.kv_token_bytes + 2 * work.branches * self.state_bytes
 
     def f_proj(self, rows: int) -> int:
         """F_proj, Eq. 4.9: floating-point operations of the projections, 2 × B × (2 H² + 2 H d_kv + 3 H I)."""

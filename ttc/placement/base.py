@@ -114,7 +114,10 @@ class PlacedRunner(HuggingFaceRunner):
 
 def placed_layers(model: Any) -> list[nn.Module]:
     """The decoder layers. Raises UnsupportedModel unless each has its weights for itself."""
-    layers = decoder_layers(model)
+    try:
+        layers = decoder_layers(model)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{error} that could lie in different places; leave placement out") from error
     owners: dict[int, str] = {}
     groups = [("another part of the model", list(outside(model, layers).values()))]
     groups += [(f"layer {n}", list(layer.modules())) for n, layer in enumerate(layers)]

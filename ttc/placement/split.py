@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ class Split(Placement):
         """k: how many units run on the host."""
         layers = placed_layers(model)
         budget, most, words = self.device_budget(model, device), len(layers), str(model.dtype).removeprefix("torch.")
-        units, generation = partition_units(model.config, model.dtype), self._generation()
+        units, generation = partition_units(model.config, model.dtype, type(model)), self._generation()
 
         def bytes_of(k: int) -> SplitPlan:
             device_profile, link = UNKNOWN
@@ -176,9 +177,15 @@ class SplitRunner(PlacedRunner):
             )
         super().bind(policy)
         memory = policy.memory
-        memory.fix(max(0, self.k - 1))
+        memory.fix(self._attending(max(0, self.k - 1)))
         if self.budget_bytes is not None and memory.device.budget_bytes is None:
             memory.device.budget_bytes = self.budget_bytes - self.device_bytes
+
+    def _attending(self, layers: int) -> int:
+        """How many of the model's calls of attention are in its first so many layers."""
+        blocks = partition_units(self.model.config, self.dtype, type(self.model))[1:-1]
+        stored = sum(block.kv_elements for block in blocks[:layers])
+        return sum(stored > so_far for so_far in accumulate((shape.elements for shape in self.shapes), initial=0))
 
     def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
         try:

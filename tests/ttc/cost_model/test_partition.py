@@ -6,10 +6,11 @@ import pytest
 import torch
 import transformers as hf
 
+from experiments.bench import architectures
 from tests.helpers.models import COMMON, FAMILIES, build
 from ttc.cost_model.partition import partition_units
 from ttc.errors import UnsupportedModel
-from ttc.model.check import check_model
+from ttc.model.check import check_model, examine
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -23,6 +24,24 @@ def test_units_hold_the_weights_of_the_model_and_the_kv_of_the_engine(family: st
     assert [unit.window for unit in units[1:-1]] == [shape.window for shape in shapes]
     assert [unit.is_block for unit in units] == [False, *[True] * len(shapes), False]
     assert {unit.bytes_per_element for unit in units} == {4}
+
+
+RECURRENT = ["qwen3_5_text", "jamba", "lfm2: convolutions", "mamba2", "falcon_h1"]
+ODD = ["dbrx", "diffllama", "emu3", "gemma4", "jetmoe"]
+"""They look at values, have a configuration of another kind than their class, or call attention twice in a layer."""
+
+
+@pytest.mark.parametrize("case", RECURRENT + ODD)
+def test_units_hold_what_the_engine_keeps_of_other_layers_too(case: str) -> None:
+    model = architectures.build(case)
+    units = partition_units(model.config, torch.float32, type(model))
+    shapes, recurrent = examine(model)
+    assert sum(unit.kv_elements for unit in units) == sum(shape.elements for shape in shapes)
+    assert sum(unit.state_bytes for unit in units) == (0 if recurrent is None else recurrent.shape.nbytes)
+    assert [unit.state_bytes > 0 for unit in units[1:-1]] == [
+        recurrent is not None and layer in recurrent.layers for layer in range(len(units) - 2)
+    ]
+    assert sum(unit.param_bytes for unit in units) == sum(4 * weight.numel() for weight in model.parameters())
 
 
 def test_a_llama_by_hand() -> None:
@@ -59,6 +78,6 @@ def test_a_row_goes_through_two_of_four_experts() -> None:
 def test_what_is_no_decoder_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="T5Config"):
         partition_units(hf.T5Config(vocab_size=64, d_model=16, num_layers=2, num_heads=2, d_kv=8, d_ff=32))
-    mamba = hf.MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4)
-    with pytest.raises(UnsupportedModel, match="0 of the 2 layers"):
-        partition_units(mamba)
+    gptj = hf.GPTJConfig(vocab_size=64, n_embd=16, n_layer=2, n_head=2, rotary_dim=4)
+    with pytest.raises(UnsupportedModel, match="0 of the 2 layers of GPTJForCausalLM call attention"):
+        partition_units(gptj)

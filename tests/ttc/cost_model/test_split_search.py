@@ -55,6 +55,13 @@ def test_kv_counts_on_the_device_unless_it_is_offloaded() -> None:
     assert strategy_selector(UNITS, CPU, GPU, LINK, 3700 + kv, CHAT, kv_offload=False).k == 0
 
 
+def test_states_stay_with_their_layer_where_kv_is_offloaded() -> None:
+    recurrent = Unit(name="r", param_bytes=1000, multiplied=500, hidden=8, state_bytes=70)
+    for kv_offload in (True, False):
+        plan = split_plan(1, [BLOCK, recurrent], CPU, GPU, LINK, Generation(10, 10, 4), kv_offload=kv_offload)
+        assert plan.device_bytes == 1000 + 9 * 70  # of four branches before and after a step, and where they part
+
+
 def test_a_tied_embedding_needs_a_copy_only_where_the_model_is_split() -> None:
     tied = (replace(EMBEDDING, param_bytes=0, tied_bytes=400), *UNITS[1:])
     plans = [split_plan(k, tied, CPU, GPU, LINK, Generation(1, 1)) for k in (0, 1, 5)]

@@ -79,3 +79,9 @@ def test_bad_passes_are_refused() -> None:
         Pass(1, new_tokens=-1)
     with pytest.raises(InvalidInput, match=r"shared_tokens=-2 must be 0 \(none\) or above"):
         Pass(1, shared_tokens=-2)
+
+
+def test_a_state_is_read_and_written_for_each_branch_however_long_it_is() -> None:
+    recurrent = Unit(name="r", param_bytes=10, multiplied=5, hidden=4, state_bytes=100)
+    assert recurrent.is_block
+    assert recurrent.w_kv(Pass(3, shared_tokens=9)) == recurrent.w_kv(Pass(3, own_tokens=5)) == 2 * 3 * 100

@@ -1,0 +1,111 @@
+"""Placed models beside all else that the engine does: recurrent and unusual layers, policies, eviction, scores."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import pytest
+
+from experiments.bench import architectures
+from tests.helpers.engines import GREEDY
+from tests.helpers.exactness import assert_like_plain, grow
+from tests.helpers.models import prompt
+from tests.helpers.ownership import assert_nothing_left, assert_whole
+from tests.helpers.placements import deeper
+from tests.helpers.tokenizers import Letters
+from ttc import BeamGroups, BlockCache, Engine, Headwise, Layerwise, Paged, Split, Streamed, UnsupportedModel
+from ttc.approximate.early_exit import EarlyExit
+from ttc.residency.base import Residency
+from ttc.tree.branch import Branch
+
+KIB = 1 / 2**20
+PLACEMENTS = {"split": Split(k=3), "streamed": Streamed()}
+PLACED = pytest.mark.parametrize("placement", PLACEMENTS)
+RECURRENT = ["qwen3_5_text", "jamba", "lfm2: convolutions", "mamba2", "falcon_h1"]
+UNUSUAL = ["dbrx", "diffllama", "gemma3n_text: shared KV", "gemma4", "granitemoe", "minicpm3", "modernbert-decoder"]
+"""Experts and tables of their own, two calls of attention in a layer, KV of another layer, low-rank KV, no causal
+class."""
+
+
+@cache
+def plain(case: str) -> Any:
+    return deeper(case) if case == "llama" else architectures.build(case)
+
+
+def placed(case: str, placement: str, **options: Any) -> Engine:
+    model = copy.deepcopy(plain(case))
+    return Engine(model, Letters(), prefill_tokens=5, runner=PLACEMENTS[placement].place(model, "cpu"), **options)
+
+
+@PLACED
+@pytest.mark.parametrize("case", RECURRENT + UNUSUAL)
+def test_layers_of_other_kinds_give_the_same_where_they_are_placed(case: str, placement: str) -> None:
+    engine = placed(case, placement)
+    branches = grow(engine)
+    for branch in branches:
+        assert_like_plain(plain(case), branch)
+    assert_nothing_left(engine, branches)
+
+
+@pytest.mark.parametrize(("case", "on_host"), [("lfm2: convolutions", 1), ("diffllama", 4), ("qwen3_5_text", 0)])
+def test_kv_lies_with_the_layers_that_keep_some(case: str, on_host: int) -> None:
+    assert placed(case, "split").memory.fixed_layers == on_host  # of the first two layers
+
+
+@PLACED
+@pytest.mark.parametrize("policy", [Layerwise, BeamGroups, Paged, Headwise])
+def test_any_policy_governs_what_a_placement_leaves_it(policy: type[Residency], placement: str) -> None:
+    for case, token_bytes in (("llama", 512), ("qwen3_5_text", 128)):
+        layers = 0.5 if (case, placement) == ("llama", "split") else 1.0  # of those with KV, two of four are fixed
+        memory = policy(96 * layers * token_bytes / 2**30, block_tokens=8)  # type: ignore[call-arg]
+        engine = placed(case, placement, memory=memory)
+        assert engine.memory.bytes_per_token == layers * token_bytes
+        branches = grow(engine)
+        for branch in branches:
+            assert_like_plain(plain(case), branch)
+        assert_whole(engine, branches)
+        assert_nothing_left(engine, branches)
+
+
+@PLACED
+@pytest.mark.parametrize("case", ["llama", "qwen3_5_text"])
+def test_what_was_evicted_is_computed_again(case: str, placement: str) -> None:
+    engine = placed(case, placement, cache=BlockCache(capacity_blocks=4, block_tokens=8))
+    branches = two_levels(engine)
+    assert engine.cache is not None and engine.cache.evictions > 0
+    engine.generate(branches, 6, sampling=GREEDY)
+    assert branches[0].usage.recomputed_tokens > 0
+    for branch in branches:
+        assert_like_plain(plain(case), branch)
+
+
+def two_levels(engine: Engine) -> list[Branch]:
+    root = engine.root(prompt(1, 17))
+    branches = engine.fork(root, 4)
+    engine.release([root])
+    engine.extend(branches, [[11], [12], [13], [14]])
+    engine.generate(branches, 5, sampling=GREEDY)
+    return branches
+
+
+@PLACED
+@pytest.mark.parametrize("case", ["llama", "gpt2", "qwen3_5_text"])
+def test_scores_and_exits_are_those_of_the_whole_model(case: str, placement: str) -> None:
+    asked, given = [[[3], [4]], [[5], [6]]], [prompt(3, 3), prompt(4, 2)]
+    whole = Engine(copy.deepcopy(plain(case)), Letters(), prefill_tokens=5)
+    for exit in (None, EarlyExit(rule="entropy", l_min=2, theta=1e9, eps=1e9), EarlyExit(rule="ranking", l_min=1)):
+        found = []
+        for engine in (whole, placed(case, placement)):
+            branches = engine.fork(engine.root(prompt(1, 12)), 2)
+            try:
+                found.append(engine.score(branches, asked, given=given, exit=exit))
+            except UnsupportedModel as error:
+                found.append(str(error))
+        if isinstance(found[0], str):
+            assert found[1] == found[0]  # such a model has no exits, wherever it lies
+            continue
+        for ours, expected in zip(found[1], found[0], strict=True):
+            for one, two in zip(ours, expected, strict=True):
+                assert one == pytest.approx(two, abs=1e-4)

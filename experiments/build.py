@@ -20,12 +20,12 @@ from ttc.calibration.confidence_gate import GateCalibration
 from ttc.calibration.early_exit import ExitCalibration
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
-from ttc.model.choice import runner_for
-from ttc.model.loading import load, load_tokenizer
+from ttc.model.device_map import one_device
+from ttc.model.loading import chosen_device, load_tokenizer
 from ttc.model.runner import ModelRunner
 from ttc.placement.auto import settled
 from ttc.placement.base import Placement
-from ttc.placement.loading import load_placed
+from ttc.placement.loading import load_runner
 from ttc.protocols import Verifier
 from ttc.remote.backend import RemoteBackend
 from ttc.residency.resident import Resident
@@ -115,7 +115,7 @@ def make_backend(config: DictConfig) -> Engine | RemoteBackend:
     """What the searches of a run go on: an engine here, or a server."""
     if not is_remote(config):
         return make_engine(config)
-    tokenizer = load_tokenizer(config.model.name)
+    tokenizer = load_tokenizer(config.model.name, **source_options(config))
     backend = RemoteBackend(instantiate(config.backend), tokenizer)
     say(f"{backend.capabilities.model} at {config.backend.base_url}: {backend.capabilities.describe()}")
     return backend
@@ -129,7 +129,8 @@ def check_backend(config: DictConfig) -> None:
     """Raise InvalidInput for settings of the engine of this machine where a server runs the model."""
     if not is_remote(config):
         return
-    unused = [f"model.{name}={config.model[name]}" for name in ("device", "dtype") if config.model[name] != "auto"]
+    plain = {"device": "auto", "dtype": "auto", "device_map": None}
+    unused = [f"model.{name}={config.model[name]}" for name, value in plain.items() if config.model[name] != value]
     for group in LOCAL_GROUPS:
         default = OmegaConf.structured(schema_of(DEFAULTS[group])) if group in DEFAULTS else {"_target_": None}
         if config[group] != default:
@@ -151,11 +152,12 @@ def make_engine(config: DictConfig) -> Engine:
     """An engine of this machine, for what cannot be done elsewhere."""
     if is_remote(config):
         raise InvalidInput("a server cannot do this; it needs the model on this machine: use backend=local")
-    name, device, dtype, options = config.model.name, config.model.device, config.model.dtype, engine_options(config)
-    placement, options["memory"], chosen = settled(options["memory"], make_placement(config), name, device, dtype)
+    name, dtype, source, options = config.model.name, config.model.dtype, source_options(config), engine_options(config)
+    device, placement = device_of(config), make_placement(config)
+    placement, options["memory"], chosen = settled(options["memory"], placement, name, device, dtype, **source)
     if chosen is not None:
         say(f"chosen: {' '.join(chosen.settings)}, {chosen.option.step_s * 1e3:.0f} ms a step")
-    model, tokenizer, runner = loaded(name, device, dtype, placement)
+    model, tokenizer, runner = loaded(name, device, dtype, placement, **source)
     engine = Engine(model, tokenizer, runner=runner, **options)
     engine.chosen = chosen
     return engine
@@ -170,21 +172,32 @@ def make_placement(config: DictConfig) -> Placement | None:
     return placement
 
 
+def device_of(config: DictConfig) -> str:
+    """The device that `model.device` or `model.device_map` names."""
+    if (device_map := OmegaConf.to_container(config.model).get("device_map")) is None:
+        return str(config.model.device)
+    return str(chosen_device(one_device(device_map, config.model.device)))
+
+
+def source_options(config: DictConfig) -> dict[str, Any]:
+    """What a model's name leaves open of where it is read from."""
+    return {"gguf_file": config.model.gguf_file, "trust_remote_code": config.model.trust_remote_code}
+
+
 _loaded: dict[tuple[str, str, str, str], tuple[Any, Any, ModelRunner]] = {}
 
 
-def loaded(name: str, device: str, dtype: str, placement: Placement | None = None) -> tuple[Any, Any, ModelRunner]:
-    """(model, tokenizer, runner). The last one stays loaded, so that the jobs of a sweep share it."""
-    key = (name, device, dtype, repr(placement))
+def loaded(
+    name: str, device: str, dtype: str, placement: Placement | None = None, **source: Any
+) -> tuple[Any, Any, ModelRunner]:
+    """(model, tokenizer, runner). The last one stays loaded, so that the jobs of a sweep share it. source: see
+    `source_options`."""
+    key = (name, device, dtype, repr((placement, source)))
     if key not in _loaded:
         say(f"loading {name}")
         _loaded.clear()
         gc.collect()
-        if placement is not None:
-            _loaded[key] = load_placed(name, placement, device=device, dtype=dtype)
-        else:
-            model, tokenizer = load(name, device=device, dtype=dtype)
-            _loaded[key] = model, tokenizer, runner_for(model, "auto", pack=True)
+        _loaded[key] = load_runner(name, placement, device=device, dtype=dtype, **source)
     return _loaded[key]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.build import source_options
 from experiments.data import Task
 from ttc.model.loading import load_tokenizer
 from ttc.text.prompt import PromptTemplate
@@ -16,7 +17,7 @@ def describe(config: DictConfig, template: PromptTemplate, task: Task) -> str:
 
     Prompts of a private data set are shown with run.show_questions=true alone.
     """
-    tokenizer = load_tokenizer(config.model.name)
+    tokenizer = load_tokenizer(config.model.name, **source_options(config))
     parts = [OmegaConf.to_yaml(config, resolve=True).rstrip()]
     for problem in task.problems[:SHOWN]:
         text, tokens = template.text(problem.question, tokenizer), len(template.tokens(problem.question, tokenizer))

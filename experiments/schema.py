@@ -24,11 +24,18 @@ from ttc.text.prompt import STEP_BY_STEP
 
 @dataclass
 class ModelConfig:
-    """name: alias, hub id, folder or .gguf file. device, dtype: "auto" or torch's names."""
+    """name: alias, hub id, folder or .gguf file. device, dtype: "auto" or torch's names.
+
+    device_map: as transformers takes it, where it names one device. gguf_file: the one of a folder's or a hub model's
+    .gguf files to read. trust_remote_code: run Python code that comes with the model.
+    """
 
     name: str = "???"
     device: str = "auto"
     dtype: str = "auto"
+    device_map: Any = None
+    gguf_file: str | None = None
+    trust_remote_code: bool = False
 
 
 @dataclass

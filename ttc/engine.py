@@ -23,6 +23,7 @@ from ttc.locking import one_at_a_time
 from ttc.memory.manager import KVMemory
 from ttc.model.binding import bind_policy
 from ttc.model.choice import Choice, runner_for
+from ttc.model.device_map import DeviceMap, one_device
 from ttc.model.lens import Lens
 from ttc.model.limits import ModelLimits
 from ttc.model.runner import ModelRunner
@@ -107,27 +108,27 @@ class Engine:
         *,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
+        device_map: DeviceMap | None = None,
+        gguf_file: str | None = None,
+        trust_remote_code: bool = False,
         placement: Placement | None = None,
         memory: Residency | Auto | str | None = None,
         **options: Any,
     ) -> Engine:
         """Load a model by alias ("smollm2-135m"), folder, .gguf file or hub id. `options` go to the constructor.
 
+        device, dtype, gguf_file, trust_remote_code: see `ttc.model.loading.load`. device_map: of one device.
         placement: where its weights lie and its layers run, as `ttc.Streamed()`; None for all on the device.
         memory: as the constructor takes it, or "auto" or an `ttc.Auto` to have both chosen (`engine.chosen`).
         """
-        from ttc.model.loading import load
-        from ttc.placement.loading import load_placed
+        from ttc.placement.loading import load_runner
 
-        placement, options["memory"], chosen = settled(memory, placement, name, device, dtype)
-        if placement is not None:
-            model, tokenizer, runner = load_placed(name, placement, device=device, dtype=dtype)
-            engine = cls(model, tokenizer, **{"runner": runner} | options)
-        else:
-            model, tokenizer = load(name, device=device, dtype=dtype)
-            engine = cls(
-                model, tokenizer, runner=runner_for(model, options.pop("runner", "auto"), pack=True), **options
-            )
+        device = device if device_map is None else one_device(device_map, device)
+        source: dict[str, Any] = {"gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
+        placement, options["memory"], chosen = settled(memory, placement, name, device, dtype, **source)
+        choice = options.pop("runner", "auto")
+        model, tokenizer, runner = load_runner(name, placement, choice, device=device, dtype=dtype, **source)
+        engine = cls(model, tokenizer, runner=runner, **options)
         engine.chosen = chosen
         return engine
 

@@ -22,7 +22,7 @@ JOB = ("dataset.size=3", "run.batch=2", "search=beam_search", "search.beam_size=
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "load_tokenizer", lambda name: Ascii())
+    monkeypatch.setattr(build, "load_tokenizer", lambda name, **_: Ascii())
 
 
 def job(folder: Path, name: str, *more: str) -> dict[str, dict[str, Any]]:

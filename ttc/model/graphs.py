@@ -253,7 +253,10 @@ def _gap(expected: Tensor, found: Tensor) -> float:
 
 
 def graphs_for(model: Any, device: torch.device) -> Graphs | None:
-    """The graphs of a model's decode passes; None where there are none, on a CPU or with weights in several places."""
-    if device.type != "cuda" or any(weight.device != device for weight in model.parameters()):
+    """The graphs of a model's decode passes; None where there are none: on a CPU, with weights in several places, and
+    with quantized ones, whose kernels may wait for the host."""
+    if device.type != "cuda" or getattr(model, "is_quantized", False):
+        return None
+    if any(weight.device != device for weight in model.parameters()):
         return None
     return Graphs(model, device)

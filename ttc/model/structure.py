@@ -21,6 +21,7 @@ from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from ttc.errors import UnsupportedModel
+from ttc.model.packed_linear import has_plain_weights
 
 FAMILIES = ((llama, "Llama"), (mistral, "Mistral"), (qwen2, "Qwen2"), (qwen3, "Qwen3"))
 """The files whose code is known, and what the names of their classes begin with."""
@@ -120,6 +121,8 @@ def _expect(module: Any, part: str) -> None:
 def _exactly(module: Any, *kinds: type) -> Any:
     if type(module) not in kinds or "forward" in vars(module):
         raise UnsupportedModel(f"a {type(module).__name__} stands where a plain {kinds[0].__name__} is expected")
+    if not has_plain_weights(module):
+        raise UnsupportedModel(f"the weights of a {type(module).__name__} are quantized")
     return module
 
 

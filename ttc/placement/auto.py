@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from math import inf
+from typing import Any
 
 import torch
 
@@ -87,14 +88,15 @@ class Auto:
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         placement: Placement | None = None,
+        **source: Any,
     ) -> Planned:
         """Every way to run the search, from the model's configuration alone.
 
-        name, device, dtype: see `ttc.model.loading.load`. placement: one that is settled already; its class, and k of a
-        split, are kept. Raises InvalidInput for a profile that is not there or of another machine.
+        name, device, dtype, source: see `ttc.model.loading.load`. placement: one that is settled already; its class,
+        and k of a split, are kept. Raises InvalidInput for a profile that is not there or of another machine.
         """
         place = chosen_device(device)
-        config, precision = configuration(name, device=place, dtype=dtype)
+        config, precision = configuration(name, device=place, dtype=dtype, **source)
         machine = self.machine(place, precision)
         text = config.get_text_config()
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
@@ -193,6 +195,7 @@ def settled(
     name: str | os.PathLike[str],
     device: str | torch.device | None,
     dtype: str | torch.dtype | None,
+    **source: Any,
 ) -> tuple[Placement | None, Residency | None, Chosen | None]:
     """The placement and policy to run a model with: chosen where `memory` is "auto" or an `Auto`, else as given."""
     if isinstance(memory, str):
@@ -201,7 +204,7 @@ def settled(
         memory = Auto()
     if not isinstance(memory, Auto):
         return placement, memory, None
-    planned = memory.plan(name, device=device, dtype=dtype, placement=placement)
+    planned = memory.plan(name, device=device, dtype=dtype, placement=placement, **source)
     chosen = Chosen(planned, planned.best())
     return *planned.parts(chosen.option), chosen
 

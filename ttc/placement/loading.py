@@ -1,4 +1,4 @@
-"""Loading a model straight to where a placement wants its weights."""
+"""Loading a model, straight to where a placement wants its weights, and what runs it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,21 @@ from typing import Any
 
 import torch
 
+from ttc.model.choice import Choice, runner_for
 from ttc.model.loading import chosen_device, load
+from ttc.model.runner import ModelRunner
 from ttc.placement.base import PlacedRunner, Placement
+
+
+def load_runner(
+    name: str | os.PathLike[str], placement: Placement | None = None, runner: Choice | ModelRunner = "auto", **how: Any
+) -> tuple[Any, Any, ModelRunner]:
+    """(model, tokenizer, runner). placement: None for all weights on the device. how: see `ttc.model.loading.load`."""
+    if placement is None:
+        model, tokenizer = load(name, **how)
+        return model, tokenizer, runner_for(model, runner, pack=True)
+    model, tokenizer, placed = load_placed(name, placement, **how)
+    return model, tokenizer, placed if runner == "auto" else runner_for(model, runner)
 
 
 def load_placed(
@@ -17,14 +30,23 @@ def load_placed(
     *,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    gguf_file: str | None = None,
+    trust_remote_code: bool = False,
 ) -> tuple[Any, Any, PlacedRunner]:
     """(model, tokenizer, runner). Weights are read one by one to where they stay; none is read where the placement
-    refuses the model. name, device, dtype: see `ttc.model.loading.load`."""
+    refuses the model. The other arguments: see `ttc.model.loading.load`."""
     decided: list[int] = []
 
-    def device_map(empty: Any, place: torch.device) -> dict[str, str]:
+    def place_weights(empty: Any, place: torch.device) -> dict[str, str]:
         decided.append(placement.decide(empty, place))
         return placement.device_map(empty, place, decided[0])
 
-    model, tokenizer = load(name, device=device, dtype=dtype, device_map=device_map)
+    model, tokenizer = load(
+        name,
+        device=device,
+        dtype=dtype,
+        gguf_file=gguf_file,
+        trust_remote_code=trust_remote_code,
+        place_weights=place_weights,
+    )
     return model, tokenizer, placement.place(model, chosen_device(device), *decided)

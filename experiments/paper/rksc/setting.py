@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from experiments.build import engine_options, make_template, make_verifier, resolved
+from experiments.build import device_of, engine_options, make_template, make_verifier, resolved, source_options
 from experiments.data import Task, load_task
 from experiments.schema import register
 from ttc.engine import Engine
@@ -67,6 +67,7 @@ class Setting:
 
 def loaded(config: DictConfig) -> tuple[Any, Any]:
     """The configuration's model and tokenizer, packed as `Engine.from_pretrained` does."""
-    model, tokenizer = load(config.model.name, device=config.model.device, dtype=config.model.dtype)
+    where = {"device": device_of(config), "dtype": config.model.dtype}
+    model, tokenizer = load(config.model.name, **where, **source_options(config))
     pack_linears(model)
     return model, tokenizer

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import gguf
 import huggingface_hub.constants
+import numpy as np
 import pytest
 import torch
 import transformers.utils as hf
@@ -32,11 +34,16 @@ def save(folder: Path) -> LlamaForCausalLM:
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     model.save_pretrained(folder)
+    save_tokenizer(folder)
+    return model
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Write a tokenizer of single letters into `folder`."""
     words = ["<unk>", "</s>", *"abcdefghij"]
     inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="</s>").save_pretrained(folder)
-    return model
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", torch.float16])
@@ -250,6 +257,12 @@ def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
         load(str(tmp_path / "missing.gguf"))
     with pytest.raises(UnsupportedModel, match=r"config\.json"):
         load(str(tmp_path))
+    for name in ("small.gguf", "large.gguf"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(UnsupportedModel, match=r"holds 2 models; name one by gguf_file .*large.gguf, small.gguf"):
+        load(str(tmp_path))
+    with pytest.raises(UnsupportedModel, match=r"no file .*medium.gguf"):
+        load(str(tmp_path), gguf_file="medium.gguf")
     save(tmp_path)
     for file in tmp_path.glob("*.safetensors"):
         file.unlink()
@@ -266,3 +279,77 @@ def test_an_unknown_hub_id_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UnsupportedModel, match="nobody/no-such-model"):
         load("nobody/no-such-model")
+
+
+def write_gguf(file: Path) -> dict[str, torch.Tensor]:
+    """Write a tiny random Llama with a byte-pair tokenizer, its projections in 8 bits; returns two of its weights."""
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(8)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["a", "b", "c", "d", "ab", "</s>", "e", "f"])
+    writer.add_token_types([1, 1, 1, 1, 1, 3, 1, 1])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(5)
+    random = np.random.default_rng(0)
+    projections = {f"attn_{part}": (32, 32) for part in ("q", "k", "v", "output")}
+    projections |= {"ffn_gate": (64, 32), "ffn_up": (64, 32), "ffn_down": (32, 64)}
+    weights: dict[str, torch.Tensor] = {}
+    for name, shape in projections.items():
+        packed = gguf.quantize(random.standard_normal(shape, np.float32), gguf.GGMLQuantizationType.Q8_0)
+        writer.add_tensor(f"blk.0.{name}.weight", packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+        weights[name] = torch.from_numpy(gguf.dequantize(packed, gguf.GGMLQuantizationType.Q8_0))
+    for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(32, np.float32))
+    for name in ("token_embd", "output"):
+        writer.add_tensor(f"{name}.weight", random.standard_normal((8, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return weights
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_folder_of_gguf_files_is_loaded(tmp_path: Path, named: bool) -> None:
+    weights = write_gguf(tmp_path / "small.gguf")
+    if named:
+        (tmp_path / "another.gguf").write_text("")
+    model, tokenizer = load(tmp_path, device="cpu", dtype="float32", gguf_file="small.gguf" if named else None)
+    assert tokenizer.encode("abc") == [4, 2] and tokenizer.eos_token_id == 5
+    assert torch.equal(model.model.layers[0].mlp.down_proj.weight, weights["ffn_down"])
+    engine = Engine(model, tokenizer)
+    branch = engine.root([0, 1, 2])
+    engine.generate([branch], 3, sampling=Sampling(0))
+    plain = LlamaForCausalLM.from_pretrained(tmp_path, gguf_file="small.gguf", dtype=torch.float32)
+    found = plain.generate(torch.tensor([[0, 1, 2]]), max_new_tokens=3, do_sample=False, eos_token_id=5, pad_token_id=5)
+    assert branch.tokens == found[0].tolist()
+
+
+def test_code_that_comes_with_a_model_runs_only_where_that_is_allowed(tmp_path: Path) -> None:
+    saved = save(tmp_path)
+    (tmp_path / "own.py").write_text(
+        "from pathlib import Path\n"
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        f"Path({str(tmp_path / 'ran')!r}).write_text('')\n"
+        "class OwnConfig(LlamaConfig):\n    model_type = 'own-llama'\n"
+        "class OwnForCausalLM(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    file = tmp_path / "config.json"
+    own = {"model_type": "own-llama", "architectures": ["OwnForCausalLM"]}
+    own["auto_map"] = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | own))
+    with pytest.raises(
+        UnsupportedModel, match=r"Python code of its own.*trust_remote_code=True.*model.trust_remote_code"
+    ):
+        load(tmp_path)
+    assert not (tmp_path / "ran").exists()
+    engine = Engine.from_pretrained(tmp_path, device="cpu", dtype="float32", trust_remote_code=True)
+    assert (tmp_path / "ran").exists() and type(engine.model).__name__ == "OwnForCausalLM"
+    assert torch.equal(engine.model.lm_head.weight, saved.lm_head.weight)

@@ -1,0 +1,52 @@
+"""The text decoder of a model that reads images or sound as well, loaded without the rest of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+WEIGHT_NAMES = {
+    r"^(?:model\.)?(?:language_model|text_model)\.lm_head\.": "lm_head.",
+    r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?": "model.",
+}
+"""What the weights of the decoder are called in a multimodal checkpoint, old or new, and in a model of text alone."""
+OWN_LOGITS = {"aya_vision", "cohere2_vision"}
+"""Multimodal models without the scale that the causal language model of their decoder puts on its logits."""
+
+
+def text_decoder(config: Any) -> tuple[Any, Any, dict[str, Any]] | None:
+    """(class, configuration, options of `from_pretrained`) with which transformers reads the text decoder of a
+    multimodal model and no other weight; None for a model of text alone.
+
+    Where transformers has a causal language model that computes the same as the decoder, it is that one. Else it is the
+    multimodal model itself without its other parts (Qwen3-VL and its relatives).
+    """
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    )
+
+    text = getattr(config, "text_config", None)
+    if text is None or config.is_encoder_decoder or config.get_text_config(decoder=True) is not text:
+        return None
+    if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING and config.model_type not in OWN_LOGITS:
+        text.tie_word_embeddings = getattr(config, "tie_word_embeddings", text.tie_word_embeddings)
+        if (quantization := getattr(config, "quantization_config", None)) is not None:
+            text.quantization_config = quantization
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(text)], text, {"key_mapping": WEIGHT_NAMES}
+    if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return _text_alone(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]), config, {}
+    return None
+
+
+def _text_alone(whole: Any) -> Any:
+    """A class of multimodal models that have no part but the text decoder and its head."""
+
+    def __init__(self: Any, config: Any) -> None:
+        whole.__init__(self, config)
+        decoder = self.get_decoder()
+        for name, part in list(self.base_model.named_children()):
+            if all(module is not decoder for module in part.modules()):
+                setattr(self.base_model, name, None)
+
+    # transformers finds what weights are called in files by the name and the module of a class
+    return type(whole.__name__, (whole,), {"__init__": __init__, "__module__": whole.__module__})

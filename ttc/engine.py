@@ -191,7 +191,7 @@ class Engine:
                     share_similar(self.runtime, root, fitting)
             for child, suffix in zip(children, after, strict=True):
                 child.tokens += suffix
-                child.prompt_length = child.given_end = len(child.tokens)
+                child.prompt_length = child.given_end = child.opening = len(child.tokens)
             return self._prefilled(children, "prompt")
         except BaseException:
             self.release(children)

@@ -34,6 +34,8 @@ def parser() -> argparse.ArgumentParser:
     sizes.add_argument("--short", dest="size", action="store_const", const="short", help="the README's five cases")
     shared.add_argument("--model", default="smollm2-135m")
     shared.add_argument("--out", type=Path, help="default: prefix.json, or prefix_SIZE.json, in experiments/results")
+    mixed = commands.add_parser("hybrid", help="branches of a model with recurrent layers, against plain transformers")
+    mixed.add_argument("--out", type=Path, default=RESULTS / "hybrid.json")
     task = commands.add_parser("default_task", help="four searches on the default task")
     task.add_argument("--problems", type=int, default=200)
     task.add_argument("--out", type=Path, default=RESULTS / "default_task.json")
@@ -120,6 +122,7 @@ def measure(arguments: argparse.Namespace) -> None:
         cache,
         cost_model,
         default_task,
+        hybrid,
         memory,
         placement,
         prefix,
@@ -152,6 +155,8 @@ def measure(arguments: argparse.Namespace) -> None:
         default_task.run(arguments.problems, arguments.out)
     elif arguments.command == "architectures":
         architectures.run(arguments.case, arguments.out)
+    elif arguments.command == "hybrid":
+        hybrid.run(arguments.out)
     elif arguments.command == "remote":
         remote.run(
             arguments.base_url, arguments.problems, arguments.model, arguments.dtype, arguments.server,

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
+from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -273,12 +274,24 @@ def grow(engine: Engine) -> list[Branch]:
     return last
 
 
+def plain_logits(model: Any, branch: Branch, as_generate: bool = False) -> Tensor:
+    """The logits (tokens, vocabulary) of transformers: one run over all of a branch's tokens or, as in `generate`, one
+    over those before the first generated token, and one for each of the others."""
+    ids, cache, parts = torch.tensor([branch.tokens]), None, []
+    for part in ids.split([branch.opening, *[1] * (len(branch.tokens) - branch.opening)], 1) if as_generate else [ids]:
+        past = {} if cache is None else {"past_key_values": cache}
+        output = model(input_ids=part, use_cache=as_generate, **past)
+        cache = output.past_key_values if as_generate else None
+        parts.append(output.logits[0])
+    return torch.cat(parts).double()
+
+
 @torch.no_grad()
-def difference(model: Any, branches: Iterable[Branch]) -> tuple[float, float]:
+def difference(model: Any, branches: Iterable[Branch], as_generate: bool = False) -> tuple[float, float]:
     """(largest difference of a log-probability from a plain run's, the difference that is allowed), in nats."""
     worst, allowed = 0.0, 0.0
     for branch in branches:
-        logits = model(input_ids=torch.tensor([branch.tokens]), use_cache=False).logits[0].double()
+        logits = plain_logits(model, branch, as_generate)
         rows = logits.log_softmax(-1)
         allowed = max(allowed, 1e-4 + 1e-5 * float(logits.abs().max()))
         for place, (token, logprob) in enumerate(zip(branch.generated, branch.logprobs, strict=True)):
@@ -307,7 +320,8 @@ def examine(case: str, window: int = WINDOW) -> dict[str, Any]:
             "reason": f"neither accepted nor refused, but {type(error).__name__}: {error}",
         }
     try:
-        worst, allowed = difference(model, grow(engine))
+        recurrent = engine.runner.recurrent
+        worst, allowed = difference(model, grow(engine), recurrent is not None and recurrent.knows_opening)
     except Exception as error:
         return row | {"verdict": "wrong", "reason": f"accepted, then {type(error).__name__}: {_short(error)}"}
     verdict = "exact" if worst <= allowed else "wrong"

@@ -13,6 +13,7 @@ from experiments.bench import (
     cache,
     cost_model,
     default_task,
+    hybrid,
     memory,
     placement,
     prefix,
@@ -36,6 +37,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     },
     "docs/benchmarks.md": {
         "prefix": ("prefix", prefix.table),
+        "hybrid": ("hybrid", hybrid.table),
         "breakdown": ("breakdown", breakdown.table),
         "search_steps": ("search", search_tables.steps_table),
         "search": ("search", search_tables.searches_table),

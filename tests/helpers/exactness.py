@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tests.helpers.engines import GREEDY
 from tests.helpers.models import prompt
@@ -13,9 +14,25 @@ from ttc.tree.branch import Branch
 
 
 @torch.no_grad()
-def assert_like_plain(plain: Any, branch: Branch, bound: float | None = None) -> None:
-    """Every generated token is plain greedy's, every log-probability plain's within the bound."""
-    logits = plain(torch.tensor([branch.tokens]), use_cache=False).logits[0].double()
+def logits_as_generate(plain: Any, tokens: list[int], first: int) -> Tensor:
+    """What `generate` computes: a run over the first tokens, then one for each of the others, with its cache."""
+    ids = torch.tensor([tokens])
+    output = plain(ids[:, :first], use_cache=True)
+    parts = [output.logits[0]]
+    for place in range(first, len(tokens)):
+        output = plain(ids[:, place : place + 1], past_key_values=output.past_key_values, use_cache=True)
+        parts.append(output.logits[0])
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def assert_like_plain(plain: Any, branch: Branch, bound: float | None = None, as_generate: bool = False) -> None:
+    """Every generated token is plain greedy's, every log-probability plain's within the bound. as_generate: not of one
+    run over the whole branch."""
+    if as_generate:
+        logits = logits_as_generate(plain, branch.tokens, branch.prompt_length).double()
+    else:
+        logits = plain(torch.tensor([branch.tokens]), use_cache=False).logits[0].double()
     limit = (1e-4 + 1e-5 * float(logits.abs().max())) if bound is None else bound
     expected = logits.log_softmax(-1)
     for place, (token, logprob, top1) in enumerate(zip(branch.generated, branch.logprobs, branch.top1, strict=True)):

@@ -70,11 +70,14 @@ class StateBatch:
 
     rows: the packed rows of each sequence, (sequences, tokens), on the CPU.
     tensors: their states; none where all of them begin with this pass, which then leaves them here.
+    in_opening: of each, whether its new tokens stand before its branch's first generated one; several new tokens of
+        sequences side by side do all or none. Empty where it makes no difference.
     broken: a pass was not finished, so that the states are of no use.
     cache: what the model's layers see of the states, kept from pass to pass.
     """
 
     rows: Tensor
     tensors: Tensors
+    in_opening: Sequence[bool] = ()
     broken: bool = False
     cache: Any = field(default=None, repr=False)

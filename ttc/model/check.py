@@ -37,8 +37,9 @@ from ttc.model.recording import (
     eager_attention,
     named_attention,
 )
-from ttc.model.recurrent import Recurrent, find_recurrent, layers_without_tokens
+from ttc.model.recurrent import Recurrent
 from ttc.model.recurrent_check import check_recurrent
+from ttc.model.recurrent_search import find_recurrent, layers_without_tokens
 
 WAY_OUT = (
     ". Use plain transformers for this model, or one that the engine serves (Llama, Qwen 3, Mistral, Gemma 3, Phi-3, "
@@ -218,7 +219,8 @@ class _Check:
         if len(calls) < len(layers) and (unknown := [layer for layer in layers if layer not in known]):
             raise UnsupportedModel(
                 f"layer {unknown[0]} of {len(layers)} neither calls attention that the engine can replace nor keeps a "
-                "recurrent state in transformers' cache; cross attention and other caches are not supported"
+                "recurrent state in transformers' cache; cross attention, other caches, and states that a layer keeps "
+                "to itself are not supported"
             )
 
     @staticmethod

@@ -13,37 +13,39 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from transformers.cache_utils import (
-    Cache,
-    DummyLayer,
-    DynamicCache,
-    LinearAttentionCacheLayerMixin,
-    LinearAttentionLayer,
-)
+from transformers.cache_utils import Cache, DummyLayer, LinearAttentionLayer
 
 from ttc.errors import UnsupportedModel
 from ttc.memory.states import Part, StateBatch, StateShape, Tensors
+from ttc.model.replaced import Function, called_by, forward_with
+from ttc.model.single_token import REPLACEMENTS
+from ttc.model.time_steps import UPDATE, LeastTimeStep
 
 CACHE_NAMES = ("cache_params", "past_key_values")
 """What transformers' modules call the cache that they are given."""
-
-FIND_TOKENS = 4
 
 
 class Recurrent:
     """The recurrent modules of a model, and how they are run.
 
     layers: the numbers of the layers that they belong to. by_token: modules that do not go on from a state with several
-    tokens at once get them one by one; the check at load finds which. shape: what they keep of a sequence, known once a
-    pass has run.
+    tokens at once get them one by one; the check at load finds which. knows_opening: what a token gives depends on
+    whether it stands before a branch's first generated one (see `ttc.model.time_steps`). shape: what they keep of a
+    sequence, known once a pass has run.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module], state_counts: Sequence[int]):
         self.modules = [_Module(module) for module in modules]
         self.state_counts = list(state_counts)
-        self.by_token = False
+        self.by_token = self.knows_opening = False
         self.shape: StateShape | None = None
+
+    def set_up(self, *, fewer_operations: bool, least_time_step: bool) -> bool:
+        """How the modules are to run: with replacements for single tokens, with a least time step in a branch's opening
+        alone. Returns whether some module can."""
+        can = [module.set_up(fewer_operations, least_time_step) for module in self.modules]
+        self.by_token, self.knows_opening = False, least_time_step
+        return any(can)
 
     @property
     def layers(self) -> set[int]:
@@ -72,6 +74,10 @@ class Recurrent:
                 batch.tensors = _tensors(batch.cache)
             batch.broken = False
 
+    def empty_cache(self) -> Cache:
+        """What the modules are given of a sequence that begins."""
+        return self._cache({})
+
     def _cache(self, tensors: Tensors) -> Cache:
         layers: list[Any] = [
             LinearAttentionLayer(number_of_states=count) if count else DummyLayer() for count in self.state_counts
@@ -85,7 +91,17 @@ class Recurrent:
             else:
                 layer.recurrent_states[number], layer.is_recurrent_states_initialized[number] = tensor, True
             layer.has_previous_state[number] = True
-        return Cache(layers=layers)
+        return _States(layers=layers)
+
+
+class _States(Cache):
+    """What the modules are given as the model's cache; by MiniMax's names too."""
+
+    def get_linear_cache(self, layer_idx: int) -> Tensor | None:
+        return self.get_recurrent_state(layer_idx)
+
+    def set_linear_cache(self, layer_idx: int, state: Tensor) -> None:
+        self.update_recurrent_state(state, layer_idx)
 
 
 def _tensors(cache: Cache) -> Tensors:
@@ -109,7 +125,7 @@ class _Sequences:
         order = torch.cat([batch.rows.flatten() for batch in batches])
         self.rows = len(order)
         self.in_order = len(batches) == 1 and torch.equal(order, torch.arange(self.rows))
-        self._back = order.argsort()
+        self._back = order if self.in_order else order.argsort()
         self._indices: dict[tuple[int, torch.device], Tensor] = {}
 
     def _index(self, numbers: Tensor, device: torch.device) -> Tensor:
@@ -155,14 +171,32 @@ class _Module:
                 f"{type(module).__name__} takes no cache as {' or '.join(CACHE_NAMES)}, and the engine gives it one"
             )
         self.name, self.place = name, names.index(name)
+        self.least: LeastTimeStep | None = None
+        self.replaced: Function | None = None
         self._before: Any = None
 
+    def set_up(self, fewer_operations: bool, least_time_step: bool) -> bool:
+        """See `Recurrent.set_up`."""
+        functions: dict[str, Function] = {}
+        if fewer_operations:
+            functions = {n: REPLACEMENTS[n](own) for n, own in called_by(self.module, REPLACEMENTS).items()}
+        self.least = LeastTimeStep.of(self.module) if least_time_step else None
+        if self.least is not None:
+            functions[UPDATE] = self.least.update
+        self.replaced = forward_with(self.module, functions) if functions else None
+        return self.least is not None if least_time_step else bool(functions)
+
+    def forward(self) -> Function:
+        """What computes the module, with what was set up."""
+        own: Function = self.module.forward
+        return own if self.replaced is None or "forward" in self.module.__dict__ else self.replaced
+
     def begin(self, sequences: _Sequences) -> None:
-        own = self.module.forward
+        own = self.forward()
         self._before = self.module.__dict__.get("forward")
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            return sequences.put([self._compute(own, sequences, batch, args, kwargs) for batch in sequences.batches])
+            return sequences.put([self._of_batch(own, sequences, batch, args, kwargs) for batch in sequences.batches])
 
         self.module.__dict__["forward"] = forward
 
@@ -171,8 +205,16 @@ class _Module:
         if self._before is not None:
             self.module.__dict__["forward"] = self._before
 
+    def _of_batch(
+        self, own: Function, sequences: _Sequences, batch: StateBatch, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if self.least is None:
+            return self._compute(own, sequences, batch, args, kwargs)
+        with self.least.of_opening(batch.in_opening):
+            return self._compute(own, sequences, batch, args, kwargs)
+
     def _compute(
-        self, own: Any, sequences: _Sequences, batch: StateBatch, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, own: Function, sequences: _Sequences, batch: StateBatch, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         args = sequences.take(args, batch)
         kwargs = {name: sequences.take(value, batch) for name, value in kwargs.items()}
@@ -205,80 +247,3 @@ def _in_a_row(outputs: Sequence[Any]) -> Any:
     if isinstance(first, tuple):
         return tuple(_in_a_row(parts) for parts in zip(*outputs, strict=True))
     return torch.cat(list(outputs), 1) if isinstance(first, Tensor) and first.dim() >= 2 else first
-
-
-# ---------------------------------------------------------------- finding them
-
-
-class _Watched(DynamicCache):
-    """A cache that notes which module of the model asks for recurrent states."""
-
-    def __init__(self, config: Any):
-        super().__init__(config=config)
-        self.running: list[torch.nn.Module] = []
-        self.asked: dict[torch.nn.Module, None] = {}
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Nothing yet; transformers has no answer where no layer is one of attention."""
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return query_length, 0
-
-    def get_conv_state(self, *args: Any, **kwargs: Any) -> Any:
-        self.asked[self.running[-1]] = None
-        return super().get_conv_state(*args, **kwargs)
-
-    def update_conv_state(self, *args: Any, **kwargs: Any) -> Any:
-        self.asked[self.running[-1]] = None
-        return super().update_conv_state(*args, **kwargs)
-
-    def get_recurrent_state(self, *args: Any, **kwargs: Any) -> Any:
-        self.asked[self.running[-1]] = None
-        return super().get_recurrent_state(*args, **kwargs)
-
-    def update_recurrent_state(self, *args: Any, **kwargs: Any) -> Any:
-        self.asked[self.running[-1]] = None
-        return super().update_recurrent_state(*args, **kwargs)
-
-
-def layers_without_tokens(config: Any) -> set[int]:
-    """The layers that keep nothing of a sequence, by transformers' own account: they mix no tokens (only an MLP)."""
-    try:
-        cache = DynamicCache(config=config)
-    except Exception:  # a configuration that transformers cannot make a cache for
-        return set()
-    return {index for index, layer in enumerate(cache.layers) if isinstance(layer, DummyLayer)}
-
-
-@torch.inference_mode()
-def find_recurrent(model: Any, ids: Tensor) -> Recurrent | None:
-    """The modules of `model` that keep a recurrent state in transformers' cache; None for a model without.
-
-    ids: (1, tokens), what the model runs on to see which modules they are.
-    """
-    try:
-        cache = _Watched(model.config)
-    except Exception:  # a configuration that transformers cannot make a cache for
-        return None
-    counts = [
-        layer.number_of_states if isinstance(layer, LinearAttentionCacheLayerMixin) else 0 for layer in cache.layers
-    ]
-    if not any(counts):
-        return None
-    body = getattr(model, "body", model)
-    name = next((name for name in CACHE_NAMES if name in inspect.signature(body.forward).parameters), CACHE_NAMES[1])
-
-    def begins(module: torch.nn.Module, _: Any) -> None:
-        cache.running.append(module)
-
-    def ends(*_: Any) -> None:
-        cache.running.pop()
-
-    before, after = register_module_forward_pre_hook(begins), register_module_forward_hook(ends, always_call=True)
-    try:
-        model(input_ids=ids[:, :FIND_TOKENS], use_cache=True, **{name: cache})
-    finally:
-        before.remove()
-        after.remove()
-    return Recurrent(list(cache.asked), counts) if cache.asked else None

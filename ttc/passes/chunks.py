@@ -36,19 +36,22 @@ def chunks(
     held: list[Segment],
     limit: int | None = None,
     cuts: Sequence[Collection[int]] | None = None,
+    openings: Sequence[int] | None = None,
 ) -> Iterator[Chunk]:
     """Chunks that bring the KV of `runs[i]` after `leaves[i]` into the tree, at most `limit` (else `prefill_tokens`)
     rows each. Whoever takes a chunk runs it before the next one, and closes its plan (`with chunk.plan`).
 
     The new segments are appended to `held` at once, with one reference each. usages[i]: the meter of run i. cuts[i]:
-    places in run i where a segment has to end, so that with recurrent layers others can go on from there.
+    places in run i where a segment has to end, so that with recurrent layers others can go on from there. openings[i]:
+    see `Segment`; that of run i's branch.
     """
     runtime.residency.require(sum(map(len, runs)))
     paths = [leaf.path() for leaf in leaves]
     order = depth_first(paths)
     needed = {segment.storage for path in paths for segment in path}
     states = PassStates(runtime.tree) if runtime.runner.recurrent is not None else None
-    writers = [SegmentWriter(runtime, leaf, run, needed, held) for leaf, run in zip(leaves, runs, strict=True)]
+    openings = openings or [0] * len(runs)
+    writers = [SegmentWriter(runtime, *each, needed, held) for each in zip(leaves, runs, openings, strict=True)]
     if states is not None:
         for i, writer in enumerate(writers):
             writer.cut_at(cuts[i] if cuts else ())
@@ -75,7 +78,8 @@ def chunks(
         stream = runtime.residency.stream(entries, positions, None, repeat=False)
         plan = ExtendPlan(entries, positions, pieces, runtime.memory, stream)
         if states is not None:
-            plan.states = states.begin([writers[i].before for i in taken], [piece.rows for piece in pieces])
+            inside = [leaves[i].end + first < openings[i] for i, first in zip(taken, firsts, strict=True)]
+            plan.states = states.begin([writers[i].before for i in taken], [piece.rows for piece in pieces], inside)
         yield Chunk(rows, plan, taken, firsts)
         if states is not None:
             states.end([writers[i].end for i in taken])
@@ -118,8 +122,10 @@ def batches(
 class SegmentWriter:
     """A run of new tokens on its way into the tree, block by block; its end is in `held`, with one reference."""
 
-    def __init__(self, runtime: Runtime, leaf: Segment, tokens: list[int], needed: set[KV], held: list[Segment]):
-        self.runtime, self.tokens, self.needed = runtime, tokens, needed
+    def __init__(
+        self, runtime: Runtime, leaf: Segment, tokens: list[int], opening: int, needed: set[KV], held: list[Segment]
+    ):
+        self.runtime, self.tokens, self.opening, self.needed = runtime, tokens, opening, needed
         self.held, self.index = held, len(held)
         held.append(runtime.tree.hold(leaf))
         self.blocks: list[Segment] = []
@@ -140,11 +146,11 @@ class SegmentWriter:
         return self.held[self.index]
 
     def cut_at(self, places: Collection[int]) -> None:
-        """End a block, and the piece of a pass, at each of these places, at every `SNAPSHOT_TOKENS`, and where blocks
-        are full: with recurrent layers a segment's end is what others go on from."""
+        """End a block, and the piece of a pass, at each of these places, at every `SNAPSHOT_TOKENS`, where the opening
+        ends, and where blocks are full: with recurrent layers a segment's end is what others go on from."""
         length, start = len(self.tokens), self.end.end
         regular = range(SNAPSHOT_TOKENS - start % SNAPSHOT_TOKENS, length, SNAPSHOT_TOKENS)
-        cuts = {length, *regular, *(place for place in places if 0 < place < length)}
+        cuts = {length, *regular, *(place for place in (*places, self.opening - start) if 0 < place < length)}
         if (size := self.runtime.residency.block_tokens) is not None:
             ends = [0, *sorted(cuts)]
             cuts |= {n for first, last in pairwise(ends) for n in range(first + size, last, size)}
@@ -171,7 +177,7 @@ class SegmentWriter:
                 path = [segment.storage for segment in above.path()]
                 kv = self.runtime.residency.allocate(len(tokens), self.needed, path)
                 self.needed.add(kv)
-                self.held[self.index] = tree.hold(tree.attach(above, tokens, kv))
+                self.held[self.index] = tree.hold(tree.attach(above, tokens, kv, self.opening))
                 tree.drop(above)
                 self.blocks.append(self.held[self.index])
                 self.filled = 0

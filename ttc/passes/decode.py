@@ -296,6 +296,8 @@ class RunningBatch:
             if self.states is not None:
                 self.plan.states = [self.states.of([row.branch for row in rows])]
             self.recuts = tree.recuts
+        if self.states is not None:
+            self.states.note_opening(self.runtime.opening)
         return self.plan
 
     def _tails(self) -> Tails:
@@ -359,7 +361,8 @@ class RunningBatch:
             raise
         for kv in blocks:
             leaf = branch.leaf
-            tree.move(branch, tree.attach(leaf, branch.tokens[leaf.end : leaf.end + kv.tokens], kv))
+            tokens = branch.tokens[leaf.end : leaf.end + kv.tokens]
+            tree.move(branch, tree.attach(leaf, tokens, kv, self.runtime.opening(branch)))
         tree.set_state(branch.leaf, state)
 
     def _rescue(self, row: Row) -> None:

@@ -28,6 +28,7 @@ def prefill(
     computes and the others wait a round. outputs: takes what the model gives at chosen places of the targets.
     """
     tree, outputs = runtime.tree, outputs or Outputs.at([()] * len(branches))
+    openings = [runtime.opening(b, len(t) - len(b.tokens)) for b, t in zip(branches, targets, strict=True)]
     waiting, shared = list(enumerate(zip(branches, targets, strict=True))), runtime.sharing.rule != "none"
     while waiting:
         chosen: list[tuple[Branch, list[int]]] = []
@@ -37,10 +38,14 @@ def prefill(
         for index, (branch, target) in waiting:
             leaf = before = branch.leaf
             if shared:
-                leaf = tree.move(branch, tree.descend(before, target[before.end : -1]))
+                leaf = tree.move(branch, tree.descend(before, target[before.end : -1], openings[index]))
             branch.usage.shared_tokens += max(0, leaf.end - before.end)
             missing = list(target[leaf.end : -1])
-            alike = (n for n, (b, m) in enumerate(chosen) if b.leaf is leaf and worth_sharing(m, missing))
+            alike = (
+                n
+                for n, (b, m) in enumerate(chosen)
+                if b.leaf is leaf and openings[indices[n]] == openings[index] and worth_sharing(m, missing)
+            )
             first = next(alike, None) if shared else None
             if first is not None:
                 cuts[first].add(common_prefix(chosen[first][1], missing))
@@ -50,7 +55,7 @@ def prefill(
                 cuts.append(set())
                 indices.append(index)
         with runtime.metered([branch for branch, _ in chosen]):
-            _compute(runtime, chosen, purpose, outputs.of(indices), cuts)
+            _compute(runtime, chosen, purpose, outputs.of(indices), cuts, [openings[i] for i in indices])
         waiting = deferred
 
 
@@ -60,11 +65,13 @@ def _compute(
     purpose: Purpose,
     outputs: Outputs,
     cuts: Sequence[set[int]],
+    openings: Sequence[int],
 ) -> None:
     held: list[Segment] = []
     leaves, runs = [branch.leaf for branch, _ in work], [missing for _, missing in work]
     try:
-        for chunk in chunks(runtime, leaves, runs, [branch.usage for branch, _ in work], held, cuts=cuts):
+        usages = [branch.usage for branch, _ in work]
+        for chunk in chunks(runtime, leaves, runs, usages, held, cuts=cuts, openings=openings):
             wanted = outputs.rows(chunk, [leaf.end for leaf in leaves])
             with chunk.plan:
                 kept = [row for _, _, row in wanted] or [len(chunk.tokens) - 1]

@@ -53,6 +53,12 @@ class Runtime:
     def memory(self) -> KVMemory:
         return self.residency.memory
 
+    def opening(self, branch: Branch, given: int = 0) -> int:
+        """How many tokens stand before the branch's first generated one once so many more were given; 0 where that
+        makes no difference to the model."""
+        recurrent = self.runner.recurrent
+        return branch.opening_with(given) if recurrent is not None and recurrent.knows_opening else 0
+
     @cached_property
     def lens(self) -> Lens:
         """The model's logits after any of its layers. Raises UnsupportedModel, at first use, where there are none."""

@@ -34,15 +34,18 @@ def score(
         [b.tokens[-1], *more, *group[0][:n]]
         for b, more, group, n in zip(branches, given, continuations, shared, strict=True)
     ]
+    openings = [runtime.opening(b, len(more)) for b, more in zip(branches, given, strict=True)]
     held: list[Segment] = []
     try:
         left = [(i, j) for i, group in enumerate(continuations) for j, c in enumerate(group) if len(c) > shared[i] + 1]
         runs = [continuations[i][j][shared[i] : -1] for i, j in left]
         runtime.residency.require(sum(map(len, heads)) + sum(map(len, runs)))  # both passes, before either
         targets = [[c[: n + 1] for c in group] for group, n in zip(continuations, shared, strict=True)]
-        pairs = _score_runs(runtime, leaves, heads, targets, usages, held, [len(more) for more in given])
+        pairs = _score_runs(runtime, leaves, heads, targets, usages, openings, held, [len(more) for more in given])
         targets = [[continuations[i][j][shared[i] + 1 :]] for i, j in left]
-        rest = _score_runs(runtime, [held[i] for i, _ in left], runs, targets, [usages[i] for i, _ in left], held)
+        places = [i for i, _ in left]
+        above, meters = [held[i] for i in places], [usages[i] for i in places]
+        rest = _score_runs(runtime, above, runs, targets, meters, [openings[i] for i in places], held)
         for (i, j), (tail,) in zip(left, rest, strict=True):
             pairs[i][j] += tail
     finally:
@@ -93,6 +96,7 @@ def _score_runs(
     runs: Sequence[list[int]],
     targets: Sequence[Sequence[list[int]]],
     usages: Sequence[Usage],
+    openings: Sequence[int],
     held: list[Segment],
     skipped: Sequence[int] | None = None,
 ) -> Pairs:
@@ -103,7 +107,7 @@ def _score_runs(
     """
     pairs: Pairs = [[[] for _ in group] for group in targets]
     skipped = skipped or [0] * len(runs)
-    for chunk in chunks(runtime, leaves, runs, usages, held):
+    for chunk in chunks(runtime, leaves, runs, usages, held, openings=openings):
         wanted: list[tuple[int, int, range]] = []  # (run, the first of its targets' tokens, rows)
         for i, first, piece in zip(chunk.runs, chunk.firsts, chunk.plan.pieces, strict=True):
             skip = max(0, skipped[i] - first)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -25,16 +25,18 @@ class PassStates:
         """Raise OutOfMemory unless there is room for the KV of so many tokens and for states at so many ends."""
         self.tree.memory.require_states(ends, tokens)
 
-    def begin(self, before: Sequence[Segment], spans: Sequence[slice]) -> list[StateBatch]:
-        """The batches of a pass whose runs go on after the segments `before`, the rows of each being one of `spans`."""
-        alike: dict[tuple[int, bool], list[int]] = {}
-        for run, (segment, span) in enumerate(zip(before, spans, strict=True)):
-            alike.setdefault((span.stop - span.start, _state(segment) is not None), []).append(run)
+    def begin(self, before: Sequence[Segment], spans: Sequence[slice], in_opening: Sequence[bool]) -> list[StateBatch]:
+        """The batches of a pass whose runs go on after the segments `before`, the rows of each being one of `spans`.
+        in_opening: see `StateBatch`, of each run."""
+        alike: dict[tuple[int, bool, bool], list[int]] = {}
+        for run, (segment, span, inside) in enumerate(zip(before, spans, in_opening, strict=True)):
+            alike.setdefault((span.stop - span.start, _state(segment) is not None, inside), []).append(run)
         self.batches, self.members = [], list(alike.values())
         for runs in self.members:
             states = [state for run in runs if (state := _state(before[run])) is not None]
             rows = torch.stack([torch.arange(spans[run].start, spans[run].stop) for run in runs])
-            self.batches.append(StateBatch(rows, side_by_side(states) if states else {}))
+            tensors = side_by_side(states) if states else {}
+            self.batches.append(StateBatch(rows, tensors, [in_opening[run] for run in runs]))
         return self.batches
 
     def end(self, segments: Sequence[Segment]) -> None:
@@ -81,6 +83,11 @@ class RunningStates:
         count = len(self.branches)
         self.batch = StateBatch(rows, {part: tensor[:count] for part, tensor in self.tensors.items()})
         return self.batch
+
+    def note_opening(self, opening: Callable[[Branch], int]) -> None:
+        """A token is about to be computed. opening: see `Segment`."""
+        assert self.batch is not None
+        self.batch.in_opening = [len(branch.tokens) <= opening(branch) for branch in self.branches]
 
     def leave(self, branch: Branch) -> State:
         """A copy of a branch's state. Raises RuntimeError when a pass broke off, so that it is lost."""

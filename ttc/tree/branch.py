@@ -39,6 +39,7 @@ class Branch:
     entropies, top_k_logprobs, self_certainties: likewise, the entropy in nats, the mean log-probability of the 20 most
         likely tokens, and the divergence from the uniform distribution in nats, where `Engine.generate` was asked for
         statistics; else NaN.
+    opening: how many tokens stand before the first generated one, or before the first that will be.
     step_ends: `len(tokens)` after each step that `Engine.generate` made.
     step_reasons: for each of them, why the step ended.
     given_end: `len(tokens)` after the last token that was given and not generated.
@@ -66,7 +67,7 @@ class Branch:
         root_id: int | None = None,
     ):
         self.tokens = list(tokens)
-        self.prompt_length = self.given_end = len(self.tokens)
+        self.prompt_length = self.given_end = self.opening = len(self.tokens)
         self.logprobs: list[float] = []
         self.top1: list[float] = []
         self.entropies: list[float] = []
@@ -93,7 +94,7 @@ class Branch:
         """A copy with its own stream; the tree's reference counts are the caller's business."""
         key = random_key(self.key, self._forks)
         twin = Branch(self.tokens, self._leaf, key, self.usage, self._decode, self.root_id)
-        twin.prompt_length, twin.given_end = self.prompt_length, self.given_end
+        twin.prompt_length, twin.given_end, twin.opening = self.prompt_length, self.given_end, self.opening
         for mine, theirs in zip(self.columns(), twin.columns(), strict=True):
             theirs[:] = mine
         twin.step_ends, twin.step_reasons = self.step_ends[:], self.step_reasons[:]
@@ -151,8 +152,13 @@ class Branch:
                 column += [nan] * len(tokens)
         else:
             self.prompt_length += len(tokens)
+        self.opening = self.opening_with(len(tokens))
         self.tokens += tokens
         self.given_end = len(self.tokens)
+
+    def opening_with(self, given: int) -> int:
+        """`opening` once so many tokens have been given."""
+        return self.opening + given if self.opening == len(self.tokens) else self.opening
 
     def end_step(self, reason: StepEnd) -> None:
         """The step under way is over."""

@@ -19,10 +19,12 @@ class Segment:
 
     refs: the branches that end here plus the children. The trunk is the empty segment above all roots.
     state: of models with recurrent layers, their state after the last token, None where none was kept.
+    opening: how many tokens stand before the first generated one of the branch that made the segment, for models that
+        compute these differently (`ttc.model.time_steps`); 0 for all others.
     """
 
-    def __init__(self, tokens: list[int], kv: KV | None, parent: Segment | None):
-        self.tokens, self.kv, self.parent = tokens, kv, parent
+    def __init__(self, tokens: list[int], kv: KV | None, parent: Segment | None, opening: int = 0):
+        self.tokens, self.kv, self.parent, self.opening = tokens, kv, parent, opening
         self.children: list[Segment] = []
         self.state: State | None = None
         self.refs = 0
@@ -39,6 +41,14 @@ class Segment:
         if self.kv is None:
             raise RuntimeError(f"segment {self.serial} at {self.start} holds no KV: it is the trunk, or was freed")
         return self.kv
+
+    def opens(self, opening: int) -> int:
+        """How many of its tokens lie in an opening of so many."""
+        return min(max(opening - self.start, 0), len(self.tokens))
+
+    def serves(self, opening: int) -> bool:
+        """Whether its KV is that of a branch with such an opening and the same tokens."""
+        return self.opens(opening) == self.opens(self.opening)
 
     def path(self) -> list[Segment]:
         """The segments from the root to this one, the empty trunk left out."""

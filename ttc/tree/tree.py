@@ -54,9 +54,9 @@ class Tree:
         branch.leaf = segment
         return segment
 
-    def attach(self, parent: Segment, tokens: list[int], kv: KV) -> Segment:
+    def attach(self, parent: Segment, tokens: list[int], kv: KV, opening: int = 0) -> Segment:
         """A new child segment. The caller holds it, or it stays unreferenced until somebody does."""
-        child = Segment(tokens, kv, self.hold(parent))
+        child = Segment(tokens, kv, self.hold(parent), opening)
         parent.children.append(child)
         return child
 
@@ -67,8 +67,10 @@ class Tree:
         if state is not None:
             segment.state = self.memory.take_state(state)
 
-    def descend(self, segment: Segment, tokens: Sequence[int]) -> Segment:
+    def descend(self, segment: Segment, tokens: Sequence[int], opening: int = 0) -> Segment:
         """The deepest segment that holds a prefix of `tokens` below `segment`; it is split where they part.
+
+        opening: see `Segment`.
 
         With recurrent layers one cannot go on from the middle of a segment: then it is the deepest one with a state,
         which may lie above `segment`.
@@ -76,7 +78,7 @@ class Tree:
         recurrent = self.memory.state_shape is not None
         while tokens:
             shared, child = max(
-                ((common_prefix(c.tokens, tokens), c) for c in segment.children),
+                ((common_prefix(c.tokens, tokens), c) for c in segment.children if c.serves(opening)),
                 key=lambda x: x[0],
                 default=(0, segment),
             )
@@ -123,6 +125,8 @@ class Tree:
         (kv,) = recut(self.memory, [parent.storage, child.storage], [len(parent.tokens) + len(child.tokens)])
         self.recuts += 1
         above = parent.parent
+        if not child.opens(child.opening):
+            child.opening = min(parent.opening, parent.end)
         above.children[above.children.index(parent)] = child
         child.tokens, child.kv = parent.tokens + child.tokens, kv
         child.parent, child.start = above, parent.start

@@ -1,0 +1,113 @@
+"""Models whose Mamba 2 layers have a least time step, against `generate`: a run over the prompt, then single tokens."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.bench import architectures
+from tests.helpers.engines import GREEDY
+from tests.helpers.exactness import assert_like_plain, grow, logits_as_generate
+from tests.helpers.models import prompt
+from tests.helpers.ownership import assert_nothing_left, assert_whole
+from tests.helpers.tokenizers import Letters
+from ttc import BlockCache, Engine, Paged, Sampling
+
+CASES = ["nemotron_h", "zamba2"]
+
+
+@cache
+def plain(case: str) -> Any:
+    return architectures.build(case)
+
+
+def engine_of(case: str, **options: Any) -> Engine:
+    return Engine(copy.deepcopy(plain(case)), Letters(), **options)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_tree_of_branches_is_what_generate_computes(case: str) -> None:
+    engine = engine_of(case, prefill_tokens=5)
+    assert engine.runner.recurrent is not None and engine.runner.recurrent.knows_opening
+    branches = grow(engine)
+    assert_whole(engine, branches)
+    for branch in branches:
+        assert_like_plain(plain(case), branch, as_generate=True)
+    with pytest.raises(AssertionError):  # the two ways of transformers do differ
+        assert_like_plain(plain(case), branches[0])
+    assert_nothing_left(engine, branches)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("length", [1, 2, 17])
+def test_tokens_are_those_of_generate(case: str, length: int) -> None:
+    engine, ids = engine_of(case), prompt(1, length)
+    branches = engine.fork(engine.root(ids), 2)
+    engine.generate(branches, 6, sampling=GREEDY)
+    expected = plain(case).generate(
+        torch.tensor([ids]), max_new_tokens=6, min_new_tokens=6, do_sample=False, output_logits=True,
+        return_dict_in_generate=True, pad_token_id=0,
+    )  # fmt: skip
+    for branch in branches:
+        assert branch.tokens == expected.sequences[0].tolist()
+        for token, logprob, logits in zip(branch.generated, branch.logprobs, expected.logits, strict=True):
+            assert logprob == pytest.approx(float(logits[0].double().log_softmax(-1)[token]), abs=2e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_prompt_does_not_share_what_was_generated(case: str) -> None:
+    engine, ids = engine_of(case), prompt(1, 20)
+    first = engine.root(ids)
+    engine.generate([first], 9, sampling=GREEDY)
+    second = engine.root([*first.tokens, *prompt(2, 9)])  # the same tokens, all of a prompt
+    assert second.usage.shared_tokens == 19  # the first prompt without its last token, which is fed with what follows
+    third = engine.root([*first.tokens, *prompt(2, 9)])
+    assert third.usage.shared_tokens == len(third.tokens) - 1
+    engine.extend([first], [prompt(2, 9)])
+    engine.generate([first, second, third], 4, sampling=GREEDY)
+    for branch in (first, second, third):
+        assert_like_plain(plain(case), branch, as_generate=True)
+    assert second.generated == third.generated
+    assert_nothing_left(engine, [first, second, third])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_scores_are_those_of_tokens_that_follow_one_by_one(case: str) -> None:
+    engine, more, continuations = engine_of(case), prompt(3, 3), [prompt(4, 3), prompt(4, 1) + prompt(5, 3)]
+    root = engine.root(prompt(1, 21))
+    fresh, begun = engine.fork(root, 2)
+    engine.generate([begun], 5, sampling=GREEDY)
+    scores = engine.score([fresh, begun], [continuations] * 2, given=[more] * 2)
+    for branch, first, group in zip((fresh, begun), (24, 21), scores, strict=True):
+        for continuation, figures in zip(continuations, group, strict=True):
+            tokens = [*branch.tokens, *more]
+            with torch.no_grad():
+                logits = logits_as_generate(plain(case), tokens + continuation, first).double()
+            rows = logits.log_softmax(-1)[len(tokens) - 1 : -1]
+            expected = [float(row[token]) for row, token in zip(rows, continuation, strict=True)]
+            assert figures == pytest.approx(expected, abs=1e-4 + 1e-5 * float(logits.abs().max()))
+    assert_nothing_left(engine, [root, fresh, begun])
+
+
+def test_neither_batches_nor_eviction_nor_a_policy_change_what_is_sampled() -> None:
+    def sample(together: bool, **options: Any) -> list[list[int]]:
+        engine = engine_of("nemotron_h", **options)
+        root = engine.root(prompt(1, 17), seed=3)
+        branches = engine.fork(root, 4)
+        engine.release([root])
+        engine.extend(branches[:3], [[11], [12, 13], [14]])
+        for count in (5, 3):
+            for group in [branches] if together else [[branch] for branch in branches[::-1]]:
+                engine.generate(group, count, sampling=Sampling(0.8))
+        if "cache" in options:
+            assert engine.cache is not None and engine.cache.evictions > 0
+        return [branch.generated for branch in branches]
+
+    expected = sample(together=True)
+    assert sample(together=False) == expected
+    assert sample(together=False, cache=BlockCache(capacity_blocks=4, block_tokens=8)) == expected
+    assert sample(together=True, memory=Paged(1.0, block_tokens=4)) == expected

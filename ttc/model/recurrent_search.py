@@ -1,0 +1,108 @@
+"""Which modules of a model keep a recurrent state: those that ask transformers' cache for one."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from transformers.cache_utils import DummyLayer, DynamicCache, LinearAttentionCacheLayerMixin
+
+from ttc.model.recurrent import CACHE_NAMES, Recurrent
+
+FIND_TOKENS = 4
+
+
+class _Watched(DynamicCache):
+    """A cache that notes which module of the model asks for recurrent states."""
+
+    def __init__(self, config: Any):
+        super().__init__(config=config)
+        self.running: list[torch.nn.Module] = []
+        self.asked: dict[torch.nn.Module, None] = {}
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Nothing yet; transformers has no answer where no layer is one of attention."""
+        return 0
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_conv_state(self, *args: Any, **kwargs: Any) -> Any:
+        self.asked[self.running[-1]] = None
+        return super().get_conv_state(*args, **kwargs)
+
+    def update_conv_state(self, *args: Any, **kwargs: Any) -> Any:
+        self.asked[self.running[-1]] = None
+        return super().update_conv_state(*args, **kwargs)
+
+    def get_recurrent_state(self, *args: Any, **kwargs: Any) -> Any:
+        self.asked[self.running[-1]] = None
+        return super().get_recurrent_state(*args, **kwargs)
+
+    def update_recurrent_state(self, *args: Any, **kwargs: Any) -> Any:
+        self.asked[self.running[-1]] = None
+        return super().update_recurrent_state(*args, **kwargs)
+
+    def get_linear_cache(self, layer_idx: int) -> Any:
+        """MiniMax's name of a recurrent state."""
+        return self.get_recurrent_state(layer_idx)
+
+    def set_linear_cache(self, layer_idx: int, state: Any) -> None:
+        self.update_recurrent_state(state, layer_idx)
+
+
+def _cache_class(body: Any) -> type[DynamicCache] | None:
+    """The cache that the model's file defines and its forward insists on, as MiniMax's does."""
+    scope = inspect.unwrap(type(body).forward).__globals__
+    own = (value for value in scope.values() if isinstance(value, type) and value.__module__ == type(body).__module__)
+    return next((value for value in own if issubclass(value, DynamicCache)), None)
+
+
+def layers_without_tokens(config: Any) -> set[int]:
+    """The layers that keep nothing of a sequence, by transformers' own account: they mix no tokens (only an MLP)."""
+    try:
+        cache = DynamicCache(config=config)
+    except Exception:  # a configuration that transformers cannot make a cache for
+        return set()
+    return {index for index, layer in enumerate(cache.layers) if isinstance(layer, DummyLayer)}
+
+
+@torch.inference_mode()
+def find_recurrent(model: Any, ids: Tensor) -> Recurrent | None:
+    """The modules of `model` that keep a recurrent state in transformers' cache; None for a model without.
+
+    ids: (1, tokens), what the model runs on to see which modules they are.
+    """
+    try:
+        cache = _Watched(model.config)
+    except Exception:  # a configuration that transformers cannot make a cache for
+        return None
+    counts = [
+        layer.number_of_states if isinstance(layer, LinearAttentionCacheLayerMixin) else 0 for layer in cache.layers
+    ]
+    if not any(counts):
+        return None
+    body = getattr(model, "body", model)
+    if (theirs := _cache_class(body)) is not None:
+        cache.__class__ = type(theirs.__name__, (_Watched, theirs), {})
+    name = next((name for name in CACHE_NAMES if name in inspect.signature(body.forward).parameters), CACHE_NAMES[1])
+
+    def begins(module: torch.nn.Module, _: Any) -> None:
+        cache.running.append(module)
+
+    def ends(*_: Any) -> None:
+        cache.running.pop()
+
+    before, after = register_module_forward_pre_hook(begins), register_module_forward_hook(ends, always_call=True)
+    try:
+        model(input_ids=ids[:, :FIND_TOKENS], use_cache=True, **{name: cache})
+    finally:
+        before.remove()
+        after.remove()
+    return Recurrent(list(cache.asked), counts) if cache.asked else None

@@ -13,7 +13,7 @@ from transformers.models.gptj.modeling_gptj import GPTJAttention
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import OWN_CODE, build, prompt
 from tests.helpers.tokenizers import Letters
-from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Sampling, UnsupportedModel
+from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged, Sampling, UnsupportedModel
 from ttc.attention.fused import SWITCH
 from ttc.attention.own_code import CallsAttention
 from ttc.attention.position_bias import with_bias
@@ -52,6 +52,7 @@ def test_double_precision(family: str) -> None:
 
 
 POLICIES = [
+    lambda gib: Capture(budget_gib=0.6 * gib, act_share=0.5, block_tokens=8),
     lambda gib: Layerwise(budget_gib=0.75 * gib),
     lambda gib: BeamGroups(budget_gib=0.5 * gib, block_tokens=8),
     lambda gib: Paged(budget_gib=0.4 * gib, block_tokens=8),
@@ -59,6 +60,7 @@ POLICIES = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:memory=capture keeps no ACT blocks")
 @pytest.mark.parametrize("memory", POLICIES)
 @pytest.mark.parametrize("family", ["bloom", "falcon, new", "gpt_neo", "mpt"])
 def test_offloaded_equals_plain_transformers(family: str, memory: Any) -> None:

@@ -24,7 +24,7 @@ import transformers
 from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
 from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from experiments.provenance import provenance
 from ttc.engine import Engine
@@ -57,6 +57,7 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(["attention_chunk_size", "keep_window_size", "local_attention"], WINDOW),
     **dict.fromkeys(["max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length"], 256),
     **dict.fromkeys(["initializer_range", "init_std"], 0.3),
+    "floor_scale": WINDOW,
     **dict.fromkeys(SPECIAL, None),
     "vocab_size": VOCAB,
     "vocab_size_per_layer_input": VOCAB,
@@ -96,7 +97,8 @@ ASSISTANT = {
 }
 QWEN4 = {
     "layer_types": [LINEAR, "indexed_attention"] * 2,
-    **dict.fromkeys(["indexer_n_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio"], 8),
+    **dict.fromkeys(["indexer_n_heads", "indexer_head_dim", "indexer_compress_ratio"], 8),
+    "indexer_budget": 256,
     "indexer_kv_heads": 1,
     "linear_num_value_heads": 2,
     "hc_lowrank": 8,
@@ -149,6 +151,11 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "lfm2_moe: convolutions": {"layer_types": [CONV, FULL, CONV, FULL], "num_dense_layers": 1},
     "llama4_text: no chunks": {"layer_types": [FULL] * 4},
     "llama: yarn": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
+    "minimax_m3_vl_text: sparse": {
+        "layer_types": [FULL, "minimax_m3_sparse"] * 2,
+        "index_n_heads": 2,
+        "index_head_dim": 8,
+    },
     "mixtral: no window": {"sliding_window": None},
     "phimoe: no window": {"sliding_window": None},
     "qwen2: no window": {"use_sliding_window": False},
@@ -192,6 +199,18 @@ def cases() -> list[str]:
 
 def model_class(case: str) -> str:
     return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(case.split(":")[0], "?"))
+
+
+def is_decoder(case: str) -> bool:
+    """Whether a family is a decoder by design: not an encoder, which transformers has as a masked language model too,
+    and neither an encoder-decoder nor half of one, whose configuration has `decoder_layers` or a `decoder`."""
+    family = case.split(":")[0]
+    if family in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        return False
+    config_class = getattr(transformers, CONFIG_MAPPING_NAMES.get(family, ""), None)
+    fields = getattr(config_class, "__dataclass_fields__", {})
+    of_two_parts = any(name == "decoder" or name.endswith("decoder_layers") for name in fields)
+    return not of_two_parts and not (fields and fields["is_encoder_decoder"].default)
 
 
 def config_of(case: str, window: int = WINDOW) -> Any:
@@ -382,9 +401,14 @@ def run(names: list[str], out: Path) -> None:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """How many models got each verdict."""
-    count = Counter(row["verdict"] for row in result["rows"])
-    return ", ".join(f"{count[verdict]} {verdict}" for verdict in ("exact", "refused", "wrong", "not built"))
+    """How many models got each verdict, decoders first, then encoders and encoder-decoders."""
+    count = Counter((row["verdict"], is_decoder(row["case"])) for row in result["rows"])
+    kinds = {"decoders": True, "encoders and encoder-decoders": False}
+    verdicts = ("exact", "refused", "wrong", "not built")
+    return "; ".join(
+        f"{kind}: " + ", ".join(f"{count[verdict, decoder]} {verdict}" for verdict in verdicts)
+        for kind, decoder in kinds.items()
+    )
 
 
 def table(result: dict[str, Any]) -> str:
@@ -400,14 +424,16 @@ def table(result: dict[str, Any]) -> str:
         "wrong": "wrong",
         "not built": "not tried: no small configuration builds it",
     }
-    lines = ["| verdict | how many | models |", "|---|---|---|"]
+    lines = ["| verdict | decoders | how many | encoders and encoder-decoders | how many |", "|---|---|---|---|---|"]
     for kind, words in kinds.items():
-        names = ", ".join(row["case"] for row in rows.get(kind, []))
-        lines.append(f"| {words} | {len(rows.get(kind, []))} | {names} |")
-    lines += ["", "| refused | reason |", "|---|---|"]
-    for row in rows.get("refused", []):
-        reason = (row["reason"].partition(": ")[2] or row["reason"]).removesuffix(WAY_OUT)
-        lines.append(f"| {row['case']} | {reason.replace('|', '/')} |")
+        parts = [[row["case"] for row in rows.get(kind, []) if is_decoder(row["case"]) == d] for d in (True, False)]
+        lines.append("| " + " | ".join([words, *(f"{', '.join(names)} | {len(names)}" for names in parts)]) + " |")
+    for title, decoder in (("refused decoder", True), ("refused encoder or encoder-decoder", False)):
+        lines += ["", f"| {title} | reason |", "|---|---|"]
+        for row in rows.get("refused", []):
+            reason = (row["reason"].partition(": ")[2] or row["reason"]).removesuffix(WAY_OUT)
+            if is_decoder(row["case"]) == decoder:
+                lines.append(f"| {row['case']} | {reason.replace('|', '/')} |")
     lines += ["", "| not tried | reason |", "|---|---|"]
     lines += [f"| {row['case']} | {row['reason'].replace('|', '/')} |" for row in rows.get("not built", [])]
     return "\n".join(lines)

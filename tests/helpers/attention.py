@@ -23,7 +23,13 @@ CPU = torch.device("cpu")
 TREE: Segments = [(100, 0, 4), (700, 4, 7), (33, 0, 2), (1, 0, 1), (16, 2, 3), (31, 3, 4)]
 COUNTS = [12, 1, 70, 3, 25, 12, 150]
 """New tokens of the branches of `TREE`."""
-LAYERS = [Layer(0, 0.3), Layer(0, 0.3, softcap=5.0), Layer(0, 0.1, window=20), Layer(0, 0.1, 50.0, window=110)]
+LAYERS = [
+    Layer(0, 0.3),
+    Layer(0, 0.3, softcap=5.0),
+    Layer(0, 0.1, window=20),
+    Layer(0, 0.1, 50.0, window=110),
+    Layer(0, 0.1, chunk=100),
+]
 SHAPES = [(LayerShape(3, 64, 64), 3), (LayerShape(2, 8, 8), 1), (LayerShape(1, 24, 40), 4), (LayerShape(2, 80, 16), 7)]
 
 
@@ -94,6 +100,8 @@ class DecodeCase:
                 scores = torch.tanh(scores / layer.softcap) * layer.softcap
             if layer.window is not None:  # the keys are those at positions 0, 1, 2, ...
                 scores[..., : max(0, position - layer.window + 1)] = float("-inf")
+            if layer.chunk is not None:
+                scores[..., : position // layer.chunk * layer.chunk] = float("-inf")
             outs.append(torch.einsum("hgt,htd->hgd", scores.softmax(-1), values))
             sums.append(scores.logsumexp(-1))
         return torch.stack(outs, 2), torch.stack(sums, 2)
@@ -165,6 +173,8 @@ class ExtendCase:
                     scores = torch.tanh(scores / layer.softcap) * layer.softcap
                 if layer.window is not None:  # the keys are those at positions 0, 1, 2, ...
                     scores[..., : max(0, self.positions[row] - layer.window + 1)] = float("-inf")
+                if layer.chunk is not None:
+                    scores[..., : self.positions[row] // layer.chunk * layer.chunk] = float("-inf")
                 outs.append(torch.einsum("hgt,htd->hgd", scores.softmax(-1), values))
                 sums.append(scores.logsumexp(-1))
         return torch.stack(outs, 2), torch.stack(sums, 2)

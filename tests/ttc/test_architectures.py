@@ -20,6 +20,7 @@ from tests.helpers.models import FAMILIES, VOCAB, build, prompt
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Sampling, UnsupportedModel
 from ttc.attention.fused import SWITCH
+from ttc.model.masks import Sight
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -133,7 +134,7 @@ EXACT = [
     "zamba",
     "zaya",
 ]
-REFUSED = ["cpmant", "doge", "llama4", "nemotron_h", "roberta"]
+REFUSED = ["cpmant", "doge", "roberta"]
 
 
 def test_the_sweeps_record_holds_no_wrong_model_and_the_families_known_to_be_exact() -> None:
@@ -148,6 +149,16 @@ def test_the_sweeps_record_holds_no_wrong_model_and_the_families_known_to_be_exa
 def test_the_page_on_models_shows_the_record() -> None:
     record, page = json.loads(RECORD.read_text()), Path("docs/models.md").read_text()
     assert architectures.table(record) in page and architectures.summary(record) in page
+
+
+def test_decoders_are_counted_apart_from_encoders() -> None:
+    decoders = ["llama", "gpt2", "ctrl", "mllama", "qwen3_5", "bloom", "gemma3n_text: shared KV", "deepseek_v32"]
+    others = ["bert", "roberta", "xlm", "bart", "prophetnet", "musicgen", "trocr", "whisper", "reformer"]
+    assert all(map(architectures.is_decoder, decoders)) and not any(map(architectures.is_decoder, others))
+    rows = [{"case": case, "verdict": "exact"} for case in ("llama", "qwen3", "bert")]
+    summary = architectures.summary({"rows": [*rows, {"case": "bart", "verdict": "refused"}]})
+    assert summary.startswith("decoders: 2 exact, 0 refused,")
+    assert "encoders and encoder-decoders: 1 exact, 1 refused," in summary
 
 
 @pytest.mark.parametrize(("case", "verdict"), [(c, "exact") for c in EXACT] + [(c, "refused") for c in REFUSED])
@@ -170,7 +181,7 @@ def test_no_causal_model_of_transformers_is_accepted_and_wrong() -> None:
 def test_without_the_check_of_masks_the_sweep_would_call_a_model_wrong(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ttc.model.check, "check_masks", lambda calls, *_: [call.told_window for call in calls])
+    monkeypatch.setattr(ttc.model.check, "check_masks", lambda calls, *_: [Sight(call.told_window) for call in calls])
     monkeypatch.setattr(ttc.model.check._Check, "_check_function", lambda *_: None)
     row = architectures.examine(case)
     assert row["verdict"] == "wrong" and row["worst_nats"] > 0.1

@@ -47,8 +47,8 @@ LINE = 64
     ADDRESSES, Q, Q_HEAD, Q_GROUP, Q_ROW, OUT, LSE,
     OWN_KEY, OWN_KEY_ROW, OWN_KEY_HEAD, OWN_KEY_TOKEN, OWN_VALUE, OWN_VALUE_ROW, OWN_VALUE_HEAD, OWN_VALUE_TOKEN,
     NEW_KEY, NEW_KEY_HEAD, NEW_KEY_ROW, NEW_VALUE, NEW_VALUE_HEAD, NEW_VALUE_ROW,
-    WINDOW, SCALE, SOFTCAP, PARAMETERS,
-) = range(49)  # fmt: skip
+    WINDOW, CHUNK, SCALE, SOFTCAP, PARAMETERS,
+) = range(50)  # fmt: skip
 
 NOTHING = np.float32(-1e30)
 """The running maximum of a row that has seen no key."""
@@ -141,10 +141,19 @@ def tanh(x):  # type: ignore[no-untyped-def]
 
 
 @njit(**FLAGS)
+def first_seen(P, position):  # type: ignore[no-untyped-def]
+    """The first position that a row at `position` sees; it may be negative."""
+    first = position - P[WINDOW] + 1 if P[WINDOW] > 0 else 0
+    if P[CHUNK] > 0:
+        first = max(first, position - position % P[CHUNK])
+    return first
+
+
+@njit(**FLAGS)
 def attend_run(P, like, scratch, queries, row, key, key_token, value, value_token, count, start, causal, low, high):  # type: ignore[no-untyped-def]
     """Let the queries of a unit attend `count` keys at positions from `start` on. low, high: the rows' positions."""
     groups, dim, value_dim = P[GROUPS], P[KEY_DIM], P[VALUE_DIM]
-    window, itemsize = P[WINDOW], P[ITEMSIZE]
+    itemsize, first_of_low, first_of_high = P[ITEMSIZE], first_seen(P, low), first_seen(P, high)
     scale, softcap = as_float(np.int32(P[SCALE])), as_float(np.int32(P[SOFTCAP]))
     pairs = in_pairs(like, dim)
     width = (value_dim + LANES - 1) // LANES * LANES
@@ -155,7 +164,7 @@ def attend_run(P, like, scratch, queries, row, key, key_token, value, value_toke
         n, begin = min(BLOCK, count - first), start + first
         if causal and begin > high:
             break
-        if window > 0 and begin + n - 1 <= low - window:
+        if begin + n - 1 < first_of_low:
             continue
         left = count - first - BLOCK
         if left > 0:
@@ -181,7 +190,7 @@ def attend_run(P, like, scratch, queries, row, key, key_token, value, value_toke
         for j in range(n):
             widen_row(like, v_here + j * value_token * itemsize, v + 4 * j * width, value_dim, itemsize)
         product(q, dim, kt, BLOCK, s, BLOCK, dim // 2 if pairs else dim, False, queries, columns, pairs)
-        masked = (causal and begin + n - 1 > low) or (window > 0 and begin <= high - window)
+        masked = (causal and begin + n - 1 > low) or begin < first_of_high
         for i in range(queries):
             scores = carray(floats(s + 4 * i * BLOCK), (BLOCK,))
             for j in range(columns):
@@ -192,9 +201,9 @@ def attend_run(P, like, scratch, queries, row, key, key_token, value, value_toke
             if masked:
                 position = positions[row + i // groups]
                 latest = position if causal else begin + n
-                earliest = position - window if window > 0 else begin - 1
+                earliest = first_seen(P, position)
                 for j in range(columns):
-                    visible = earliest < begin + j <= latest
+                    visible = earliest <= begin + j <= latest
                     scores[j] = scores[j] if visible else HIDDEN
             for j in range(n, columns):
                 scores[j] = HIDDEN

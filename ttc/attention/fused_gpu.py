@@ -21,7 +21,7 @@ from ttc.memory.upload import upload
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 FAR = 2**30
-"""The window, in tokens, of a layer that has none."""
+"""The window and the chunk, in tokens, of a layer that has none."""
 
 FEW, MANY = 16, 64
 """Queries of the small and of the large tasks (of more where a KV head has more queries)."""
@@ -103,7 +103,7 @@ class TritonAttention:
                 own_keys, *own_keys.stride()[:3], own_values, *own_values.stride()[:3],
                 new_key, *new_key.stride()[:2], new_value, *new_value.stride()[:2],
                 tasks, pieces, starts, _of(addresses, layer.index, 6 * len(lowered.entries)), positions, *own,
-                layer.window or FAR, layer.scale, layer.softcap or 0.0, dim, value_dim,
+                layer.window or FAR, layer.chunk or FAR, layer.scale, layer.softcap or 0.0, dim, value_dim,
                 GROUPS=groups, MOST=FEW if queries <= FEW else max(MANY, _power(groups)), NEW=new is not None,
                 CAPPED=layer.softcap is not None, WIDEN=device.type == "cpu", ALIGN=self.align,
                 num_stages=STAGES, **self._widths(dim, value_dim),

@@ -24,7 +24,7 @@ FEW = tl.constexpr(16)
 def attend_run(
     top, total, out, q, position, low, high,
     key, key_token, value, value_token, new_key, new_value, filled, count, start,
-    window, scale, softcap, dim, value_dim,
+    window, chunk, scale, softcap, dim, value_dim,
     CAUSAL: tl.constexpr, NEW: tl.constexpr, CAPPED: tl.constexpr, WIDEN: tl.constexpr,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -32,7 +32,9 @@ def attend_run(
     weighted values so far. low, high: the least and the largest of their positions. With NEW, the keys from `filled` on
     are `new_key`."""
     d, v = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
-    first = tl.maximum(low - window + 1 - start, 0) // BLOCK * BLOCK
+    earliest = tl.maximum(low - window + 1, low // chunk * chunk)
+    first = tl.maximum(earliest - start, 0) // BLOCK * BLOCK
+    oldest = tl.maximum(position - window + 1, position // chunk * chunk)
     end = tl.minimum(count, high - start + 1) if CAUSAL else count
     for block in range(first, end, BLOCK):
         column = block + tl.arange(0, BLOCK)
@@ -51,7 +53,7 @@ def attend_run(
             size = softcap * (1.0 - falling) / (1.0 + falling)
             scores = tl.where(scores < 0, -size, size)
         place = (start + column)[None, :]
-        visible = here[None, :] & (place > position[:, None] - window)
+        visible = here[None, :] & (place >= oldest[:, None])
         if CAUSAL:
             visible = visible & (place <= position[:, None])
         scores = tl.where(visible, scores, HIDDEN)
@@ -69,7 +71,8 @@ def attend_task(
     q_at, q_head, q_group, q_row, out_at, lse_at, part_out, part_sum,
     own_key, own_key_row, own_key_head, own_key_token, own_value, own_value_row, own_value_head, own_value_token,
     new_key, new_key_head, new_key_row, new_value, new_value_head, new_value_row,
-    tasks, pieces, starts, addresses, positions, own_places, own_starts, window, scale, softcap, dim, value_dim,
+    tasks, pieces, starts, addresses, positions, own_places, own_starts,
+    window, chunk, scale, softcap, dim, value_dim,
     GROUPS: tl.constexpr, MOST: tl.constexpr, NEW: tl.constexpr, CAPPED: tl.constexpr, WIDEN: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -104,7 +107,7 @@ def attend_task(
         start = tl.load(starts + entry) + skipped
         top, total, out = attend_run(
             top, total, out, q, position, low, high, key, key_token, value, value_token, key, value, 0, count, start,
-            window, scale, softcap, dim, value_dim, False, False, CAPPED, WIDEN, BLOCK, WIDTH, VALUE_WIDTH,
+            window, chunk, scale, softcap, dim, value_dim, False, False, CAPPED, WIDEN, BLOCK, WIDTH, VALUE_WIDTH,
         )  # fmt: skip
     if own_row >= 0:
         owner, start = tl.load(own_places + own_row), tl.load(own_starts + own_row)
@@ -116,7 +119,7 @@ def attend_task(
         top, total, out = attend_run(
             top, total, out, q, position, low, high, key, own_key_token, value, own_value_token,
             fresh_key, fresh_value, filled, filled + end - own_row, start,
-            window, scale, softcap, dim, value_dim, True, NEW, CAPPED, WIDEN, BLOCK, WIDTH, VALUE_WIDTH,
+            window, chunk, scale, softcap, dim, value_dim, True, NEW, CAPPED, WIDEN, BLOCK, WIDTH, VALUE_WIDTH,
         )  # fmt: skip
         if NEW:
             tl.store(key + filled * own_key_token + d, tl.load(fresh_key + d, mask=d < dim), mask=d < dim)
@@ -145,7 +148,8 @@ def attend_tasks(
     q_at, q_head, q_group, q_row, out_at, lse_at, part_out, part_sum,
     own_key, own_key_row, own_key_head, own_key_token, own_value, own_value_row, own_value_head, own_value_token,
     new_key, new_key_head, new_key_row, new_value, new_value_head, new_value_row,
-    tasks, pieces, starts, addresses, positions, own_places, own_starts, window, scale, softcap, dim, value_dim,
+    tasks, pieces, starts, addresses, positions, own_places, own_starts,
+    window, chunk, scale, softcap, dim, value_dim,
     GROUPS: tl.constexpr, MOST: tl.constexpr, NEW: tl.constexpr, CAPPED: tl.constexpr, WIDEN: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -157,7 +161,8 @@ def attend_tasks(
             own_key, own_key_row, own_key_head, own_key_token,
             own_value, own_value_row, own_value_head, own_value_token,
             new_key, new_key_head, new_key_row, new_value, new_value_head, new_value_row,
-            tasks, pieces, starts, addresses, positions, own_places, own_starts, window, scale, softcap, dim, value_dim,
+            tasks, pieces, starts, addresses, positions, own_places, own_starts,
+            window, chunk, scale, softcap, dim, value_dim,
             GROUPS, FEW, NEW, CAPPED, WIDEN, ALIGN, BLOCK, WIDTH, VALUE_WIDTH,
         )  # fmt: skip
     elif MOST > FEW:
@@ -166,7 +171,8 @@ def attend_tasks(
             own_key, own_key_row, own_key_head, own_key_token,
             own_value, own_value_row, own_value_head, own_value_token,
             new_key, new_key_head, new_key_row, new_value, new_value_head, new_value_row,
-            tasks, pieces, starts, addresses, positions, own_places, own_starts, window, scale, softcap, dim, value_dim,
+            tasks, pieces, starts, addresses, positions, own_places, own_starts,
+            window, chunk, scale, softcap, dim, value_dim,
             GROUPS, MOST, NEW, CAPPED, WIDEN, ALIGN, BLOCK, WIDTH, VALUE_WIDTH,
         )  # fmt: skip
 

@@ -29,11 +29,12 @@ class Place:
     """What the check at load finds of an attention module that its attributes and arguments don't tell.
 
     layers: the numbers of its calls among all calls of attention in a pass: one, or more for a module that serves
-    several layers. window: its sliding window, in tokens, where it leaves that to the mask.
+    several layers. window, chunk: its sliding window and its chunks, in tokens, where it leaves these to the mask.
     """
 
     layers: tuple[int, ...]
     window: int | None
+    chunk: int | None
 
 
 _PLAN: ContextVar[Any] = ContextVar("plan", default=None)
@@ -55,7 +56,7 @@ def current_plan() -> Any:
 
 
 PLACES: WeakKeyDictionary[torch.nn.Module, Place] = WeakKeyDictionary()
-"""The attention modules whose number is not their `layer_idx`, or whose window they are not told."""
+"""The attention modules whose number is not their `layer_idx`, or whose window or chunk they are not told."""
 
 
 def tree_attention(
@@ -81,12 +82,13 @@ def tree_attention(
         )
     heads, dim, kv_heads = query.shape[1], query.shape[3], key.shape[1]
     scale = dim**-0.5 if scaling is None else scaling
+    chunk = None
     if (place := PLACES.get(module)) is None:
         index = int(module.layer_idx)  # type: ignore[arg-type]
     else:
         index = place.layers[0] if len(place.layers) == 1 else plan.turn(place.layers)
-        sliding_window = place.window if sliding_window is None else sliding_window
-    layer = Layer(index, scale, softcap, sliding_window)
+        sliding_window, chunk = place.window if sliding_window is None else sliding_window, place.chunk
+    layer = Layer(index, scale, softcap, sliding_window, chunk)
     q = query[0].unflatten(0, (kv_heads, heads // kv_heads))  # (kv_heads, groups, rows, dim)
     out, lse = plan.attend(layer, q, key[0], value[0])
     if s_aux is not None:  # attention sinks: one more score per head, with no value behind it

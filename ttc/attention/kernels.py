@@ -11,6 +11,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ttc.memory.kv import first_seen
+
 FEW_ROWS = 256
 """Up to so many rows the written-out form beats the fused CPU kernel, which repacks all keys for every call."""
 
@@ -22,6 +24,7 @@ Partial = tuple[Tensor, Tensor]
 class Layer:
     """What an attention layer says of itself: its index, score scale, soft cap and sliding window (tokens).
 
+    chunk: tokens of a chunk, where a row sees those of its own alone.
     recent, sink: of what the window leaves, the last `recent` and the first `sink` tokens alone are seen (`Headwise`
     with streaming heads; None: all of it).
     """
@@ -30,6 +33,7 @@ class Layer:
     scale: float
     softcap: float | None = None
     window: int | None = None
+    chunk: int | None = None
     recent: int | None = None
     sink: int = 0
 
@@ -38,12 +42,23 @@ class Layer:
         """How many tokens back, its own counted, a row sees everything; None for all."""
         return min((n for n in (self.window, self.recent) if n is not None), default=None)
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether a row sees every earlier token."""
+        return self.nearest is None and self.chunk is None
+
+    def first_seen(self, position: int) -> int:
+        """The first position from which a row at `position` sees everything up to its own."""
+        return first_seen(position, self.nearest, self.chunk)
+
     def sees(self, positions: Tensor, keys: Tensor) -> Tensor:
         """(rows, keys) bool: which keys, given by position, the rows at `positions` see. Causality is the caller's."""
         behind = positions[:, None] - keys
         seen = torch.ones_like(behind, dtype=torch.bool)
         if self.recent is not None:
             seen = (behind < self.recent) | (keys < self.sink)
+        if self.chunk is not None:
+            seen &= behind <= positions[:, None] % self.chunk
         return seen if self.window is None else seen & (behind < self.window)
 
 

@@ -89,13 +89,13 @@ class Plan(ABC):
         """What was not read must lie outside the layer's window: a wrong answer is worse than none."""
         needed = (index for index in absent if self.entries[index].rows.start < self.entries[index].rows.stop)
         for index in needed:
-            if layer.window is None or self._span(index, layer, device) is not None:
+            if self._span(index, layer, device) is not None:
                 raise RuntimeError(f"entry {index} of layer {layer.index} is neither on the device nor in the stream")
 
     def _attend(self, layer: Layer, index: int, q: Tensor, copy: LayerKV, out: Tensor, lse: Tensor) -> None:
         """Fold one entry into (out, lse), which have the heads that q and the copy have."""
         entry = self.entries[index]
-        span = (0, None) if layer.nearest is None else self._span(index, layer, q.device)
+        span = (0, None) if layer.sees_all else self._span(index, layer, q.device)
         if span is None:
             return
         (lo, visible), rows = span, entry.rows
@@ -139,12 +139,12 @@ class Plan(ABC):
         if key not in self._spans:
             entry = self.entries[index]
             positions = self.positions[entry.rows]
-            reach = layer.window if entry.start < layer.sink else layer.nearest
-            lo = 0 if reach is None else max(0, min(positions) - reach + 1 - entry.start)
+            reach = replace(layer, recent=None) if entry.start < layer.sink else layer
+            lo = max(0, reach.first_seen(min(positions)) - entry.start)
             span: tuple[int, Tensor | None] | None = None
             if lo < entry.length:
                 visible = None
-                if layer.nearest is not None and max(positions) - layer.nearest + 1 > entry.start + lo:
+                if layer.first_seen(max(positions)) > entry.start + lo:
                     keys = torch.arange(entry.start + lo, entry.start + entry.length, device=device)
                     visible = layer.sees(torch.tensor(positions, device=device), keys)
                 span = lo, visible
@@ -223,9 +223,10 @@ class DecodePlan(Plan):
         for rows, places in self._neighbours:
             for tails, new in zip(copy.both, (key, value), strict=True):
                 tails[places, :, self.filled[rows.start]] = new[:, rows].transpose(0, 1)
-        lo = 0 if layer.window is None else max(0, min(self.filled) + 1 - layer.window)
-        visible = None if self.even else self._visible(layer, lo, end, q.device)
-        out, lse = self._attend_copy(layer, slice(None), copy, q, slice(lo, end), visible)
+        held = zip(self.positions, self.filled, strict=True)
+        los = {0} if layer.sees_all else {max(0, layer.first_seen(p) - p + tokens) for p, tokens in held}
+        visible = None if self.even and len(los) == 1 else self._visible(layer, min(los), end, q.device)
+        out, lse = self._attend_copy(layer, slice(None), copy, q, slice(min(los), end), visible)
         return _accumulator(out).permute(1, 2, 0, 3), lse.permute(1, 2, 0)
 
     def attend_tails_again(
@@ -347,9 +348,10 @@ class ExtendPlan(Plan):
     def _visible(self, piece: Piece, layer: Layer, device: torch.device) -> Tensor | None:
         """What the rows of a piece see of each other beside what causality hides; None for all."""
         positions = self.positions[piece.rows]
-        if layer.nearest is None or len(positions) <= layer.nearest:
+        if layer.first_seen(positions[-1]) <= positions[0]:
             return None
-        key = len(positions), positions[0] if layer.sink else 0, replace(layer, index=0), device
+        by_place = layer.sink or layer.chunk is not None
+        key = len(positions), positions[0] if by_place else 0, replace(layer, index=0), device
         if key not in self._bands:
             places = torch.tensor(positions, device=device)
             self._bands[key] = layer.sees(places, places)

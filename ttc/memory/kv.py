@@ -13,6 +13,13 @@ from torch import Tensor
 from ttc.memory.link import Transfer
 
 
+def first_seen(position: int, window: int | None, chunk: int | None) -> int:
+    """The first position that a token at `position` sees: of all of them, of the last `window`, or of its chunk, which
+    begins at a multiple of `chunk`."""
+    first = 0 if window is None else max(0, position - window + 1)
+    return first if chunk is None else max(first, position - position % chunk)
+
+
 @dataclass(frozen=True)
 class LayerShape:
     """What one attention layer stores per token. K and V may differ in width (DeepSeek-V3).
@@ -20,6 +27,7 @@ class LayerShape:
     window: how many tokens back the layer looks, None for all.
     input_dim: the width of what goes into its K and V projections, from which keys and values can be generated again;
     None where that is not known.
+    chunk: tokens of a chunk, where a token sees those of its own alone (Llama 4); None for all.
     """
 
     kv_heads: int
@@ -27,6 +35,16 @@ class LayerShape:
     value_dim: int
     window: int | None = None
     input_dim: int | None = None
+    chunk: int | None = None
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether a token sees every earlier one."""
+        return self.window is None and self.chunk is None
+
+    def first_seen(self, position: int) -> int:
+        """The first position that a token at `position` sees."""
+        return first_seen(position, self.window, self.chunk)
 
     @property
     def elements(self) -> int:
@@ -36,7 +54,7 @@ class LayerShape:
     @property
     def as_inputs(self) -> LayerShape:
         """The shape of an ACT block: inputs lie as the keys of one head, with no values."""
-        return LayerShape(1, self.input_dim or 0, 0, self.window)
+        return LayerShape(1, self.input_dim or 0, 0, self.window, chunk=self.chunk)
 
     def lay_out(
         self, buffer: Tensor, tokens: int, rows: int | None = None, heads: int | None = None, by_token: bool = False

@@ -8,6 +8,7 @@ keys, values and logits have to be the same again. So everything but rounding is
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -16,13 +17,15 @@ import torch
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ttc.attention.hf_hook import IMPLEMENTATION, PLACES, Place, attending
+from ttc.attention.hf_hook import IMPLEMENTATION, PLACES, Place, attending, tree_attention
 from ttc.attention.installing import attention_set_to, can_set_attention, install, uninstall
 from ttc.attention.own_code import CallsAttention
 from ttc.attention.plan import Entry, ExtendPlan, Piece
+from ttc.decoder_layers import decoder_layers
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import KV, LayerKV, LayerShape
-from ttc.model.masks import check_masks, stated_windows
+from ttc.model.extras import Extras, all_chosen
+from ttc.model.masks import Sight, check_masks, stated_windows
 from ttc.model.recording import (
     RECORD,
     REPLAY,
@@ -125,7 +128,10 @@ class _Check:
     def __init__(self, model: Any):
         self.model, self.config = model, model.config.get_text_config()
         self.windows = stated_windows(self.config)
-        self.most: int = getattr(self.config, "max_position_embeddings", None) or 1 << 17
+        self.extras = Extras(model)
+        longest: int = getattr(self.config, "max_position_embeddings", None) or -1  # XLNet says -1, as it has no limit
+        self.most = longest if longest > 0 else 1 << 17
+        self.most = min(self.most, all_chosen(model) or self.most)
         near = [2 * window + 8 for window in self.windows if 2 * window + 8 <= LONGEST_CHECK]
         self.tree = _Tree(min(max([CHECK_TOKENS, *near]), self.most))
         self.exact = model.dtype in (torch.float32, torch.float64)
@@ -149,8 +155,8 @@ class _Check:
             if not record.calls and recurrent is None:
                 raise NotDispatched
             self._check_layers(record.calls, recurrent)
-            windows = check_masks(record.calls, self.windows, self.most, self._long_masks)
-            self._place(record.calls, windows)
+            sights = check_masks(record.calls, self.windows, self.most, self._long_masks)
+            self._place(record.calls, sights)
             for number, call in enumerate(record.calls):
                 self._check_function(number, call, own)
         self.same("its logits differ between its own and its eager attention", plain, logits, 1e-3, 0.25)
@@ -160,8 +166,8 @@ class _Check:
             else:
                 check_recurrent(recurrent, self, record.calls, ids, logits)
         shapes = tuple(
-            LayerShape(call.key.shape[1], call.key.shape[3], call.value.shape[3], window)
-            for call, window in zip(record.calls, windows, strict=True)
+            LayerShape(call.key.shape[1], call.key.shape[3], call.value.shape[3], sight.window, chunk=sight.chunk)
+            for call, sight in zip(record.calls, sights, strict=True)
         )
         return shapes, recurrent
 
@@ -180,13 +186,10 @@ class _Check:
         replay = Replay(calls, rows)
         positions = torch.tensor([rows.positions], device=self.model.device)
         try:
-            with attending(replay):
-                logits = self._logits(rows.ids, keep, position_ids=positions)
+            with attending(replay), self.extras.running() as extras:
+                logits = self._logits(rows.ids, keep, position_ids=positions, **extras)
         except (AttributeError, TypeError) as error:
-            raise UnsupportedModel(
-                "its layers need the mask itself, and the engine builds none; so it is with layers that choose which "
-                f"tokens to attend to ({error})"
-            ) from error
+            raise UnsupportedModel(f"its layers need the mask itself, and the engine builds none ({error})") from error
         self._check_replay(calls, replay.calls, rows.pack, spans, backwards)
         return logits
 
@@ -215,27 +218,43 @@ class _Check:
         """Each layer must call attention, keep a recurrent state, or mix no tokens at all."""
         known = {call.layer for call in calls} | layers_without_tokens(self.model.config)
         known |= recurrent.layers if recurrent is not None else set()
-        layers = range(self.config.num_hidden_layers)
-        if len(calls) < len(layers) and (unknown := [layer for layer in layers if layer not in known]):
+        layers = range(getattr(self.config, "num_hidden_layers", 0))
+        unknown = [layer for layer in layers if layer not in known] if len(calls) < len(layers) else []
+        if unknown and (unknown := sorted(self._running_layers().intersection(unknown))):
             raise UnsupportedModel(
                 f"layer {unknown[0]} of {len(layers)} neither calls attention that the engine can replace nor keeps a "
                 "recurrent state in transformers' cache; cross attention, other caches, and states that a layer keeps "
                 "to itself are not supported"
             )
 
+    def _running_layers(self) -> set[int]:
+        """The layers that run at all: without images, some models leave out those of cross attention."""
+        ran = set[int]()
+        handles = [
+            layer.register_forward_pre_hook(lambda *_, number=number: ran.add(number))
+            for number, layer in enumerate(decoder_layers(self.model))
+        ]
+        try:
+            with attending(Recorder()):
+                self._logits(self._tokens()[:, :1], [-1])
+        finally:
+            for handle in handles:
+                handle.remove()
+        return ran
+
     @staticmethod
-    def _place(calls: Sequence[Call], windows: Sequence[int | None]) -> None:
-        """Note which of a pass's calls a module makes, and its window, where it does not say so itself."""
+    def _place(calls: Sequence[Call], sights: Sequence[Sight]) -> None:
+        """Note which of a pass's calls a module makes, and its window or chunk, where it does not say so itself."""
         numbers: dict[Any, list[int]] = {}
         for number, call in enumerate(calls):
             numbers.setdefault(call.module, []).append(number)
         for module, its in numbers.items():
             PLACES.pop(module, None)
-            window, told = windows[its[0]], calls[its[0]].told_window
-            if any(windows[number] != window for number in its):
+            sight, told = sights[its[0]], Sight(calls[its[0]].told_window)
+            if any(sights[number] != sight for number in its):
                 raise UnsupportedModel(f"layer {calls[its[0]].layer} calls attention with different sliding windows")
-            if its != [calls[its[0]].layer] or (window != told and window is not None):
-                PLACES[module] = Place(tuple(its), window)
+            if its != [calls[its[0]].layer] or sight not in (told, Sight()):
+                PLACES[module] = Place(tuple(its), *sight)
 
     def _long_masks(self, tokens: int, layers: Iterable[int]) -> dict[int, Tensor | None]:
         """The masks that the model builds for some layers over a longer sequence."""
@@ -267,7 +286,7 @@ class _Check:
                 raise UnsupportedModel(
                     f"in layer {call.layer} the engine's attention differs from the model's own on the same queries, "
                     f"keys and values, by {error:.3g} in {dtype} (limit {limit:.3g}); the model uses something in "
-                    "attention that the engine does not know"
+                    f"attention that the engine does not know{_unknown(call.options)}"
                 )
         if dtype != call.query.dtype:
             short = self._engines(number, call, call.query, call.key, call.value)
@@ -291,7 +310,7 @@ class _Check:
         if [call.module for call in calls] != [call.module for call in packed]:
             raise UnsupportedModel("its layers call attention in another order over packed rows")
         for call, again in zip(calls, packed, strict=True):
-            if again.mask is not None:
+            if again.mask is not None and again.mask.numel() > 1:  # one element is what `Extras` gives
                 raise UnsupportedModel(f"layer {call.layer} builds a mask of its own, which the engine does not use")
             for option in ("scaling", "sliding_window", "softcap"):
                 if call.options.get(option) != again.options.get(option):
@@ -325,6 +344,13 @@ class _Check:
         error, limit = (gap.max(), exact * size.max()) if self.exact else (gap.mean(), rounded * size.mean())
         if not float(error) <= float(limit) + 1e-6:
             raise UnsupportedModel(f"{what}, by {float(error):.3g} (limit {float(limit):.3g})")
+
+
+def _unknown(options: dict[str, Any]) -> str:
+    """The names of tensors that attention is given and the engine's function does not take, for a message."""
+    known = inspect.signature(tree_attention).parameters
+    names = [name for name, value in options.items() if isinstance(value, Tensor) and name not in known]
+    return f" ({', '.join(names)})" if names else ""
 
 
 def _enlargement(query: Tensor, key: Tensor, scaling: float | None) -> float:

@@ -47,7 +47,7 @@ class FusedRunner:
         self._unchanged = Unchanged(self.model)
         self._program: Program | None = None
         self._layers = [
-            Layer(index, layer.scale, None, shape.window)
+            Layer(index, layer.scale, None, shape.window, shape.chunk)
             for index, (layer, shape) in enumerate(zip(self._decoder.layers, self.shapes, strict=True))
         ]
 

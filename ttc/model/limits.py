@@ -8,21 +8,27 @@ from operator import index
 from typing import Any
 
 from ttc.errors import ContextExceeded, InvalidInput
+from ttc.model.extras import all_chosen
 
 
 @dataclass
 class ModelLimits:
     """vocab_size: tokens are numbers below it. context_length: the most tokens of a branch, None for no limit.
-    eos_ids: the tokens that end a sequence."""
+    eos_ids: the tokens that end a sequence. because: why the context is shorter than the model's own, for messages."""
 
     vocab_size: int
     context_length: int | None
     eos_ids: frozenset[int]
+    because: str = ""
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any) -> ModelLimits:
         config = model.config.get_text_config()
-        return cls(config.vocab_size, context_length(config), _eos_ids(model, tokenizer))
+        longest, eos_ids, chosen = context_length(config), _eos_ids(model, tokenizer), all_chosen(model)
+        if chosen is None or (longest is not None and longest <= chosen):
+            return cls(config.vocab_size, longest, eos_ids)
+        because = f" (of more than {chosen} tokens its layers attend to a choice, which the engine does not compute)"
+        return cls(config.vocab_size, chosen, eos_ids, because)
 
     def checked(self, tokens: Sequence[int], what: str) -> list[int]:
         """The tokens as a list. Raises InvalidInput for none, for what is no token, and for tokens beyond the
@@ -46,8 +52,8 @@ class ModelLimits:
         """Raise ContextExceeded unless the model's context holds `length` tokens."""
         if self.context_length is not None and length > self.context_length:
             raise ContextExceeded(
-                f"{length} tokens are more than the model's context of {self.context_length}; shorten the prompt "
-                "or use a model with a longer context"
+                f"{length} tokens are more than the model's context of {self.context_length}{self.because}; shorten "
+                "the prompt or use a model with a longer context"
             )
 
     def check_prompt(self, length: int) -> None:
@@ -55,8 +61,8 @@ class ModelLimits:
         self.check_context(length)
         if length == self.context_length:
             raise ContextExceeded(
-                f"the prompt fills the model's context of {self.context_length} tokens and leaves no room to "
-                "generate; shorten it or use a model with a longer context"
+                f"the prompt fills the model's context of {self.context_length} tokens{self.because} and leaves no "
+                "room to generate; shorten it or use a model with a longer context"
             )
 
     def left(self, tokens: int) -> int | None:

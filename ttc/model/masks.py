@@ -1,10 +1,10 @@
-"""What tokens see, by a model's masks: every earlier token, or those within a sliding window."""
+"""What tokens see, by a model's masks: every earlier token, or those of a sliding window or of a chunk."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,11 +22,24 @@ LongMasks = Callable[[int, Iterable[int]], dict[int, Tensor | None]]
 """(tokens, layers) to the masks that the model builds for those layers over so many tokens."""
 
 
-def check_masks(calls: Sequence[Call], windows: Sequence[int], most: int, long_masks: LongMasks) -> list[int | None]:
-    """Each layer's mask must be causal, with one sliding window or none, near and far. Returns the windows, by call.
+class Sight(NamedTuple):
+    """Beside causality, what a token sees: the tokens of its sliding window, or of its chunk; None for all."""
 
-    The window is the one that the attention function is told. Some models tell it none and leave the window to the
-    mask; then it is the length among `windows` that the mask agrees with.
+    window: int | None = None
+    chunk: int | None = None
+
+    def __str__(self) -> str:
+        if self.chunk is not None:
+            return f"chunks of {self.chunk}"
+        return "no sliding window" if self.window is None else f"a sliding window of {self.window}"
+
+
+def check_masks(calls: Sequence[Call], windows: Sequence[int], most: int, long_masks: LongMasks) -> list[Sight]:
+    """Each layer's mask must be causal, with one sliding window, chunks of one length or neither, near and far. Returns
+    what each call's tokens see.
+
+    The window is the one that the attention function is told. Some models tell it none and leave a window or chunks to
+    the mask; then it is the length among `windows` that the mask agrees with.
     windows: the lengths that the configuration states. most: the model's context, in tokens.
     Masks are not built over windows of thousands of tokens: transformers' rule of a mask is asked for single rows.
     Raises UnsupportedModel.
@@ -41,43 +54,45 @@ def check_masks(calls: Sequence[Call], windows: Sequence[int], most: int, long_m
                 "the engine knows one key per token"
             )
         kinds.setdefault((id(call.mask), call.told_window), []).append(place)
-    found: list[int | None] = [None] * len(calls)
+    found = [Sight()] * len(calls)
     for places in kinds.values():
-        window = _window(calls[places[0]], windows, most, long_masks)
+        sight = _sight(calls[places[0]], windows, most, long_masks)
         for place in places:
-            found[place] = window
+            found[place] = sight
     return found
 
 
-def _window(call: Call, windows: Sequence[int], most: int, long_masks: LongMasks) -> int | None:
-    """The sliding window of a layer that its mask agrees with: what it is told, or a stated one if it's told none."""
+def _sight(call: Call, windows: Sequence[int], most: int, long_masks: LongMasks) -> Sight:
+    """What a layer's mask agrees with: the window that it is told, or a stated window or chunk if it's told none."""
+    told = Sight(call.told_window)
     try:
-        _check_mask(call, call.told_window, windows, most, long_masks)
-        return call.told_window
+        _check_mask(call, told, windows, most, long_masks)
+        return told
     except UnsupportedModel:
-        for window in windows if call.told_window is None else []:
+        stated = [*(Sight(window=n) for n in windows), *(Sight(chunk=n) for n in windows)]
+        for sight in stated if told.window is None else []:
             with suppress(UnsupportedModel):
-                _check_mask(call, window, windows, most, long_masks)
-                return window
+                _check_mask(call, sight, windows, most, long_masks)
+                return sight
         raise
 
 
-def _check_mask(call: Call, window: int | None, windows: Sequence[int], most: int, long_masks: LongMasks) -> None:
+def _check_mask(call: Call, sight: Sight, windows: Sequence[int], most: int, long_masks: LongMasks) -> None:
     tokens, mask = call.query.shape[2], call.mask
     assert mask is not None
-    _check_rows(call, window, mask, range(tokens))
+    _check_rows(call, sight, mask, range(tokens))
     stated = {p for n in windows for p in (n - 1, n, n + 1, 2 * n - 1, 2 * n, 3 * n + 1)}
     try:
         row = mask.row  # type: ignore[attr-defined]
         for position in sorted(p for p in stated | set(NOT_STATED) if tokens <= p < most):
-            _check_rows(call, window, row(position), [position])
+            _check_rows(call, sight, row(position), [position])
     except (AttributeError, IndexError):  # the model changed the mask, or the mask's rule looks at tokens
         long = [n for n in windows if tokens <= n < most]
         if long:
-            _check_long_mask(call, window, long, most, long_masks)
+            _check_long_mask(call, sight, long, most, long_masks)
 
 
-def _check_long_mask(call: Call, window: int | None, windows: Sequence[int], most: int, long_masks: LongMasks) -> None:
+def _check_long_mask(call: Call, sight: Sight, windows: Sequence[int], most: int, long_masks: LongMasks) -> None:
     if max(windows) > LONGEST_MASK:
         raise UnsupportedModel(
             f"its masks depend on more than positions, and with a window of {max(windows)} tokens they cannot be "
@@ -88,16 +103,18 @@ def _check_long_mask(call: Call, window: int | None, windows: Sequence[int], mos
     if mask is None:
         raise UnsupportedModel(f"layer {call.layer} builds no causal mask")
     rows = sorted({p for n in windows for p in (n - 1, n, n + 1, 2 * n, 2 * n + 1) if p < tokens})
-    _check_rows(call, window, mask[..., rows, :], rows)
+    _check_rows(call, sight, mask[..., rows, :], rows)
 
 
-def _check_rows(call: Call, window: int | None, mask: Tensor, positions: Sequence[int]) -> None:
+def _check_rows(call: Call, sight: Sight, mask: Tensor, positions: Sequence[int]) -> None:
     """mask: (..., rows, keys), for tokens at `positions`; True or 0 where a token is seen."""
     q = torch.tensor(positions, device=mask.device)[:, None]
     k = torch.arange(mask.shape[-1], device=mask.device)
     expected = k <= q
-    if window is not None:
-        expected &= k > q - window
+    if sight.window is not None:
+        expected &= k > q - sight.window
+    if sight.chunk is not None:
+        expected &= k // sight.chunk == q // sight.chunk
     visible = mask if mask.dtype == torch.bool else mask == 0
     if mask.dtype != torch.bool and not bool((visible | (mask <= -1e4)).all()):
         raise UnsupportedModel(f"layer {call.layer} adds a bias to its scores, and the engine computes none")
@@ -105,11 +122,10 @@ def _check_rows(call: Call, window: int | None, mask: Tensor, positions: Sequenc
     if len(wrong):
         row, key = wrong[0].tolist()
         sees = "does not see" if bool(expected[row, key]) else "sees"
-        rule = "no sliding window" if window is None else f"a sliding window of {window}"
         raise UnsupportedModel(
             f"in layer {call.layer} the token at position {positions[row]} {sees} the one at {key}, but its attention "
-            f"is told of {rule}; the engine serves layers that see every earlier token or a sliding window of the "
-            "length that the configuration states, not chunks or other masks"
+            f"is told of {sight}; the engine serves layers that see every earlier token, or a sliding window or chunks "
+            "of a length that the configuration states, not other masks"
         )
 
 

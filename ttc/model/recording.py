@@ -136,7 +136,16 @@ def _mask(**arguments: Any) -> Tensor | None:
     if mask is not None:
 
         def row(position: int) -> Tensor:
-            place = {"batch_size": 1, "q_length": 1, "q_offset": position, "kv_length": position + 1, "kv_offset": 0}
+            place: dict[str, Any] = {
+                "batch_size": 1,
+                "q_length": 1,
+                "q_offset": position,
+                "kv_length": position + 1,
+                "kv_offset": 0,
+            }
+            padding = arguments.get("attention_mask")
+            if padding is not None and bool(padding.all()):  # nothing is padded, said of the check's tokens alone
+                place["attention_mask"] = None
             return eager_mask(**(arguments | place))
 
         mask.row = row  # type: ignore[attr-defined]

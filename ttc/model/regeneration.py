@@ -25,6 +25,7 @@ from ttc.attention.installing import attention_set_to
 from ttc.attention.plan import Plan
 from ttc.cost_model.capture import Line, fit_line
 from ttc.memory.kv import LayerShape
+from ttc.model.extras import Extras
 from ttc.model.recording import REPLAY
 
 QUERY_NAMES = ("q_proj", "q_b_proj")
@@ -108,7 +109,7 @@ class Regeneration:
     """
 
     def __init__(self, model: Any, shapes: Sequence[LayerShape], timed: bool = False):
-        self.model, self.tables = model, list[_Table]()
+        self.model, self.extras, self.tables = model, Extras(model), list[_Table]()
         self.modules, self.calls = list[Any](), list[_Call]()
         self.shapes, self.kv_gen = tuple[LayerShape, ...](), cast(Line | None, None)
         with torch.inference_mode():
@@ -133,7 +134,7 @@ class Regeneration:
             args = (inputs[None], *args)
         else:
             kwargs = kwargs | {call.name: inputs[None]}
-        with _without_queries(module), attending(_Stop(positions)):
+        with self.extras.running(), _without_queries(module), attending(_Stop(positions)):
             try:
                 module.forward(*args, **kwargs)
             except _Reached as reached:
@@ -211,12 +212,13 @@ class Regeneration:
         device = self.model.get_input_embeddings().weight.device
         tokens = torch.tensor([[7 * (n + 1) % self.model.config.get_text_config().vocab_size for n in positions]])
         try:
-            with attention_set_to(self.model, REPLAY), attending(watch):
+            with attention_set_to(self.model, REPLAY), attending(watch), self.extras.running() as extras:
                 self.model(
                     input_ids=tokens.to(device),
                     position_ids=torch.tensor([[*positions]], device=device),
                     use_cache=False,
                     logits_to_keep=1,
+                    **extras,
                 )
         finally:
             _remove(handles)

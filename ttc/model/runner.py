@@ -18,6 +18,7 @@ from ttc.memory.kv import LayerShape
 from ttc.memory.upload import upload
 from ttc.model.check import examine
 from ttc.model.device_map import check_one_device
+from ttc.model.extras import Extras
 from ttc.model.graphs import graphs_for
 from ttc.model.quantized import check_rows_apart
 from ttc.model.recurrent import Recurrent
@@ -62,7 +63,9 @@ class HuggingFaceRunner:
         self.input_device = self.device  # where tokens and positions go
         self.dtype: torch.dtype = model.dtype
         self.trace: Trace | None = None
-        self.graphs = None if self.recurrent is not None else graphs_for(model, self.device)
+        self.extras = Extras(model)
+        by_modules = self.recurrent is not None or bool(self.extras)
+        self.graphs = None if by_modules else graphs_for(model, self.device)
 
     def check_attention(self) -> None:
         """Raises UnsupportedModel when the model's attention is no longer the engine's."""
@@ -88,7 +91,10 @@ class HuggingFaceRunner:
         numbers = [tokens, plan.positions, [] if keep is None else keep]
         ids, positions, rows = upload([np.array(part, np.int64) for part in numbers], self.input_device)
         kept = 0 if keep is None else rows
-        with self.recurrent.running(plan.states) if self.recurrent is not None else nullcontext(), attending(plan):
-            output = self.model(input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=kept)
+        states = self.recurrent.running(plan.states) if self.recurrent is not None else nullcontext()
+        with states, self.extras.running() as extras, attending(plan):
+            output = self.model(
+                input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=kept, **extras
+            )
         logits: Tensor = output.logits[0]
         return logits

@@ -385,11 +385,11 @@ class Offloading(Residency):
         return units
 
     def _missing(self, layer: int, entries: Sequence[Entry], positions: Sequence[int]) -> list[int]:
-        """The entries that the device lacks and the layer's window lets some row see."""
-        window = self.memory.shapes[layer].window
+        """The entries that the device lacks and the layer lets some row see."""
+        shape = self.memory.shapes[layer]
         return [
             i
             for i, entry in enumerate(entries)
             if entry.kv.readable(layer) is None
-            and (window is None or entry.start + entry.length > min(positions[entry.rows]) - window + 1)
+            and (shape.sees_all or entry.start + entry.length > shape.first_seen(min(positions[entry.rows])))
         ]

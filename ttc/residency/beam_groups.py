@@ -186,14 +186,14 @@ class BeamGroups(Offloading):
         return sum(self.memory.layer_bytes(kv, layer) for layer in layers)
 
     def _seen(self, paths: Paths) -> dict[KV, Collection[int]]:
-        """The blocks that a step of `paths` reads, and the layers of each whose window lets some row see it."""
-        windows = [shape.window for shape in self.memory.shapes]
-        if not any(windows):
-            return {segment.storage: range(len(windows)) for path in paths for segment in path}
+        """The blocks that a step of `paths` reads, and the layers of each that let some row see it."""
+        shapes = self.memory.shapes
+        if all(shape.sees_all for shape in shapes):
+            return {segment.storage: range(len(shapes)) for path in paths for segment in path}
         seen: dict[KV, set[int]] = {}
         for path in paths:
             for segment in path:
-                back = path[-1].end - segment.end + 2  # how far the step's first token looks to see the last of these
-                layers = (layer for layer, window in enumerate(windows) if window is None or window >= back)
+                step = path[-1].end  # the position of the step's first token; later ones see no more of a segment
+                layers = (layer for layer, shape in enumerate(shapes) if segment.end > shape.first_seen(step))
                 seen.setdefault(segment.storage, set()).update(layers)
         return {kv: sorted(layers) for kv, layers in seen.items()}

@@ -43,14 +43,19 @@ def test_keys_in_16_bits_lose_nothing_on_their_way(dtype: torch.dtype) -> None:
     st.integers(0, 70),
     st.sampled_from([1, 2, 5]),
     st.sampled_from([(3, 5), (16, 16), (17, 33), (32, 16)]),
-    st.sampled_from([None, 1, 4, 64, 200]),
+    st.sampled_from([(None, None), (1, None), (4, None), (64, None), (200, None), (None, 7), (None, 64), (90, 100)]),
     st.sampled_from([None, 3.0]),
 )
 def test_any_tree_is_attended_as_by_softmax(
-    tree: tuple[Segments, int], filled: int, groups: int, dims: tuple[int, int], window: int | None, cap: float | None
+    tree: tuple[Segments, int],
+    filled: int,
+    groups: int,
+    dims: tuple[int, int],
+    sight: tuple[int | None, int | None],
+    cap: float | None,
 ) -> None:
     case = DecodeCase(LayerShape(2, *dims), groups, *tree, filled, torch.float32)
-    case.check(Layer(0, 0.5, cap, window), 1e-5)
+    case.check(Layer(0, 0.5, cap, *sight), 1e-5)
 
 
 def test_a_plan_is_lowered_once_and_goes_on_as_its_tails_grow() -> None:

@@ -51,7 +51,7 @@ def test_a_prompt_with_nothing_before_it_is_attended_as_by_softmax() -> None:
     st.sampled_from([None, 1, 16, 65]),
     st.sampled_from([1, 3, 7]),
     st.sampled_from([(3, 5), (16, 16), (17, 33)]),
-    st.sampled_from([None, 1, 4, 64, 200]),
+    st.sampled_from([(None, None), (1, None), (4, None), (64, None), (200, None), (None, 7), (None, 64), (90, 100)]),
     st.sampled_from([None, 3.0]),
 )
 def test_any_pass_is_attended_as_by_softmax(
@@ -60,13 +60,13 @@ def test_any_pass_is_attended_as_by_softmax(
     private: int | None,
     groups: int,
     dims: tuple[int, int],
-    window: int | None,
+    sight: tuple[int | None, int | None],
     cap: float | None,
 ) -> None:
     branches = len(counts)
     segments = [(tokens, 0, branches) for tokens in shared]
     segments += [(private + i, i, i + 1) for i in range(branches)] if private else []
-    ExtendCase(LayerShape(2, *dims), groups, segments, counts, torch.float32).check(Layer(0, 0.5, cap, window), 1e-5)
+    ExtendCase(LayerShape(2, *dims), groups, segments, counts, torch.float32).check(Layer(0, 0.5, cap, *sight), 1e-5)
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)

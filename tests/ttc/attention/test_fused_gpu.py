@@ -82,14 +82,19 @@ def test_keys_in_16_bits_are_attended_as_by_softmax(dtype: torch.dtype) -> None:
     st.integers(0, 70),
     st.sampled_from([1, 2, 5, 20]),
     st.sampled_from([(3, 5), (16, 16), (17, 33), (32, 16)]),
-    st.sampled_from([None, 1, 4, 64, 200]),
+    st.sampled_from([(None, None), (1, None), (4, None), (64, None), (200, None), (None, 7), (None, 64), (90, 100)]),
     st.sampled_from([None, 3.0]),
 )
 def test_any_tree_is_attended_as_by_softmax(
-    tree: tuple[Segments, int], filled: int, groups: int, dims: tuple[int, int], window: int | None, cap: float | None
+    tree: tuple[Segments, int],
+    filled: int,
+    groups: int,
+    dims: tuple[int, int],
+    sight: tuple[int | None, int | None],
+    cap: float | None,
 ) -> None:
     case = DecodeCase(LayerShape(1, *dims), groups, *tree, filled, torch.float32, DEVICE)
-    case.check(Layer(0, 0.5, cap, window), BOUND[torch.float32])
+    case.check(Layer(0, 0.5, cap, *sight), BOUND[torch.float32])
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -98,14 +103,14 @@ def test_any_tree_is_attended_as_by_softmax(
     st.lists(st.sampled_from([1, 5, 64, 300]), max_size=2),
     st.sampled_from([1, 3, 7, 70]),
     st.sampled_from([(3, 5), (16, 16), (17, 33)]),
-    st.sampled_from([None, 1, 4, 64, 200]),
+    st.sampled_from([(None, None), (1, None), (4, None), (64, None), (200, None), (None, 7), (None, 64), (90, 100)]),
 )
 def test_any_new_tokens_are_attended_as_by_softmax(
-    counts: list[int], prefix: list[int], groups: int, dims: tuple[int, int], window: int | None
+    counts: list[int], prefix: list[int], groups: int, dims: tuple[int, int], sight: tuple[int | None, int | None]
 ) -> None:
     segments = [(tokens, 0, len(counts)) for tokens in prefix]
     case = ExtendCase(LayerShape(1, *dims), groups, segments, counts, torch.float32, device=DEVICE)
-    case.check(Layer(0, 0.5, None, window), BOUND[torch.float32])
+    case.check(Layer(0, 0.5, None, *sight), BOUND[torch.float32])
 
 
 def test_tails_may_differ_in_length_and_lie_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:

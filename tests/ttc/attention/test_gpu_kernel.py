@@ -27,7 +27,7 @@ types |= dict.fromkeys(("q_at", "own_key", "own_value", "new_key", "new_value"),
 types |= dict(scale="fp32", softcap="fp32") | dict.fromkeys(constants, "constexpr")
 names = gpu_kernel.attend_tasks.arg_names
 signature = {name: types.get(name, "i32") for name in names}
-whole = ("scale", "softcap", "window", *constants)
+whole = ("scale", "softcap", "window", "chunk", *constants)
 aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name not in whole}
 source = ASTSource(gpu_kernel.attend_tasks, signature, constants, aligned)
 made = compile(source, target=GPUTarget("cuda", capability, 32), options={"num_stages": STAGES})

@@ -97,9 +97,10 @@ def test_one_layer_is_enough(layer: int, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     "mistake",
     [
-        lambda index, scale, softcap, window: Layer(index, 2 * scale, softcap, window),
-        lambda index, scale, softcap, window: Layer(index, scale, 5.0, window),
-        lambda index, scale, softcap, window: Layer(index, scale, softcap, 8),
+        lambda index, scale, softcap, window, chunk: Layer(index, 2 * scale, softcap, window, chunk),
+        lambda index, scale, softcap, window, chunk: Layer(index, scale, 5.0, window, chunk),
+        lambda index, scale, softcap, window, chunk: Layer(index, scale, softcap, 8, chunk),
+        lambda index, scale, softcap, window, chunk: Layer(index, scale, softcap, window, 8),
     ],
 )
 @pytest.mark.parametrize("name", ["small", "smollm2-135m"])
@@ -133,16 +134,24 @@ def test_every_supported_family_is_accepted_in_16_bits(family: str) -> None:
 @pytest.mark.parametrize("window", [16, 100])  # run over; read off the mask
 @pytest.mark.parametrize(
     ("case", "reason"),
-    [
-        ("llama4", "position {0} does not see"),
-        ("llama4_text", "position {0} does not see"),
-        ("doge", "adds a bias to its scores"),
-    ],
+    [("doge", "adds a bias to its scores")],
 )
 def test_masks_that_do_not_reach_the_attention_function_are_refused(case: str, reason: str, window: int) -> None:
-    model = architectures.build(case, window)
-    with pytest.raises(UnsupportedModel, match=reason.format(window)):
-        check_model(model)
+    with pytest.raises(UnsupportedModel, match=reason):
+        check_model(architectures.build(case, window))
+
+
+@pytest.mark.parametrize("chunk", [16, 100])  # run over; read off the mask
+@pytest.mark.parametrize("case", ["llama4", "llama4_text"])
+def test_chunks_that_only_the_mask_has_are_found(case: str, chunk: int) -> None:
+    shapes = check_model(architectures.build(case, chunk))
+    assert [(shape.window, shape.chunk) for shape in shapes] == [(None, chunk)] * 3 + [(None, None)]
+
+
+def test_chunks_that_no_configuration_states_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ttc.model.check, "stated_windows", lambda _: [99, 101])
+    with pytest.raises(UnsupportedModel, match="position 100 does not see the one at 0"):
+        check_model(architectures.build("llama4_text", 100))
 
 
 @pytest.mark.parametrize("window", [16, 100])  # run over; read off the mask
@@ -193,6 +202,12 @@ def test_a_chunk_that_no_configuration_names_is_found(monkeypatch: pytest.Monkey
         check_model(model)
 
 
+def test_layers_that_text_alone_leaves_out_are_left_out() -> None:
+    model = architectures.build("mllama")  # its fourth layer attends to images
+    assert len(check_model(model)) == 3
+    assert architectures.examine("mllama")["verdict"] == "exact"
+
+
 def test_positions_that_are_not_used_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     original = modeling_llama.LlamaRotaryEmbedding.forward
 
@@ -216,7 +231,7 @@ def test_tokens_that_mix_outside_attention_are_noticed(monkeypatch: pytest.Monke
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", ["llama4", "doge", "xlnet", "xlm", "glm_moe_dsa"])
+@pytest.mark.parametrize("case", ["doge", "xlnet", "inkling_text", "xlm", "bart"])
 def test_a_refused_model_runs_as_before(case: str) -> None:
     model = architectures.build(case)
     ids = torch.tensor([prompt(1, 30)])

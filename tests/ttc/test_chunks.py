@@ -1,0 +1,121 @@
+"""Chunked attention (Llama 4) against plain transformers: a token sees those of its own chunk alone."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+import ttc.attention.hf_hook
+import ttc.attention.kernels
+import ttc.model.extras
+from experiments.bench import architectures
+from tests.helpers.exactness import assert_like_plain, grow
+from tests.helpers.tokenizers import Letters
+from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged, UnsupportedModel
+from ttc.attention.entry import Entry
+from ttc.attention.fused import SWITCH
+from ttc.attention.kernels import Layer
+from ttc.memory.kv import LayerShape, first_seen
+
+CHUNK = 16
+CHUNKS = [CHUNK, CHUNK, CHUNK, None]
+"""Of the layers. The fourth one changes its scores every 16 positions instead (attention temperature)."""
+POLICIES = {
+    "layerwise": lambda gib: Layerwise(0.75 * gib),
+    "layerwise, private": lambda gib: Layerwise(1.2 * gib, shared=False),
+    "beam_groups": lambda gib: BeamGroups(0.5 * gib, block_tokens=8),
+    "beam_groups, private": lambda gib: BeamGroups(0.8 * gib, block_tokens=8, shared=False),
+    "paged": lambda gib: Paged(0.4 * gib, block_tokens=8),
+    "headwise": lambda gib: Headwise(0.5 * gib, block_tokens=8),
+    "capture": lambda gib: Capture(act_share=0.5),
+}
+
+
+@cache
+def plain() -> Any:
+    return architectures.build("llama4_text", CHUNK)
+
+
+def grown(model: Any, **options: Any) -> Engine:
+    """An engine with a tree of branches over two to four chunks, each of which is as plain transformers has it."""
+    engine = Engine(copy.deepcopy(model), Letters(), prefill_tokens=5, **options)
+    branches = grow(engine)
+    for branch in branches:
+        assert len(branch.tokens) > 2 * CHUNK
+        assert_like_plain(model, branch, 1e-6 if model.dtype == torch.float64 else None)  # rotations are float32
+    engine.release(branches)
+    assert engine.kv_bytes() == 0
+    return engine
+
+
+def test_a_token_sees_its_window_and_its_chunk() -> None:
+    assert [first_seen(p, None, 4) for p in range(9)] == [0, 0, 0, 0, 4, 4, 4, 4, 8]
+    assert [first_seen(p, 3, None) for p in range(6)] == [0, 0, 0, 1, 2, 3]
+    assert [first_seen(p, 3, 4) for p in range(8)] == [0, 0, 0, 1, 4, 4, 4, 5]
+    positions, keys = torch.arange(8), torch.arange(8)
+    sees = Layer(0, 1.0, window=3, chunk=4).sees(positions, keys) & (keys <= positions[:, None])
+    assert [row.nonzero()[0].item() for row in sees] == [first_seen(p, 3, 4) for p in range(8)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kernel", ["1", "0"])
+def test_tree_equals_plain_transformers(dtype: torch.dtype, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, kernel)
+    model = copy.deepcopy(plain()).to(dtype)
+    model.set_experts_implementation("eager")  # the grouped products have no float64
+    engine = grown(model)
+    assert [shape.chunk for shape in engine.runner.shapes] == CHUNKS
+    assert all(shape.window is None for shape in engine.runner.shapes)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_equals_plain_transformers(policy: str) -> None:
+    whole = Engine(copy.deepcopy(plain()), Letters(), prefill_tokens=5)
+    grow(whole)
+    memory: Any = POLICIES[policy](whole.memory.device.peak_bytes / 2**30)
+    grown(plain(), memory=memory)
+
+
+def test_policies_leave_out_what_chunks_hide() -> None:
+    policy = Paged(block_tokens=8).bind(
+        [LayerShape(2, 8, 8, chunk=16), LayerShape(2, 8, 8)], torch.float32, torch.device("cpu")
+    )
+    kvs = [policy.memory.allocate(8) for _ in range(4)]
+    for kv in kvs:
+        policy.memory.evict(kv, "evict")
+    entries = [Entry(kv, 8 * i, 8, slice(0, 2)) for i, kv in enumerate(kvs)]
+    assert [policy._missing(0, entries, [32, p]) for p in (16, 31, 32)] == [[2, 3], [2, 3], []]
+    assert policy._missing(1, entries, [32, 33]) == [0, 1, 2, 3]
+
+
+def wrong_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    def layer(index: int, scale: float, softcap: Any, window: Any, chunk: Any) -> Layer:
+        return Layer(index, scale, softcap, window, chunk and chunk + 1)
+
+    monkeypatch.setattr(ttc.attention.hf_hook, "Layer", layer)
+
+
+def no_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ttc.attention.hf_hook, "Layer", lambda *values: Layer(*values[:4]))
+
+
+def wrong_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "0")
+    monkeypatch.setattr(Layer, "sees", lambda self, rows, keys: keys >= rows[:, None] - rows[:, None] % 16 + 1)
+
+
+@pytest.mark.parametrize("mistake", [wrong_length, no_chunks, wrong_start])
+def test_a_wrong_chunk_is_noticed_at_load(mistake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    mistake(monkeypatch)
+    with pytest.raises(UnsupportedModel, match="differs from the model's own"):
+        Engine(copy.deepcopy(plain()), Letters())
+
+
+def test_positions_counted_by_place_are_noticed_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ttc.model.extras, "_asks_for_length", lambda module: False)
+    with pytest.raises(UnsupportedModel, match="query of layer 3"):
+        Engine(copy.deepcopy(plain()), Letters())

@@ -68,10 +68,11 @@ def can_pack(model: nn.Module) -> bool:
     )
 
 
-def has_plain_weights(module: nn.Module) -> bool:
-    """Whether a module's own weights are ordinary tensors. A quantized model may keep others in ordinary modules, as
-    torchao does: these compute on what they store in a way of their own."""
-    return all(type(weight) is nn.Parameter for weight in module.parameters(recurse=False))
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module computes by its class's code on ordinary tensors. In a quantized model ordinary modules may have
+    other weights (torchao) or other code (compressed-tensors)."""
+    weights = module.parameters(recurse=False)
+    return "forward" not in vars(module) and all(type(weight) is nn.Parameter for weight in weights)
 
 
 def pack_linears(model: nn.Module) -> None:
@@ -83,7 +84,7 @@ def pack_linears(model: nn.Module) -> None:
         linears = {
             name: child
             for name, child in parent.named_children()
-            if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16 and has_plain_weights(child)
+            if type(child) is nn.Linear and is_plain(child) and child.weight.dtype == torch.bfloat16
         }
         for group in _groups(linears):
             product = PackedProduct([linears[name] for name in group])

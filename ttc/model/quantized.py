@@ -58,6 +58,7 @@ def check_rows_apart(model: Any) -> None:
     """
     if not getattr(model, "is_quantized", False):
         return
+    model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)  # some unpack only now
     random = torch.Generator().manual_seed(0)
     for name, module in model.named_modules():
         width, held = getattr(module, "in_features", None), next(chain(module.parameters(), module.buffers()), None)

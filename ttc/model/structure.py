@@ -21,7 +21,7 @@ from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from ttc.errors import UnsupportedModel
-from ttc.model.packed_linear import has_plain_weights
+from ttc.model.packed_linear import is_plain
 
 FAMILIES = ((llama, "Llama"), (mistral, "Mistral"), (qwen2, "Qwen2"), (qwen3, "Qwen3"))
 """The files whose code is known, and what the names of their classes begin with."""
@@ -119,10 +119,10 @@ def _expect(module: Any, part: str) -> None:
 
 
 def _exactly(module: Any, *kinds: type) -> Any:
-    if type(module) not in kinds or "forward" in vars(module):
+    if type(module) not in kinds:
         raise UnsupportedModel(f"a {type(module).__name__} stands where a plain {kinds[0].__name__} is expected")
-    if not has_plain_weights(module):
-        raise UnsupportedModel(f"the weights of a {type(module).__name__} are quantized")
+    if not is_plain(module):
+        raise UnsupportedModel(f"a {type(module).__name__} has quantized weights or a forward of its own")
     return module
 
 

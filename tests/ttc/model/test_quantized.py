@@ -91,6 +91,35 @@ def test_eight_bits_of_bitsandbytes_are_refused_while_rows_are_not_apart(tmp_pat
     assert_like_plain(tmp_path, torch.float32, "Linear8bitLt")
 
 
+def test_weights_of_compressed_tensors_run_as_in_plain_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+
+    save(tmp_path)
+    packed: dict[str, Tensor] = {}
+    for name, weight in load_file(tmp_path / "model.safetensors").items():
+        if "_proj" in name:
+            packed[f"{name}_scale"] = weight.abs().amax(1, keepdim=True) / 127
+            packed[f"{name}_packed"] = pack_to_int32((weight / packed[f"{name}_scale"]).round().to(torch.int8), 8)
+            packed[f"{name}_shape"] = torch.tensor(weight.shape)
+        else:
+            packed[name] = weight
+    save_file(packed, tmp_path / "model.safetensors", {"format": "pt"})
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+    say(
+        tmp_path,
+        quant_method="compressed-tensors",
+        format="pack-quantized",
+        quantization_status="compressed",
+        ignore=["lm_head"],
+        config_groups={"group_0": {"targets": ["Linear"], "weights": weights}},
+    )
+    engine = assert_like_plain(tmp_path, torch.float32, "Linear")
+    assert "forward" in vars(engine.model.model.layers[0].mlp.down_proj)
+    engine = Engine.from_pretrained(tmp_path, device="cpu", dtype="bfloat16")  # whose plain layers are packed
+    assert "forward" in vars(engine.model.model.layers[0].mlp.down_proj)
+
+
 def test_fp8_weights_run_as_in_plain_transformers(tmp_path: Path) -> None:
     """With a factor for each block of a matrix, as DeepSeek and Qwen publish them. A CPU computes on them unpacked."""
     save(tmp_path)

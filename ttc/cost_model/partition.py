@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -31,6 +32,9 @@ CACHE_NAMES = ("cache_params", "past_key_values")
 
 Kept = dict[str, Any]
 """What a unit says of its attention and states: kv_elements, score_elements, window, state_bytes."""
+
+_SEEN: ContextVar[dict[int, Kept]] = ContextVar("seen")
+"""Where attention notes what it is given, by layer; not every model passes keyword arguments on to its attention."""
 
 
 def partition_units(config: Any, dtype: torch.dtype = torch.bfloat16, kind: Any = None) -> tuple[Unit, ...]:
@@ -120,10 +124,11 @@ def _kept(model: Any) -> list[Kept]:
 def _seen(model: Any) -> list[Kept]:
     layers, cache = model.config.get_text_config().num_hidden_layers, _state_cache(model.config)
     seen = dict[int, Kept]()
+    _SEEN.set(seen)
     ids = torch.ones(1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device)
     names = inspect.signature(model.forward).parameters
     name = next((name for name in CACHE_NAMES if name in names), CACHE_NAMES[1])
-    model(input_ids=ids, ttc_seen=seen, use_cache=cache is not None, **({} if cache is None else {name: cache}))
+    model(input_ids=ids, use_cache=cache is not None, **({} if cache is None else {name: cache}))
     for layer, state_bytes in {} if cache is None else _state_bytes(cache):
         seen.setdefault(layer, {})["state_bytes"] = state_bytes
     if len(seen) < layers:
@@ -169,14 +174,12 @@ def _record(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    *,
-    ttc_seen: dict[int, Kept],
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Note the shapes of a layer's attention, which it may call more than once. Tensors are (1, heads, 1, dim)."""
     heads, kv_heads, widths = query.shape[1], key.shape[1], key.shape[3] + value.shape[3]
-    its = ttc_seen.setdefault(int(module.layer_idx), {"kv_elements": 0, "score_elements": 0})
+    its = _SEEN.get().setdefault(int(module.layer_idx), {"kv_elements": 0, "score_elements": 0})
     its["kv_elements"] += kv_heads * widths
     its["score_elements"] += heads * widths
     its["window"] = sliding_window

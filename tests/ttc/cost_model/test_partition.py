@@ -27,8 +27,9 @@ def test_units_hold_the_weights_of_the_model_and_the_kv_of_the_engine(family: st
 
 
 RECURRENT = ["qwen3_5_text", "jamba", "lfm2: convolutions", "mamba2", "falcon_h1"]
-ODD = ["dbrx", "diffllama", "emu3", "gemma4", "jetmoe"]
-"""They look at values, have a configuration of another kind than their class, or call attention twice in a layer."""
+ODD = ["dbrx", "diffllama", "emu3", "gemma4", "jetmoe", "stablelm"]
+"""They look at values, have a configuration of another kind than their class, call attention twice in a layer, or pass
+no keyword arguments on to it."""
 
 
 @pytest.mark.parametrize("case", RECURRENT + ODD)

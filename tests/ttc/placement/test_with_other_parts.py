@@ -24,9 +24,9 @@ KIB = 1 / 2**20
 PLACEMENTS = {"split": Split(k=3), "streamed": Streamed()}
 PLACED = pytest.mark.parametrize("placement", PLACEMENTS)
 RECURRENT = ["qwen3_5_text", "jamba", "lfm2: convolutions", "mamba2", "falcon_h1"]
-UNUSUAL = ["dbrx", "diffllama", "gemma3n_text: shared KV", "gemma4", "granitemoe", "minicpm3", "modernbert-decoder"]
-"""Experts and tables of their own, two calls of attention in a layer, KV of another layer, low-rank KV, no causal
-class."""
+UNUSUAL = ["dbrx", "diffllama", "gemma3n_text: shared KV", "gemma4", "granitemoe", "minicpm3", "stablelm"]
+"""Experts and tables of their own, two calls of attention in a layer, KV of another layer, low-rank KV, no keyword
+arguments for attention."""
 
 
 @cache

@@ -23,9 +23,6 @@ WHOLE = {"qwen3_vl", "cohere2_vision"}
 def save(kind: str, folder: Path) -> Any:
     """Write a small random multimodal model of a family into `folder`."""
     config = config_of(kind)
-    if kind == "llama4":
-        config.text_config.layer_types = ["full_attention"] * 4
-        config.text_config.attention_chunk_size = 256
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():

@@ -107,6 +107,8 @@ def parser() -> argparse.ArgumentParser:
     costs.add_argument("--out", type=Path, default=RESULTS / "cost_model.json")
     placed = commands.add_parser("placement", help="a model larger than the device: split, streamed, or by Accelerate")
     placed.add_argument("--out", type=Path, default=RESULTS / "placement.json")
+    chosen = commands.add_parser("plan", help="every placement and memory policy, predicted and measured on this CPU")
+    chosen.add_argument("--out", type=Path, default=RESULTS / "plan.json")
     arm = commands.add_parser("arm", help="one measurement in this process (what `prefix` starts)")
     arm.add_argument("name")
     arm.add_argument("tokens", type=int)
@@ -125,6 +127,7 @@ def measure(arguments: argparse.Namespace) -> None:
         hybrid,
         memory,
         placement,
+        plan,
         prefix,
         remote,
         reward_model,
@@ -177,6 +180,8 @@ def measure(arguments: argparse.Namespace) -> None:
         cost_model.run(arguments.quick, arguments.profile, arguments.out)
     elif arguments.command == "placement":
         placement.run(arguments.out)
+    elif arguments.command == "plan":
+        plan.run(arguments.out)
     elif arguments.command == "sampling":
         sampling.run(arguments.model, arguments.out)
     elif arguments.command == "memory" and arguments.part == "device":

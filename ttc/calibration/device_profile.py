@@ -7,9 +7,7 @@ runs a model on this machine: compiled layers, packed or plain modules.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +15,6 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config
 
-from ttc.attention.fused import SWITCH
 from ttc.calibration.bandwidth import best_of_five, measure_cache, read_bandwidth
 from ttc.calibration.pass_timer import PassTimer
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
@@ -47,8 +44,8 @@ WIDE: dict[str, Any] = {
 ATTENDING = WIDE | {"hidden_size": 128, "intermediate_size": 256}
 """Blocks with the same heads and little else."""
 
-ATTENDING_LAYERS, MANY = 4, 16
-"""How many, and the branches whose pieces are counted."""
+MANY = 16
+"""The branches whose pieces are counted."""
 FAST_GBPS = 100.0
 """The speed of a link on which bytes cost next to nothing."""
 
@@ -152,45 +149,24 @@ def _products(timer: Timer, dtype: torch.dtype, block_overhead_s: float) -> dict
 
 
 def _attention(timer: Timer, dtype: torch.dtype) -> Attention:
-    """FLOP/s of attention to a shared prefix, by rows: by the kernel that has all of it at once, where there is one,
-    and piece by piece; and what a piece costs besides: of a short prefix, and of each branch."""
-    layers = ATTENDING_LAYERS
-    attending = timer(ATTENDING, layers)
+    """FLOP/s of attention to a shared prefix, by rows: where it is on the device, and where it comes over the link,
+    waits for it left out; and what a piece that comes so costs besides: the prefix, and what each branch has."""
+    layers = 4
+    there, streamed = timer(ATTENDING, layers), timer(ATTENDING, layers, Headwise(link_gbps=FAST_GBPS))
     block = partition_units(_config(ATTENDING, 1), dtype)[1]
 
-    def seconds() -> dict[int, dict[int, float]]:
-        return {context: {rows: attending.seconds(rows, context) for rows in ROWS} for context in (SHORT, LONG)}
-
-    def flops(found: dict[int, dict[int, float]]) -> dict[int, float]:
+    def flops(timer: PassTimer) -> tuple[dict[int, float], float]:
+        """FLOP/s, and the seconds of a pass of `MANY` rows on a short prefix."""
+        seconds = {context: {rows: timer.seconds(rows, context) for rows in ROWS} for context in (SHORT, LONG)}
         rates = {}
         for rows in ROWS:
             far, near = (block.f_attn(Pass(rows, shared_tokens=context)) for context in (LONG, SHORT))
-            layer_s = (found[LONG][rows] - found[SHORT][rows]) / layers
+            layer_s = (seconds[LONG][rows] - seconds[SHORT][rows]) / layers
             rates[rows] = (far - near) / _positive(layer_s, f"attention at {rows} rows")
-        return rates
+        return rates, seconds[SHORT][MANY]
 
-    at_once = seconds()
-    with _without_kernels():
-        pieces = seconds()
-    piece_s = max(0.0, (_streaming_s(timer) - at_once[SHORT][MANY]) / layers / (1 + MANY))
-    return Attention(flops(at_once), flops(pieces), piece_s)
-
-
-def _streaming_s(timer: Timer) -> float:
-    """Seconds of a pass whose keys and values, few as they are, all come over the link."""
-    return timer(ATTENDING, ATTENDING_LAYERS, Headwise(link_gbps=FAST_GBPS)).seconds(MANY, SHORT)
-
-
-@contextmanager
-def _without_kernels() -> Iterator[None]:
-    before = os.environ.get(SWITCH)
-    os.environ[SWITCH] = "0"
-    try:
-        yield
-    finally:
-        del os.environ[SWITCH]
-        if before is not None:
-            os.environ[SWITCH] = before
+    (attention_flops, least_s), (streamed_flops, streamed_s) = flops(there), flops(streamed)
+    return Attention(attention_flops, streamed_flops, max(0.0, (streamed_s - least_s) / layers / (1 + MANY)))
 
 
 def _timer(

@@ -59,7 +59,8 @@ class PassTimer:
         self.engine.runner.forward = self._timed  # type: ignore[method-assign]
 
     def seconds(self, rows: int, context: int) -> float:
-        """The median time of a pass of `rows` branches, one token each, on one shared prefix of `context` tokens.
+        """The median time of a pass of `rows` branches, one token each, on one shared prefix of `context` tokens. Waits
+        for copies are left out.
 
         The first pass is not counted. A branch has a dozen tokens of its own at most. The prefix is kept for the next
         call, until that wants another length.
@@ -88,9 +89,10 @@ class PassTimer:
     def _timed(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
         if not isinstance(plan, DecodePlan):
             return self._forward(tokens, plan, keep)
-        start = perf_counter()
+        link = self.engine.memory.link
+        start, waited_s = perf_counter(), link.exposed_s
         logits = self._forward(tokens, plan, keep)
         if logits.device.type == "cuda":
             torch.cuda.synchronize(logits.device)
-        self._seconds.append(perf_counter() - start)
+        self._seconds.append(perf_counter() - start - (link.exposed_s - waited_s))
         return logits

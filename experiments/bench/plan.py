@@ -1,0 +1,257 @@
+"""The plan against this machine: steps of every way to run a search, predicted and measured, where all fits, where KV
+does not fit, and where weights do not fit.
+
+Host, device and link have the proportions of HELM's smallest machine (see `experiments.bench.placement`). The device is
+this CPU, and a layer takes as much longer on the host as the paper's bandwidths say. Weights are random; contexts are
+there without having been computed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig
+from transformers.initialization import no_init_weights
+
+from experiments.bench.placement import DEVICE_GBPS, HOST_GBPS, LINK_GBPS
+from experiments.provenance import provenance
+from ttc import Engine, Sampling, Split
+from ttc.calibration.device_profile import profile_device
+from ttc.cost_model.device_profile import RATES, DeviceProfile, LinkProfile
+from ttc.cost_model.options import Machine, Option, best
+from ttc.cost_model.partition import partition_units
+from ttc.cost_model.policies import Steps
+from ttc.decoder_layers import decoder_layers
+from ttc.model.choice import runner_for
+from ttc.placement.auto import Planned
+
+DTYPE = torch.bfloat16
+SLOWER = DEVICE_GBPS / HOST_GBPS
+"""A layer takes so many times as long on the host."""
+LATENCY_S = 1e-4
+"""Of a copy, about what handing it to the thread that makes it takes."""
+TIMED = 3
+"""Steps that are timed, after one that is not."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model of this shape, and a search with it. weights, kv: the part of either for which the device has room; None
+    for no limit."""
+
+    name: str
+    model: str
+    config: Any
+    search: Steps
+    weights: float | None = None
+    kv: float = 0.0
+
+
+LLAMA = LlamaConfig(
+    hidden_size=960, intermediate_size=2560, num_attention_heads=15, num_key_value_heads=5, num_hidden_layers=6,
+    vocab_size=8192, tie_word_embeddings=True, max_position_embeddings=16384,
+)  # fmt: skip
+OPT = OPTConfig(
+    hidden_size=1024, ffn_dim=4096, num_attention_heads=16, num_hidden_layers=6, vocab_size=8192,
+    word_embed_proj_dim=1024, max_position_embeddings=16384,
+)  # fmt: skip
+SETTINGS = (
+    Setting("everything fits", "6 layers of SmolLM2-360M's shape", LLAMA, Steps(1024, 128, 8, 16)),
+    Setting("KV does not fit", "6 layers of SmolLM2-360M's shape", LLAMA, Steps(2048, 512, 16, 16), 1.0, 0.5),
+    Setting("weights do not fit", "6 layers of OPT-350M's shape", OPT, Steps(2048, 256, 8, 16), 0.6, 0.3),
+)
+
+
+def run(out: Path) -> None:
+    """Measure, print the table, and write the figures."""
+    torch.set_num_threads(1)  # the other core copies
+    compiled, modules = (profile_device(torch.device("cpu"), DTYPE, runner) for runner in ("auto", "modules"))
+    rows: list[dict[str, Any]] = []
+    warm = planned(SETTINGS[0], compiled, modules)
+    step_seconds(SETTINGS[0], warm, warm.best())  # what is measured first would be slower
+    for setting in SETTINGS:
+        for row in measured(setting, compiled, modules):
+            rows.append(row)
+            print(row, file=sys.stderr, flush=True)
+    record = provenance(
+        f"python -m experiments.bench {' '.join(sys.argv[1:])}",
+        model="random weights, bfloat16",
+        simulated="the link, and how slow the host is",
+    )
+    record |= {"profile": [asdict(compiled), asdict(modules)], "link_gbps": link_gbps(compiled), "rows": rows}
+    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(table(record))
+
+
+def link_gbps(device: DeviceProfile) -> float:
+    """The link's speed in 1e9 bytes a second, in the paper's proportion to the device's memory."""
+    return device.bandwidth / 1e9 * LINK_GBPS / DEVICE_GBPS
+
+
+def planned(setting: Setting, compiled: DeviceProfile, modules: DeviceProfile) -> Planned:
+    """What the plan of a setting knows."""
+    units, search = partition_units(setting.config, DTYPE), setting.search
+    gbps = link_gbps(compiled)
+    link = LinkProfile(
+        to_device_bandwidth=gbps * 1e9, to_host_bandwidth=gbps * 1e9, to_device_latency_s=LATENCY_S, simulated=True
+    )
+    budget = None
+    if setting.weights is not None:
+        kv = sum(u.kv_token_bytes for u in units) * (search.kv_tokens + search.branches * search.step_tokens)
+        budget = int(setting.weights * sum(u.param_bytes for u in units) + setting.kv * kv)
+    text = setting.config
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    machine = Machine(
+        compiled=compiled, modules=modules, host=slower(modules), link=link, device_bytes=budget, host_bytes=None
+    )
+    return Planned(units, heads, machine, search, gbps)
+
+
+def slower(device: DeviceProfile) -> DeviceProfile:
+    """The host's profile."""
+    rates = {name: {n: rate / SLOWER for n, rate in getattr(device, name).items()} for name in RATES}
+    return replace(
+        device, name="the host", bandwidth=device.bandwidth / SLOWER, l3_bandwidth=device.l3_bandwidth / SLOWER,
+        block_overhead_s=device.block_overhead_s * SLOWER, pass_overhead_s=0, **rates,
+    )  # fmt: skip
+
+
+def measured(setting: Setting, compiled: DeviceProfile, modules: DeviceProfile) -> list[dict[str, Any]]:
+    """A row for each way, with the measured time of those that are possible."""
+    plan, rows = planned(setting, compiled, modules), []
+    found = plan.options()
+    chosen = best(found)
+    for option in found:
+        row = {"setting": setting.name, "model": setting.model, "search": asdict(setting.search), **asdict(option)}
+        row |= {"budget_bytes": plan.machine.device_bytes, "chosen": option is chosen}
+        if option.feasible:
+            row["measured_s"] = step_seconds(setting, plan, option)
+        else:
+            row["step_s"] = None
+        rows.append(row)
+    return rows
+
+
+def engine_of(setting: Setting, plan: Planned, option: Option) -> Engine:
+    """An engine that runs as `option` says, over random weights."""
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(setting.config, dtype=DTYPE).eval().requires_grad_(False)
+    random = torch.Generator().manual_seed(0)
+    model.tie_weights()
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.data.uniform_(-0.03, 0.03, generator=random)
+        else:
+            weight.data.fill_(1.0)
+    placement, memory = plan.parts(option)
+    runner = runner_for(model, "auto", pack=True) if placement is None else placement.place(model, "cpu")
+    if isinstance(placement, Split):
+        for layer in decoder_layers(model)[: int(placement.k) - 1]:
+            _slow_down(layer)
+    engine = Engine(model, SimpleNamespace(eos_token_id=None), runner=runner, memory=memory)
+    engine.limits.eos_ids = frozenset()
+    return engine
+
+
+def _slow_down(layer: nn.Module) -> None:
+    """Let a layer take `SLOWER` times as long."""
+    forward: Callable[..., Any] = layer.forward
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        output = forward(*args, **kwargs)
+        time.sleep((SLOWER - 1) * (time.perf_counter() - start))
+        return output
+
+    layer.forward = slow  # type: ignore[method-assign]
+
+
+def step_seconds(setting: Setting, plan: Planned, option: Option) -> float:
+    """The least time of a step, half way through the search."""
+    engine, search = engine_of(setting, plan, option), setting.search
+    branches = half_way(engine, search)
+    seconds = []
+    for _ in range(1 + TIMED):
+        start = time.perf_counter()
+        engine.generate(branches, search.step_tokens, sampling=Sampling(temperature=0))
+        seconds.append(time.perf_counter() - start)
+    engine.release(branches)
+    return min(seconds[1:])
+
+
+@torch.inference_mode()
+def half_way(engine: Engine, search: Steps) -> list[Any]:
+    """Branches on a shared prompt with own tokens, none of which were computed."""
+    forward, vocabulary = engine.runner.forward, engine.limits.vocab_size
+
+    def nothing(tokens: Sequence[int], plan: Any, keep: Sequence[int] | None = None) -> Tensor:
+        return torch.zeros(len(keep or tokens), vocabulary)
+
+    engine.runner.forward = nothing  # type: ignore[method-assign]
+    root = engine.root([7 * (n + 1) % 509 for n in range(search.prompt_tokens + 1)])
+    branches = engine.fork(root, search.branches)
+    engine.release([root])
+    own = max(1, search.frozen_tokens - search.step_tokens)
+    for _ in range(0, own, search.step_tokens):  # as earlier steps leave them
+        count = min(search.step_tokens, own)
+        engine.extend(branches, [[7 * (n + 3 * b + 1) % 509 for n in range(count)] for b in range(len(branches))])
+    engine.runner.forward = forward  # type: ignore[method-assign]
+    for copy in (copy for kv in engine.memory.live for copy in (*kv.device, *kv.host) if copy is not None):
+        for part in copy.both:
+            part.fill_(0.02)
+    return branches
+
+
+# ---------------------------------------------------------------- the table
+
+
+def error(row: dict[str, Any]) -> float:
+    """Predicted over measured, less 1."""
+    return float(row["step_s"] / row["measured_s"] - 1)
+
+
+def ratio(rows: Sequence[dict[str, Any]]) -> float:
+    """What was chosen over the best that was measured, of one setting's rows."""
+    possible = [row for row in rows if not row["reason"]]
+    return float(
+        next(row for row in possible if row["chosen"])["measured_s"] / min(row["measured_s"] for row in possible)
+    )
+
+
+def table(record: dict[str, Any]) -> str:
+    """Markdown: every way that is possible in each setting, and how far the choice is from the best."""
+    lines = ["| setting | placement | memory | predicted, ms | measured, ms | error |", "|---|---|---|---:|---:|---:|"]
+    notes = []
+    for name in dict.fromkeys(row["setting"] for row in record["rows"]):
+        rows = [row for row in record["rows"] if row["setting"] == name]
+        for row in (row for row in rows if not row["reason"]):
+            number = "" if row["number"] is None else f" {row['number']}"
+            mark = "**" if row["chosen"] else ""
+            cells = [name, f"{row['placement']}{number}", row["memory"], f"{row['step_s'] * 1e3:.0f}"]
+            cells += [f"{mark}{row['measured_s'] * 1e3:.0f}{mark}", f"{error(row):+.0%}"]
+            lines.append(f"| {' | '.join(cells)} |")
+        errors = sorted(abs(error(row)) for row in rows if not row["reason"])
+        notes.append(
+            f"- {name}: the choice takes {ratio(rows):.2f} of the best measured time. Predictions are off by "
+            f"{median(errors):.0%} in the median and by {errors[-1]:.0%} at most. Not possible: {_not_possible(rows)}."
+        )
+    return "\n".join([*lines, "", *notes])
+
+
+def _not_possible(rows: Sequence[dict[str, Any]]) -> str:
+    """What cannot run, by the reason."""
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row["reason"]:
+            reasons.setdefault(row["reason"], []).append(f"{row['placement']} with {row['memory']}")
+    return "; ".join(f"{', '.join(ways)} ({reason})" for reason, ways in reasons.items()) or "none"

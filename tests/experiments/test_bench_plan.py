@@ -1,0 +1,62 @@
+"""The plan's benchmark: what each setting leaves possible, a step of it, and the table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.bench import plan
+from experiments.bench.plan import SETTINGS, SLOWER, half_way, planned, ratio, slower
+from ttc.cost_model.device_profile import DeviceProfile
+from ttc.cost_model.policies import Steps
+
+COMPILED = DeviceProfile(name="cpu bfloat16", bandwidth=30e9, flops={1: 2e10, 64: 3e11})
+MODULES = replace(COMPILED, name="cpu bfloat16 by modules", block_overhead_s=3e-4)
+
+
+def test_the_settings_are_what_their_names_say() -> None:
+    reasons = []
+    for setting in SETTINGS:
+        found = {(o.placement, o.memory): o for o in planned(setting, COMPILED, MODULES).options()}
+        reasons.append(found["resident", "resident"].reason)
+        assert any(option.feasible for option in found.values())
+    assert reasons == ["", "KV does not fit", "weights do not fit"]
+
+
+def test_the_host_is_as_much_slower_as_in_the_paper() -> None:
+    assert slower(COMPILED).bandwidth == pytest.approx(30e9 * 45 / 218)
+    assert slower(MODULES).block_overhead_s == pytest.approx(3e-4 * SLOWER)
+
+
+def test_branches_stand_half_way_without_being_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = replace(SETTINGS[0], config=type(plan.LLAMA)(**shape, num_hidden_layers=3, vocab_size=64))
+    setting = replace(config, search=Steps(20, 16, 2, 4))
+    plan_ = planned(setting, COMPILED, MODULES)
+    option = next(o for o in plan_.options() if (o.placement, o.memory) == ("resident", "headwise"))
+    monkeypatch.setattr(torch.Tensor, "uniform_", lambda tensor, *_, **__: tensor.fill_(0.01))
+    engine = plan.engine_of(setting, plan_, option)
+    branches = half_way(engine, setting.search)
+    assert [len(branch.tokens) for branch in branches] == [20 + 1 + 4] * 2
+    assert all(float(part.float().min()) > 0 for kv in engine.memory.live for c in kv.host if c for part in c.both)
+    engine.generate(branches, 4)
+    assert len(branches[0].tokens) == 29
+
+
+def row(memory: str, measured: float, **more: Any) -> dict[str, Any]:
+    common = {"setting": "s", "placement": "resident", "memory": memory, "number": None, "step_s": 0.3, "reason": ""}
+    return common | {"measured_s": measured, "chosen": memory == "paged"} | more
+
+
+def test_the_table_says_how_far_the_choice_is_from_the_best() -> None:
+    rows = [row("paged", 0.33), row("layerwise", 0.3), row("resident", 0.0, reason="KV does not fit", step_s=None)]
+    assert ratio(rows) == pytest.approx(1.1)
+    lines = plan.table({"rows": rows}).splitlines()
+    assert lines[2] == "| s | resident | paged | 300 | **330** | -9% |"
+    assert lines[-1] == (
+        "- s: the choice takes 1.10 of the best measured time. Predictions are off by 5% in the median and by 9% at "
+        "most. Not possible: resident with resident (KV does not fit)."
+    )

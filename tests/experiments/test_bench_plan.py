@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from experiments.bench import plan
 from experiments.bench.plan import SETTINGS, SLOWER, half_way, planned, ratio, slower
@@ -31,19 +30,20 @@ def test_the_host_is_as_much_slower_as_in_the_paper() -> None:
     assert slower(MODULES).block_overhead_s == pytest.approx(3e-4 * SLOWER)
 
 
-def test_branches_stand_half_way_without_being_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_branches_stand_half_way_without_being_computed() -> None:
     shape = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
-    config = replace(SETTINGS[0], config=type(plan.LLAMA)(**shape, num_hidden_layers=3, vocab_size=64))
+    config = replace(SETTINGS[0], config=type(plan.LLAMA)(**shape, num_hidden_layers=3, vocab_size=512))
     setting = replace(config, search=Steps(20, 16, 2, 4))
     plan_ = planned(setting, COMPILED, MODULES)
     option = next(o for o in plan_.options() if (o.placement, o.memory) == ("resident", "headwise"))
-    monkeypatch.setattr(torch.Tensor, "uniform_", lambda tensor, *_, **__: tensor.fill_(0.01))
     engine = plan.engine_of(setting, plan_, option)
     branches = half_way(engine, setting.search)
-    assert [len(branch.tokens) for branch in branches] == [20 + 1 + 4] * 2
+    assert [len(branch.tokens) for branch in branches] == [
+        20 + 1 + 2
+    ] * 2  # a step before half way, as the first is not timed
     assert all(float(part.float().min()) > 0 for kv in engine.memory.live for c in kv.host if c for part in c.both)
     engine.generate(branches, 4)
-    assert len(branches[0].tokens) == 29
+    assert len(branches[0].tokens) == 27
 
 
 def row(memory: str, measured: float, **more: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from transformers.initialization import no_init_weights
 from experiments.bench.placement import DEVICE_GBPS, HOST_GBPS, LINK_GBPS
 from experiments.provenance import provenance
 from ttc import Engine, Sampling, Split
-from ttc.calibration.device_profile import profile_device
+from ttc.calibration.device_profile import profile_attention, profile_device, profile_memory
 from ttc.cost_model.device_profile import RATES, DeviceProfile, LinkProfile
 from ttc.cost_model.options import Machine, Option, best
 from ttc.cost_model.partition import partition_units
@@ -75,7 +75,9 @@ SETTINGS = (
 def run(out: Path) -> None:
     """Measure, print the table, and write the figures."""
     torch.set_num_threads(1)  # the other core copies
-    compiled, modules = (profile_device(torch.device("cpu"), DTYPE, runner) for runner in ("auto", "modules"))
+    cpu = torch.device("cpu")
+    measures = profile_memory(cpu), profile_attention(cpu, DTYPE)
+    compiled, modules = (profile_device(cpu, DTYPE, runner, *measures) for runner in ("auto", "modules"))
     rows: list[dict[str, Any]] = []
     warm = planned(SETTINGS[0], compiled, modules)
     step_seconds(SETTINGS[0], warm, warm.best())  # what is measured first would be slower

@@ -161,7 +161,10 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
     rates = machine.modules if by_modules else machine.compiled
     weights, host_weights = layout.weight_bytes
     streamed_bytes = host_weights // layout.streamed if layout.streamed else 0
-    cache = Cache(blocks, search, kv_heads, rates, machine.link, streamed_bytes)
+    states, host_states = (state_bytes(stage, search) for stage in (layout.device, layout.host))
+    cache = Cache(
+        [block for block in blocks if block.kv_elements], search, kv_heads, rates, machine.link, streamed_bytes
+    )
 
     def not_possible(reason: str, device_bytes: float = 0, host_bytes: float = 0) -> Option:
         return Option(
@@ -169,16 +172,21 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
             device_bytes=ceil(device_bytes), host_bytes=ceil(host_bytes),
         )  # fmt: skip
 
+    if memory != "resident" and not cache.blocks:
+        return not_possible("there is no KV")
+    if memory == "capture" and states + host_states:
+        return not_possible("recurrent layers")
     if memory == "capture" and layout.placement == "split":
         return not_possible("not with a split")
     if memory == "capture" and cache.act_bytes >= cache.layer_bytes:
         return not_possible(f"an ACT block is no smaller ({cache.act_bytes:,} bytes, KV {cache.layer_bytes:,})")
     fixed = sum(u.kv_token_bytes for u in layout.host) * (search.kv_tokens + search.branches * search.step_tokens)
-    room = inf if machine.device_bytes is None else machine.device_bytes - weights
+    fixed += host_weights + host_states
+    room = inf if machine.device_bytes is None else machine.device_bytes - weights - states
     if room < (least := policy.least(cache)):
-        return not_possible("weights do not fit" if room < 0 else policy.lacks, weights + least, host_weights + fixed)
+        return not_possible("weights do not fit" if room < 0 else policy.lacks, weights + states + least, fixed)
     traffic = policy.traffic(cache, room)
-    device_bytes, host_bytes = weights + traffic.device_bytes, host_weights + fixed + traffic.host_bytes
+    device_bytes, host_bytes = weights + states + traffic.device_bytes, fixed + traffic.host_bytes
     if machine.host_bytes is not None and host_bytes > machine.host_bytes:
         return not_possible(HOST_TOO_SMALL, device_bytes, host_bytes)
     return Option(
@@ -186,6 +194,11 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
         step_s=_step_s(layout, traffic, rates, machine, search),
         weight_bytes=weights, device_bytes=ceil(device_bytes), host_bytes=ceil(host_bytes),
     )  # fmt: skip
+
+
+def state_bytes(units: Sequence[Unit], search: Steps) -> int:
+    """Recurrent states of all branches before and after a step, and where they part."""
+    return (2 * search.branches + 1) * sum(unit.state_bytes for unit in units)
 
 
 # ---------------------------------------------------------------- time
@@ -207,7 +220,8 @@ def _pass_s(layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Mac
     rest_s = roofline_time(layout.device, rates, work) - layers_s
     if layout.host:
         rest_s += roofline_time(layout.host, machine.host, work) + t_comm(layout.host[-1], link, work)
-    loads = list(traffic.loads) or [0.0] * len(blocks)
+    kv_loads = iter(traffic.loads)
+    loads = [next(kv_loads, 0.0) if block.kv_elements else 0.0 for block in blocks]
     computing = [layers_s / len(blocks) + traffic.generate_s] * len(blocks)
     for n, block in enumerate(blocks):
         computing[n] += _piecemeal_s(block, traffic, rates, work) if loads[n] else 0.0

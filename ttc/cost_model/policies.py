@@ -66,7 +66,7 @@ class Cache:
     @property
     def layer_bytes(self) -> int:
         """KV of a token in the largest of these layers."""
-        return max(block.kv_token_bytes for block in self.blocks)
+        return max((block.kv_token_bytes for block in self.blocks), default=0)
 
     @property
     def act_bytes(self) -> int:

@@ -12,7 +12,7 @@ import torch
 
 from ttc.checks import check_fields, check_whole
 from ttc.cost_model.device_profile import LinkProfile
-from ttc.cost_model.options import PLACEMENTS, Machine, Option, best, options
+from ttc.cost_model.options import PLACEMENTS, Machine, Option, best, options, state_bytes
 from ttc.cost_model.partition import partition_units
 from ttc.cost_model.policies import Steps
 from ttc.cost_model.profile_file import BY_MODULES, read
@@ -147,8 +147,11 @@ class Planned:
 
     def parts(self, option: Option) -> tuple[Placement | None, Residency]:
         """What an engine is given to run in this way."""
-        limit = self.machine.device_bytes
-        left = None if limit is None else (limit - option.weight_bytes) / 2**30
+        left = None if self.machine.device_bytes is None else self.machine.device_bytes - option.weight_bytes
+        if left is not None and option.memory != "resident":  # which alone counts recurrent states in its budget
+            on_device = self.units[option.number :] if option.placement == "split" else self.units
+            left -= state_bytes(on_device, self.search)
+        budget_gib = None if left is None else left / 2**30
         search, link = self.search, self.link_gbps
         placement: Placement | None = None
         if option.placement == "split":
@@ -162,7 +165,7 @@ class Planned:
             spare = layer // 2  # weights are laid out with gaps of some bytes
             placement = Streamed(budget_gib=(option.weight_bytes + spare) / 2**30, link_gbps=link)
         own_link = {} if option.memory == "resident" or placement is not None else {"link_gbps": link}
-        return placement, MEMORY[option.memory](budget_gib=left, **own_link)
+        return placement, MEMORY[option.memory](budget_gib=budget_gib, **own_link)
 
     def predicted(self, option: Option, search: Steps) -> float:
         """What a step of another search takes when it is run as `option`, in seconds; infinite if it does not fit."""

@@ -97,6 +97,17 @@ def test_activations_are_kept_where_they_are_smaller() -> None:
     assert plan()["resident", "capture"].reason == "an ACT block is no smaller (16 bytes, KV 10)"
 
 
+def test_recurrent_states_stay_on_the_device_of_their_layer() -> None:
+    recurrent = Unit(name="r", param_bytes=1000, multiplied=500, hidden=8, state_bytes=7)
+    units = (UNITS[0], recurrent, recurrent, BLOCK, BLOCK, UNITS[-1])
+    found = {(o.placement, o.memory): o for o in options(units, 1, machine(), SEARCH, ["resident", "split"])}
+    assert found["resident", "resident"].device_bytes == WEIGHTS + KV // 2 + (2 * 2 + 1) * 2 * 7
+    assert found["split", "paged"].host_bytes == 300
+    assert found["resident", "capture"].reason == "recurrent layers"
+    alone = options((UNITS[0], *[recurrent] * 4, UNITS[-1]), 1, machine(), SEARCH, ["resident"])
+    assert [o.reason for o in alone] == ["", *["there is no KV"] * 5]
+
+
 @given(budget=st.integers(0, WEIGHTS + KV))
 def test_what_does_not_fit_names_the_bytes_with_which_it_would(budget: int) -> None:
     for key, option in plan(budget).items():

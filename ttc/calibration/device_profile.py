@@ -45,7 +45,7 @@ ATTENDING = WIDE | {"hidden_size": 128, "intermediate_size": 256}
 """Blocks with the same heads and little else."""
 
 MANY = 16
-"""The branches whose pieces are counted."""
+"""The branches whose pieces are counted, and the most rows with which what streams is measured."""
 FAST_GBPS = 100.0
 """The speed of a link on which bytes cost next to nothing."""
 
@@ -155,17 +155,18 @@ def _attention(timer: Timer, dtype: torch.dtype) -> Attention:
     there, streamed = timer(ATTENDING, layers), timer(ATTENDING, layers, Headwise(link_gbps=FAST_GBPS))
     block = partition_units(_config(ATTENDING, 1), dtype)[1]
 
-    def flops(timer: PassTimer) -> tuple[dict[int, float], float]:
+    def flops(timer: PassTimer, most_rows: int) -> tuple[dict[int, float], float]:
         """FLOP/s, and the seconds of a pass of `MANY` rows on a short prefix."""
-        seconds = {context: {rows: timer.seconds(rows, context) for rows in ROWS} for context in (SHORT, LONG)}
+        counts = [rows for rows in ROWS if rows <= most_rows]
+        seconds = {context: {rows: timer.seconds(rows, context) for rows in counts} for context in (SHORT, LONG)}
         rates = {}
-        for rows in ROWS:
+        for rows in counts:
             far, near = (block.f_attn(Pass(rows, shared_tokens=context)) for context in (LONG, SHORT))
             layer_s = (seconds[LONG][rows] - seconds[SHORT][rows]) / layers
             rates[rows] = (far - near) / _positive(layer_s, f"attention at {rows} rows")
         return rates, seconds[SHORT][MANY]
 
-    (attention_flops, least_s), (streamed_flops, streamed_s) = flops(there), flops(streamed)
+    (attention_flops, least_s), (streamed_flops, streamed_s) = flops(there, max(ROWS)), flops(streamed, MANY)
     return Attention(attention_flops, streamed_flops, max(0.0, (streamed_s - least_s) / layers / (1 + MANY)))
 
 

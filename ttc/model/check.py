@@ -230,9 +230,13 @@ class _Check:
     def _running_layers(self) -> set[int]:
         """The layers that run at all: without images, some models leave out those of cross attention."""
         ran = set[int]()
+        try:
+            layers = decoder_layers(self.model)
+        except UnsupportedModel:  # which run cannot be told
+            return {*range(self.config.num_hidden_layers)}
         handles = [
             layer.register_forward_pre_hook(lambda *_, number=number: ran.add(number))
-            for number, layer in enumerate(decoder_layers(self.model))
+            for number, layer in enumerate(layers)
         ]
         try:
             with attending(Recorder()):

@@ -208,6 +208,11 @@ def test_layers_that_text_alone_leaves_out_are_left_out() -> None:
     assert architectures.examine("mllama")["verdict"] == "exact"
 
 
+def test_a_layer_that_runs_and_calls_no_attention_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="layer 0 of 4 neither calls attention"):
+        check_model(architectures.build("recurrent_gemma"))
+
+
 def test_positions_that_are_not_used_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     original = modeling_llama.LlamaRotaryEmbedding.forward
 

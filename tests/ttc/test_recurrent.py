@@ -309,6 +309,15 @@ def test_modules_that_give_something_else_token_by_token_are_refused(monkeypatch
     Engine(model, Letters())
 
 
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [("rwkv", "keeps a state of its own"), ("recurrent_gemma", "states that a layer keeps to itself")],
+)
+def test_states_elsewhere_than_in_transformers_cache_are_refused(case: str, reason: str) -> None:
+    with pytest.raises(UnsupportedModel, match=reason):
+        engine_of(case)
+
+
 def test_a_lent_model_runs_as_before() -> None:
     engine, ids = engine_of("jamba"), torch.tensor([prompt(1, 12)])
     root = engine.root(prompt(1, 12))

@@ -153,6 +153,10 @@ class _Check:
             with attending(record):
                 logits = self._logits(ids, keep)
             if not record.calls and recurrent is None:
+                if getattr(self.model, "_is_stateful", False):
+                    raise UnsupportedModel(
+                        "it keeps a state of its own between tokens, and the engine knows those in transformers' cache"
+                    )
                 raise NotDispatched
             self._check_layers(record.calls, recurrent)
             sights = check_masks(record.calls, self.windows, self.most, self._long_masks)

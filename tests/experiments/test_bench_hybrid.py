@@ -1,0 +1,34 @@
+"""The measurement of a hybrid model: both ways run, and the table holds their medians."""
+
+from __future__ import annotations
+
+from experiments.bench import hybrid
+
+TINY = {
+    "num_hidden_layers": 4,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "vocab_size": 64,
+}
+
+
+def test_both_ways_are_measured_and_what_the_engine_holds_is_counted() -> None:
+    plain, own = hybrid.measure(TINY, prefix=24, branches=3, new_tokens=4, rounds=1)
+    assert (plain["way"], own["way"]) == ("generate", "engine")
+    assert all(row["prefill_s"] > 0 and row["step_ms"] > 0 for row in (plain, own))
+    state = 3 * (2 * 128 * 128 * 4 + 3 * 2 * 128 * 4 * 2)  # of three layers: float32, and a convolution in bfloat16
+    key_value = 2 * 256 * 2  # of a token in the one layer of attention
+    assert own["bytes"] == 4 * state + (23 + 3 * 4) * key_value  # a state after the prefix and after each branch
+
+
+def test_the_table_sets_both_side_by_side() -> None:
+    rows = [{"prefill_s": 6.0, "step_ms": 40.0}, {"prefill_s": 0.2, "step_ms": 10.0}]
+    assert hybrid.table({"rows": rows, "new_tokens": 50}).splitlines()[2:] == [
+        "| prefill | 6.0 s | 200 ms | 30.0x |",
+        "| a token of all branches | 40 ms | 10 ms | 4.0x |",
+        "| prefill and 50 tokens | 8.0 s | 700 ms | 11.4x |",
+    ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.nemotron_h import modeling_nemotron_h
 
 from experiments.bench import architectures
 from tests.helpers.engines import GREEDY
@@ -40,6 +41,29 @@ def test_a_tree_of_branches_is_what_generate_computes(case: str) -> None:
     with pytest.raises(AssertionError):  # the two ways of transformers do differ
         assert_like_plain(plain(case), branches[0])
     assert_nothing_left(engine, branches)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_in_16_bits_the_least_time_step_is_found_too(case: str) -> None:
+    recurrent = Engine(copy.deepcopy(plain(case)).to(torch.bfloat16), Letters()).runner.recurrent
+    assert recurrent is not None and recurrent.knows_opening
+
+
+def test_a_least_time_step_in_all_code_of_transformers_needs_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = copy.deepcopy(plain("nemotron_h"))
+    least = next(m.time_step_limit[0] for m in model.modules() if hasattr(m, "time_step_limit"))
+    own = modeling_nemotron_h.mamba2_selective_state_update
+
+    def update(state: Any, hidden: Any, dt: Any, *others: Any, dt_bias: Any, dt_softplus: bool, **options: Any) -> Any:
+        dt = dt if dt_bias is None else dt + dt_bias
+        dt = torch.nn.functional.softplus(dt) if dt_softplus else dt
+        return own(state, hidden, dt.clamp(min=least), *others, **options)
+
+    monkeypatch.setattr(modeling_nemotron_h, "mamba2_selective_state_update", update)
+    engine = Engine(copy.deepcopy(model), Letters())
+    assert engine.runner.recurrent is not None and not engine.runner.recurrent.knows_opening
+    for branch in grow(engine):
+        assert_like_plain(model, branch)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -56,7 +56,7 @@ def partition_units(config: Any, dtype: torch.dtype = torch.bfloat16, kind: Any 
     except Exception as error:
         raise UnsupportedModel(
             f"the layers of a {type(config).__name__} cannot be counted ({type(error).__name__}: {error}). Give the "
-            "configuration of a decoder-only language model that the engine runs (docs/models.md)"
+            "configuration of a decoder-only language model; placement=streamed needs no counts"
         ) from error
     return _units(model, kept, dtype)
 
@@ -134,8 +134,8 @@ def _seen(model: Any) -> list[Kept]:
     if len(seen) < layers:
         raise UnsupportedModel(
             f"{len(seen)} of the {layers} layers of {type(model).__name__} call attention through transformers' "
-            "AttentionInterface or keep a recurrent state in transformers' cache; the engine runs models whose layers "
-            "all do (docs/models.md)"
+            "AttentionInterface or keep a recurrent state in transformers' cache, and others cannot be counted without "
+            "weights; placement=streamed needs no counts"
         )
     return [seen[n] for n in range(layers)]
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from experiments.bench import architectures
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import FAMILIES, prompt, small
@@ -153,6 +154,14 @@ def test_layers_that_share_weights_are_refused() -> None:
     model = deeper("llama")
     model.model.layers[2].mlp = model.model.layers[0].mlp
     with pytest.raises(UnsupportedModel, match="layer 2 of LlamaForCausalLM shares weights with layer 0"):
+        Streamed().place(model, "cpu")
+
+
+def test_layers_that_are_in_no_single_list_are_refused() -> None:
+    model = architectures.build("longcat_flash")
+    with pytest.raises(
+        UnsupportedModel, match="no list of its 8 decoder layers that could lie in different places; leave"
+    ):
         Streamed().place(model, "cpu")
 
 

@@ -244,7 +244,7 @@ def table(record: dict[str, Any]) -> str:
             lines.append(f"| {' | '.join(cells)} |")
         errors = sorted(abs(error(row)) for row in rows if not row["reason"])
         notes.append(
-            f"- {name}: the choice takes {ratio(rows):.2f} of the best measured time. Predictions are off by "
+            f"- {name}: the choice takes {ratio(rows):.2f} times the best measured time. Predictions are off by "
             f"{median(errors):.0%} in the median and by {errors[-1]:.0%} at most. Not possible: {_not_possible(rows)}."
         )
     return "\n".join([*lines, "", *notes])

@@ -127,7 +127,10 @@ EXACT = [
     "hrm_text",
     "jetmoe",
     "kimi_linear",
+    "llama4",
     "minimax_m3_vl_text",
+    "nemotron",
+    "nemotron_h",
     "olmo3",
     "phimoe",
     "qwen2_moe",
@@ -141,7 +144,8 @@ def test_the_sweeps_record_holds_no_wrong_model_and_the_families_known_to_be_exa
     verdicts = {row["case"]: row["verdict"] for row in json.loads(RECORD.read_text())["rows"]}
     assert set(verdicts) >= set(FAMILIES) - {"gemma3"} and len(verdicts) > 150
     assert "wrong" not in verdicts.values()
-    assert list(verdicts.values()).count("exact") >= 120
+    assert list(verdicts.values()).count("exact") >= 155
+    assert [verdict for case, verdict in verdicts.items() if architectures.is_decoder(case)].count("refused") <= 15
     assert {verdicts[case] for case in (*EXACT, *FAMILIES)} == {"exact"}
     assert {verdicts[case] for case in REFUSED} == {"refused"}
 

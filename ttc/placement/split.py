@@ -103,6 +103,9 @@ class Split(Placement):
         self.require_host(bytes_of(k).host_bytes, f"{k} units on the host{self._with_kv()}")
         return k
 
+    def check_policy(self, policy: Residency | None) -> None:
+        _refuse_capture(policy)
+
     def _with_kv(self) -> str:
         return (
             f" and KV of {self.branches} branches of {self.output_tokens} tokens on {self.prompt_tokens} shared ones "
@@ -149,6 +152,14 @@ class Split(Placement):
         return Generation(self.prompt_tokens, self.output_tokens, self.branches)
 
 
+def _refuse_capture(policy: Residency | None) -> None:
+    if isinstance(policy, Capture):
+        raise InvalidInput(
+            "memory=capture generates keys and values on the device, for weights that come there; use it with "
+            "placement=streamed or resident, or placement=split with another memory policy"
+        )
+
+
 class SplitRunner(PlacedRunner):
     """Runs `k` units on the host and the others on the device.
 
@@ -170,11 +181,7 @@ class SplitRunner(PlacedRunner):
 
     def bind(self, policy: Residency) -> None:
         """Let KV lie with its layer, and cross the same link; what the weights leave of the budget is KV's."""
-        if isinstance(policy, Capture):
-            raise InvalidInput(
-                "memory=capture generates keys and values on the device, for weights that come there; use it with "
-                "placement=streamed or resident, or placement=split with another memory policy"
-            )
+        _refuse_capture(policy)
         super().bind(policy)
         memory = policy.memory
         memory.fix(self._attending(max(0, self.k - 1)))

@@ -234,3 +234,5 @@ def test_what_cannot_be_split_is_refused(profile: Path) -> None:
 def test_act_blocks_and_a_split_are_refused_together() -> None:
     with pytest.raises(InvalidInput, match=r"memory=capture .* placement=streamed or resident"):
         split(deeper("opt"), Capture())
+    with pytest.raises(InvalidInput, match="placement=streamed or resident"):  # before the model is looked for
+        Engine.from_pretrained("/no/such/model", placement=Split(k=1), memory=Capture())

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, StoppingCriteria
+from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from experiments.bench.architectures import Characters
+from experiments.bench.prefix import timed_generate
 from experiments.provenance import provenance
 from ttc.engine import Engine
 from ttc.model.choice import runner_for
@@ -43,19 +44,8 @@ def build(shape: dict[str, int]) -> Any:
 
 def generate(model: Any, ids: list[int], branches: int, new_tokens: int) -> Figures:
     """`generate(num_return_sequences=B)`: every branch prefills and keeps a prefix of its own."""
-    stamps: list[float] = []
-
-    class Clock(StoppingCriteria):
-        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-            stamps.append(time.perf_counter())
-            return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-
-    start = time.perf_counter()
-    model.generate(
-        torch.tensor([ids]), num_return_sequences=branches, do_sample=True, top_k=0,
-        max_new_tokens=new_tokens, min_new_tokens=new_tokens, stopping_criteria=[Clock()],
-    )  # fmt: skip
-    return {"prefill_s": stamps[0] - start, "step_ms": (stamps[-1] - stamps[0]) / (new_tokens - 1) * 1e3}
+    stamps = timed_generate(model, ids, branches, new_tokens)
+    return {"prefill_s": stamps[0], "step_ms": (stamps[-1] - stamps[0]) / (new_tokens - 1) * 1e3}
 
 
 def engine(own: Engine, ids: list[int], branches: int, new_tokens: int) -> Figures:

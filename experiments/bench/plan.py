@@ -19,11 +19,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig
 from transformers.initialization import no_init_weights
 
 from experiments.bench.placement import DEVICE_GBPS, HOST_GBPS, LINK_GBPS
+from experiments.contexts import uncomputed
 from experiments.provenance import provenance
 from ttc import Engine, Sampling, Split
 from ttc.calibration.device_profile import profile_attention, profile_device, profile_memory
@@ -194,23 +195,14 @@ def step_seconds(setting: Setting, plan: Planned, option: Option) -> float:
 @torch.inference_mode()
 def half_way(engine: Engine, search: Steps) -> list[Any]:
     """Branches on a shared prompt with own tokens, none of which were computed."""
-    forward, vocabulary = engine.runner.forward, engine.limits.vocab_size
-
-    def nothing(tokens: Sequence[int], plan: Any, keep: Sequence[int] | None = None) -> Tensor:
-        return torch.zeros(len(keep or tokens), vocabulary)
-
-    engine.runner.forward = nothing  # type: ignore[method-assign]
-    root = engine.root([7 * (n + 1) % 509 for n in range(search.prompt_tokens + 1)])
-    branches = engine.fork(root, search.branches)
-    engine.release([root])
-    own = max(1, search.frozen_tokens - search.step_tokens)
-    for _ in range(0, own, search.step_tokens):  # as earlier steps leave them
-        count = min(search.step_tokens, own)
-        engine.extend(branches, [[7 * (n + 3 * b + 1) % 509 for n in range(count)] for b in range(len(branches))])
-    engine.runner.forward = forward  # type: ignore[method-assign]
-    for copy in (copy for kv in engine.memory.live for copy in (*kv.device, *kv.host) if copy is not None):
-        for part in copy.both:
-            part.fill_(0.02)
+    with uncomputed(engine):
+        root = engine.root([7 * (n + 1) % 509 for n in range(search.prompt_tokens + 1)])
+        branches = engine.fork(root, search.branches)
+        engine.release([root])
+        own = max(1, search.frozen_tokens - search.step_tokens)
+        for _ in range(0, own, search.step_tokens):  # as earlier steps leave them
+            count = min(search.step_tokens, own)
+            engine.extend(branches, [[7 * (n + 3 * b + 1) % 509 for n in range(count)] for b in range(len(branches))])
     return branches
 
 

@@ -37,23 +37,29 @@ def prompt(tokens: int) -> list[int]:
     return torch.randint(10, 40_000, (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
-def _generate(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figures:
-    """`generate(num_return_sequences=B)`: every branch has a copy of the prefix."""
+def timed_generate(model: Any, ids: list[int], branches: int, new_tokens: int) -> list[float]:
+    """The seconds from the start of `generate(num_return_sequences=B)`, where every branch has a copy of the prefix, to
+    each of its tokens; the first is the prefill's."""
     from transformers import StoppingCriteria
 
     stamps: list[float] = []
 
     class Clock(StoppingCriteria):
         def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-            stamps.append(time.perf_counter())
+            stamps.append(time.perf_counter() - start)
             return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
     start = time.perf_counter()
     model.generate(
         torch.tensor([ids], device=model.device), num_return_sequences=branches, do_sample=True, top_k=0,
-        max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, stopping_criteria=[Clock()],
+        max_new_tokens=new_tokens, min_new_tokens=new_tokens, stopping_criteria=[Clock()],
     )  # fmt: skip
-    return _figures(stamps[0] - start, stamps, branches * len(ids), model)
+    return stamps
+
+
+def _generate(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figures:
+    stamps = timed_generate(model, ids, branches, NEW_TOKENS)
+    return _figures(stamps[0], stamps, branches * len(ids), model)
 
 
 def _repeat(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figures:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from transformers import OPTConfig, OPTForCausalLM
 
+from experiments.contexts import uncomputed
 from experiments.provenance import provenance
 from ttc import Capture, Engine, Paged, Sampling, Streamed
 from ttc.cost_model.capture import CaptureTimes, Line, act_gpu_blocks, fit_line, hybrid_cache_allocation
@@ -273,14 +274,9 @@ def block_tokens(engine: Engine) -> tuple[int, int, int]:
 @torch.inference_mode()
 def given_contexts(engine: Engine, setting: Setting) -> list[Branch]:
     """Branches whose contexts are there without having been computed; no time depends on what they hold."""
-    forward, vocabulary = engine.runner.forward, engine.limits.vocab_size
     prompts = [[7 * (n + 3 * b + 1) % 509 for n in range(setting.context + 1)] for b in range(setting.branches)]
-    engine.runner.forward = lambda tokens, plan, keep=None: torch.zeros(len(keep or tokens), vocabulary)  # type: ignore[method-assign]
-    branches = engine.roots(prompts)
-    engine.runner.forward = forward  # type: ignore[method-assign]
-    for copy in (copy for kv in engine.memory.live for copy in (*kv.device, *kv.host) if copy is not None):
-        for part in copy.both:
-            part.fill_(0.02)
+    with uncomputed(engine):
+        branches = engine.roots(prompts)
     return branches
 
 

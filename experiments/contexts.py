@@ -1,0 +1,30 @@
+"""Contexts that are there without having been computed, for measurements in which no time depends on what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ttc.engine import Engine
+
+
+@contextmanager
+def uncomputed(engine: Engine) -> Iterator[None]:
+    """The model does not run within; afterwards all KV holds one small number."""
+    forward, vocabulary = engine.runner.forward, engine.limits.vocab_size
+
+    def nothing(tokens: Sequence[int], plan: Any, keep: Sequence[int] | None = None) -> Tensor:
+        return torch.zeros(len(keep or tokens), vocabulary)
+
+    engine.runner.forward = nothing  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        engine.runner.forward = forward  # type: ignore[method-assign]
+    for copy in (copy for kv in engine.memory.live for copy in (*kv.device, *kv.host) if copy is not None):
+        for part in copy.both:
+            part.fill_(0.02)

@@ -15,7 +15,8 @@ def decoder_layers(model: Any) -> list[nn.Module]:
     Raises UnsupportedModel for a model without such a list.
     """
     count = model.config.get_text_config().num_hidden_layers
-    for module in model.modules():
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model  # not what encodes images
+    for module in (*decoder.modules(), *model.modules()):
         if isinstance(module, nn.ModuleList) and len(module) >= count:
             layers = list(module)[:count]
             if all(any(getattr(m, "layer_idx", None) == i for m in layer.modules()) for i, layer in enumerate(layers)):

@@ -64,20 +64,37 @@ def ask(
 @torch.no_grad()
 def cut_off(plain: Any, tokens: list[int], depth: int) -> torch.Tensor:
     """The logits after `tokens` of a model that ends after `depth` layers."""
-    short = copy.deepcopy(plain)
+    short, layers = copy.deepcopy(plain), plain.config.get_text_config().num_hidden_layers
     for parent in list(short.modules()):
         for name, child in parent.named_children():
-            if isinstance(child, torch.nn.ModuleList) and len(child) == LAYERS:
+            if isinstance(child, torch.nn.ModuleList) and len(child) == layers:
                 setattr(parent, name, child[:depth])
     return short(torch.tensor([tokens]), use_cache=False).logits[0, -1].double()
 
 
 def lenses(plain: Any, branches: list[Branch], given: list[list[int]]) -> list[list[torch.Tensor]]:
     """[branch][layer - 1]: log-probabilities of the whole vocabulary."""
-    layers = range(1, LAYERS + 1)
+    layers = range(1, plain.config.get_text_config().num_hidden_layers + 1)
     return [
         [cut_off(plain, b.tokens + g, d).log_softmax(-1) for d in layers] for b, g in zip(branches, given, strict=True)
     ]
+
+
+def paper_depth(h: list[float], exit: EarlyExit) -> int:
+    """Algorithm 3 of RKSC over the entropies of all layers."""
+    before = math.inf
+    for layer, now in enumerate(h, 1):
+        if layer >= exit.l_min and now < exit.theta and abs(now - before) < exit.eps:
+            return layer
+        before = now
+    return len(h)
+
+
+def middle(values: list[float], part: float) -> float:
+    """A threshold between two of the values, with `part` of them below."""
+    values = sorted(values)
+    place = max(1, round(part * len(values)))
+    return (values[place - 1] + values[place]) / 2
 
 
 def entropies(lens: list[torch.Tensor]) -> list[float]:

@@ -23,7 +23,6 @@ from ttc import (
     BeamGroups,
     BlockCache,
     Capture,
-    EarlyExit,
     Engine,
     Headwise,
     Layerwise,
@@ -283,11 +282,9 @@ def test_a_later_prompt_shares_up_to_a_state_that_was_kept(monkeypatch: pytest.M
     assert_nothing_left(engine, [first, second])
 
 
-def test_what_leaves_a_pass_early_is_refused_by_name() -> None:
+def test_similar_prompts_are_refused_by_name() -> None:
     engine = engine_of("jamba", sharing=Sharing("similar"))
     root = engine.root(prompt(1, 14))
-    with pytest.raises(UnsupportedModel, match="JambaForCausalLM has recurrent layers"):
-        engine.score([root], [[[1], [2]]], exit=EarlyExit(l_min=1))
     with pytest.raises(UnsupportedModel, match="JambaForCausalLM has recurrent layers"):
         engine.variants(root, [prompt(1, 10) + prompt(2, 4)])
     assert_nothing_left(engine, [root])

@@ -18,13 +18,11 @@ from ttc import (
     BeamGroups,
     BlockCache,
     Capture,
-    EarlyExit,
     Engine,
     Headwise,
     Layerwise,
     Paged,
     Sampling,
-    UnsupportedModel,
 )
 
 CASE = "gemma4_text: shared KV"
@@ -71,15 +69,6 @@ def test_scores_are_those_of_plain_transformers() -> None:
         rows = plain()(torch.tensor([tokens + continuation])).logits[0].double().log_softmax(-1)[len(tokens) - 1 : -1]
         expected = [float(row[token]) for row, token in zip(rows, continuation, strict=True)]
         assert figures == pytest.approx(expected, abs=1e-4)
-    assert_nothing_left(engine, [root])
-
-
-def test_an_early_exit_is_refused() -> None:
-    """Its layers take more than the states of the one before."""
-    engine = engine_of()
-    root = engine.root(prompt(1, 14))
-    with pytest.raises(UnsupportedModel, match="cannot leave a scoring pass early"):
-        engine.score([root], [[[1], [2]]], exit=EarlyExit(l_min=1))
     assert_nothing_left(engine, [root])
 
 

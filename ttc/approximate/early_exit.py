@@ -227,7 +227,8 @@ def _one_pass(
 ) -> ShrinkingPass:
     """All of `runs`, in depth-first order, in one pass. What it wrote is incomplete and goes at once."""
     leaves, usages = [b.leaf for b in branches], [b.usage for b in branches]
-    with one_chunk(runtime, leaves, runs, usages) as (chunk, _):
+    openings = [runtime.opening(b, len(run) - 1) for b, run in zip(branches, runs, strict=True)]
+    with one_chunk(runtime, leaves, runs, usages, openings) as (chunk, _):
         made = ShrinkingPass(runtime.lens, chunk.plan, rule, rule.exit.first_look, watch)
         made.run(runtime.runner, chunk.tokens)
     return made

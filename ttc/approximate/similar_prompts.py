@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ttc.attention.plan import ExtendPlan
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, UnsupportedModel
+from ttc.model.lens import rows_of
 from ttc.passes.chunks import Chunk, batches, one_chunk
 from ttc.passes.runtime import Runtime
 from ttc.passes.shrinking import ShrinkingPass
@@ -32,7 +33,13 @@ def share_similar(runtime: Runtime, root: Branch, children: Sequence[Branch]) ->
 
     The probe is the beginning of the prefill that it may save: all variants run through the first layers, and those
     that are refused run on. A similar one is moved to the root's leaf and says so in `substituted`.
+    Raises UnsupportedModel for a model with recurrent layers: prompts that run on would lack states at their ends.
     """
+    if runtime.runner.recurrent is not None:
+        raise UnsupportedModel(
+            f"{type(runtime.runner.model).__name__} has recurrent layers, whose states are not kept of a pass that "
+            "similar prompts leave early; use sharing=exact"
+        )
     first: dict[tuple[int, ...], Branch] = {}
     for child in children:
         first.setdefault(tuple(child.tokens), child)
@@ -207,6 +214,6 @@ class _ProbePass(ShrinkingPass):
     def _look(self, depth: int, output: Any) -> Any:
         if depth > self.probe_layers:
             return output
-        states: Tensor = output[0] if isinstance(output, tuple) else output
-        self.look(depth, [states[0, piece.rows] for piece in self.plan.pieces])
-        return output if depth < self.probe_layers else self.without(self.leaving(), output)
+        states = rows_of(output)
+        self.look(depth, [states[piece.rows] for piece in self.plan.pieces])
+        return output if depth < self.probe_layers else self.without(self.leaving(), depth, output)

@@ -81,3 +81,10 @@ class StateBatch:
     in_opening: Sequence[bool] = ()
     broken: bool = False
     cache: Any = field(default=None, repr=False)
+
+    def only(self, sequences: Sequence[int], rows: Tensor, layer: int) -> StateBatch:
+        """Some of the sequences, whose packed rows are now `rows`, with copies of their states in the layers numbered
+        `layer` and more."""
+        stay = list(sequences)
+        tensors = {part: tensor[stay] for part, tensor in self.tensors.items() if part.layer >= layer}
+        return StateBatch(rows, tensors, [self.in_opening[n] for n in stay] if self.in_opening else ())

@@ -31,10 +31,10 @@ class Lens:
             ) from error
 
     def logits(self, output: Any, rows: Sequence[int]) -> Tensor:
-        """(rows, vocab) in at least float32, for `rows` of what a layer returned: states (1, n, width), or a tuple that
-        starts with them."""
+        """(rows, vocab) in at least float32, for `rows` of what a layer returned: states, or a tuple that begins with
+        them."""
         states, others = parts_of(output)
-        picked = joined(states[:, list(rows)], others)
+        picked = joined(states.index_select(row_dim(states), torch.tensor(list(rows), device=states.device)), others)
         with self.running([lambda *_, **__: picked] * len(self.layers)):
             ids = torch.zeros(1, len(rows), dtype=torch.long, device=states.device)
             found: Tensor = self.model(input_ids=ids, position_ids=ids, use_cache=False).logits[0]
@@ -58,6 +58,18 @@ class Lens:
 def parts_of(output: Any) -> tuple[Tensor, tuple[Any, ...] | None]:
     """The states that a layer returned, and what came beside them (None if it returned no tuple)."""
     return (output[0], output[1:]) if isinstance(output, tuple) else (output, None)
+
+
+def row_dim(states: Tensor) -> int:
+    """Which dimension of a layer's states counts rows: the one after the batch of one sequence. Most are (1, rows,
+    width); models with several streams of states have these before the batch or after the rows."""
+    return tuple(states.shape).index(1) + 1
+
+
+def rows_of(output: Any) -> Tensor:
+    """The states (rows, width) that a layer returned; the first of several streams."""
+    states = parts_of(output)[0]
+    return states.movedim(row_dim(states), 0).flatten(1, -2)[:, 0]
 
 
 def joined(states: Tensor, others: tuple[Any, ...] | None) -> Any:

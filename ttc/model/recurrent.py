@@ -39,6 +39,7 @@ class Recurrent:
         self.state_counts = list(state_counts)
         self.by_token = self.knows_opening = False
         self.shape: StateShape | None = None
+        self._sequences: _Sequences | None = None  # those of the pass under way
 
     def set_up(self, *, fewer_operations: bool, least_time_step: bool) -> bool:
         """How the modules are to run: with replacements for single tokens, with a least time step in a branch's opening
@@ -57,22 +58,34 @@ class Recurrent:
         states."""
         if not batches:
             raise RuntimeError("a pass of a model with recurrent layers came without its sequences' states")
-        for batch in batches:
-            batch.broken = True
-            if batch.cache is None:
-                batch.cache = self._cache(batch.tensors)
-        sequences = _Sequences(batches, self.by_token)
+        self._prepare(batches)
+        sequences = self._sequences = _Sequences(batches, self.by_token)
         for module in self.modules:
             module.begin(sequences)
         try:
             yield
         finally:
+            self._sequences = None
             for module in self.modules:
                 module.end()
-        for batch in batches:
+        for batch in sequences.batches:
             if not batch.tensors:
                 batch.tensors = _tensors(batch.cache)
             batch.broken = False
+
+    def go_on_with(self, batches: Sequence[StateBatch]) -> None:
+        """Other sequences have left the pass under way: the modules that follow compute these, which hold every packed
+        row that is left once."""
+        if self._sequences is None:
+            raise RuntimeError("sequences can leave a pass only while it runs")
+        self._prepare(batches)
+        self._sequences.set(batches)
+
+    def _prepare(self, batches: Sequence[StateBatch]) -> None:
+        for batch in batches:
+            batch.broken = True
+            if batch.cache is None:
+                batch.cache = self._cache(batch.tensors)
 
     def empty_cache(self) -> Cache:
         """What the modules are given of a sequence that begins."""
@@ -121,7 +134,11 @@ class _Sequences:
     """The packed rows of a pass, sequence by sequence."""
 
     def __init__(self, batches: Sequence[StateBatch], by_token: bool):
-        self.batches, self.by_token = batches, by_token
+        self.by_token = by_token
+        self.set(batches)
+
+    def set(self, batches: Sequence[StateBatch]) -> None:
+        self.batches = batches
         order = torch.cat([batch.rows.flatten() for batch in batches])
         self.rows = len(order)
         self.in_order = len(batches) == 1 and torch.equal(order, torch.arange(self.rows))

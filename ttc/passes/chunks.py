@@ -37,13 +37,15 @@ def chunks(
     limit: int | None = None,
     cuts: Sequence[Collection[int]] | None = None,
     openings: Sequence[int] | None = None,
+    states_kept: bool = True,
 ) -> Iterator[Chunk]:
     """Chunks that bring the KV of `runs[i]` after `leaves[i]` into the tree, at most `limit` (else `prefill_tokens`)
     rows each. Whoever takes a chunk runs it before the next one, and closes its plan (`with chunk.plan`).
 
     The new segments are appended to `held` at once, with one reference each. usages[i]: the meter of run i. cuts[i]:
     places in run i where a segment has to end, so that with recurrent layers others can go on from there. openings[i]:
-    see `Segment`; that of run i's branch.
+    see `Segment`; that of run i's branch. states_kept: False where nothing goes on from the new segments: they get no
+    recurrent states, and runs are not cut for these.
     """
     runtime.residency.require(sum(map(len, runs)))
     paths = [leaf.path() for leaf in leaves]
@@ -53,9 +55,11 @@ def chunks(
     openings = openings or [0] * len(runs)
     writers = [SegmentWriter(runtime, *each, needed, held) for each in zip(leaves, runs, openings, strict=True)]
     if states is not None:
-        for i, writer in enumerate(writers):
+        for i, writer in enumerate(writers if states_kept else ()):
             writer.cut_at(cuts[i] if cuts else ())
-        states.require(sum(map(len, runs)), sum(len(writer.cuts) for writer in writers))
+        # where no states are kept, some may be copied when others leave the pass
+        ends = sum(len(writer.cuts) for writer in writers) if states_kept else len(writers)
+        states.require(sum(map(len, runs)), ends)
     while any(writer.left for writer in writers):
         rows: list[int] = []
         positions: list[int] = []
@@ -81,20 +85,25 @@ def chunks(
             inside = [leaves[i].end + first < openings[i] for i, first in zip(taken, firsts, strict=True)]
             plan.states = states.begin([writers[i].before for i in taken], [piece.rows for piece in pieces], inside)
         yield Chunk(rows, plan, taken, firsts)
-        if states is not None:
+        if states is not None and states_kept:
             states.end([writers[i].end for i in taken])
         count_pass(usages[i] for i in taken)
 
 
 @contextmanager
 def one_chunk(
-    runtime: Runtime, leaves: Sequence[Segment], runs: Sequence[list[int]], usages: Sequence[Usage]
+    runtime: Runtime,
+    leaves: Sequence[Segment],
+    runs: Sequence[list[int]],
+    usages: Sequence[Usage],
+    openings: Sequence[int] | None = None,
 ) -> Iterator[tuple[Chunk, list[Segment]]]:
     """All of `runs` after `leaves` in a single chunk, and their new segments, which go afterwards unless something else
-    holds them by then."""
+    holds them by then; they get no recurrent states. openings: see `chunks`."""
     held: list[Segment] = []
     try:
-        for chunk in chunks(runtime, leaves, runs, usages, held, limit=sum(map(len, runs))):
+        rows = sum(map(len, runs))
+        for chunk in chunks(runtime, leaves, runs, usages, held, rows, openings=openings, states_kept=False):
             with chunk.plan:
                 yield chunk, held
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import accumulate
@@ -15,8 +16,10 @@ from ttc.attention.kernels import Layer
 from ttc.attention.plan import Entry, ExtendPlan, Piece
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import KV, LayerKV
+from ttc.memory.states import StateBatch, Tensors
 from ttc.model.check import CHECK_TOKENS
-from ttc.model.lens import Lens, joined, parts_of
+from ttc.model.lens import Lens, joined, parts_of, row_dim, rows_of
+from ttc.model.recurrent import Recurrent
 from ttc.model.runner import ModelRunner
 
 Decide = Callable[[int, Sequence[int], Tensor], set[int]]
@@ -34,7 +37,8 @@ class ShrinkingPass:
 
     decide: asked after layer `first_look` and each later one but the last. found: per piece the layers that it went
     through and the logits (vocab,) of its last row there. rows: computed by each layer.
-    KV that a piece which left would have written in later layers is never written: its segments must be dropped.
+    KV that a piece which left would have written in later layers is never written, and recurrent states are of no use:
+    its segments must be dropped.
     """
 
     def __init__(self, lens: Lens, plan: ExtendPlan, decide: Decide, first_look: int, watch: Watch | None = None):
@@ -42,11 +46,15 @@ class ShrinkingPass:
         self.watch = watch
         self.live = list(range(len(plan.pieces)))
         self.kept: Tensor | None = None  # the rows that are left, once some are gone
+        self.beside: tuple[Any, ...] = ()  # what the last layer gave beside states, for the next one
+        self.shared: list[UserDict[str, tuple[Tensor, ...]]] = []  # KV that layers leave for later ones
+        self.recurrent: Recurrent | None = None
         self.found: dict[int, tuple[int, Tensor]] = {}
         self.rows = [0] * len(lens.layers)
         self.lens_rows = 0
 
     def run(self, runner: ModelRunner, tokens: Sequence[int]) -> None:
+        self.recurrent = runner.recurrent
         forwards = [self._instead_of(layer.forward, depth) for depth, layer in enumerate(self.lens.layers, 1)]
         with self.lens.running(forwards), suppress(_AllOut):
             runner.forward(tokens, self.whole, keep=[0])
@@ -55,18 +63,20 @@ class ShrinkingPass:
         """What layer number `depth` runs: itself on the rows that are left, then a look at them."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if self.kept is not None:  # the model's loop hands the previous layer's states on, and all else unchanged
+            if self.kept is not None:  # the model's loop hands on what the layer before gave, and all else unchanged
                 args = (*args[:1], *self._rows_of(args[1:]))
                 kwargs = {k: v if k == "hidden_states" else self._rows_of(v) for k, v in kwargs.items()}
+            self.shared = [value for value in (*args, *kwargs.values()) if isinstance(value, UserDict)]
             with attending(self.plan):
                 output = own(*args, **kwargs)
+            self.beside = parts_of(output)[1] or ()
             return self._look(depth, output)
 
         return forward
 
     def _look(self, depth: int, output: Any) -> Any:
-        states = parts_of(output)[0]
-        self.rows[depth - 1] = states.shape[1]
+        states = rows_of(output)
+        self.rows[depth - 1] = len(states)
         last = depth == len(self.rows)
         if depth < self.first_look and not last:
             return output
@@ -74,39 +84,47 @@ class ShrinkingPass:
         logits = self.lens.logits(output, ends)
         self.lens_rows += len(logits)
         if self.watch is not None:
-            self.watch(self.live, depth, states[0, ends], logits)
+            self.watch(self.live, depth, states[ends], logits)
         leaving = set(self.live) if last else self.decide(depth, self.live, logits)
         self.found |= {i: (depth, row) for i, row in zip(self.live, logits, strict=True) if i in leaving}
-        return self.without(leaving, output)
+        return self.without(leaving, depth, output)
 
-    def without(self, leaving: set[int], output: Any) -> Any:
-        """What the next layer gets of a layer's output once the pieces `leaving` are gone."""
+    def without(self, leaving: set[int], depth: int, output: Any) -> Any:
+        """What the next layer gets of the output of layer number `depth` once the pieces `leaving` are gone."""
         if not leaving:
             return output
         states, others = parts_of(output)
-        stay = [piece.rows for i, piece in zip(self.live, self.plan.pieces, strict=True) if i not in leaving]
+        dim = row_dim(states)
+        spans = [piece.rows for i, piece in zip(self.live, self.plan.pieces, strict=True) if i not in leaving]
         self.live = [i for i in self.live if i not in leaving]
         if not self.live:
             raise _AllOut
-        self.plan = Remaining(self.whole, self.live)
+        self.plan = Remaining(self.whole, self.live, depth)
+        if self.recurrent is not None:
+            self.recurrent.go_on_with(self.plan.states)
         self.kept = _indices([self.whole.pieces[i].rows for i in self.live], states.device)
-        return joined(states.index_select(1, _indices(stay, states.device)), others)
+        stay = _indices(spans, states.device)
+        for shared in self.shared:
+            for name, tensors in shared.items():  # keys and values (1, kv_heads, rows, dim)
+                shared[name] = tuple(tensor.index_select(-2, stay.to(tensor.device)) for tensor in tensors)
+        self.beside = _picked(self.beside, states.shape[dim], stay)
+        return joined(states.index_select(dim, stay), None if others is None else self.beside)
 
     def _rows_of(self, value: Any) -> Any:
-        """What is left of a layer's argument: its kept rows if it has a row for each of the pass, else all of it."""
-        if isinstance(value, dict):
-            return {k: self._rows_of(v) for k, v in value.items()}
-        if isinstance(value, tuple | list):
-            return type(value)(map(self._rows_of, value))
-        if not isinstance(value, Tensor) or (dim := _row_dim(value, len(self.whole.positions))) is None:
+        """What is left of a layer's argument: its kept rows if it has a row for each of the pass, else all of it. What
+        the layer before gave has these rows alone."""
+        if self.kept is None or any(value is given for given in self.beside):
             return value
-        return value if self.kept is None else value.index_select(dim, self.kept.to(value.device))
+        if isinstance(value, tuple):
+            return tuple(map(self._rows_of, value))
+        return _picked(value, len(self.whole.positions), self.kept)
 
 
 class Remaining(ExtendPlan):
-    """What the pieces numbered `live` still need of a plan. Its stream goes on, so entries keep their numbers."""
+    """What the pieces numbered `live` still need of a plan after `depth` layers. Its stream goes on, so entries keep
+    their numbers."""
 
-    def __init__(self, whole: ExtendPlan, live: Sequence[int]):
+    def __init__(self, whole: ExtendPlan, live: Sequence[int], depth: int = 0):
         spans = [whole.pieces[i].rows for i in live]
         kept = {row for span in spans for row in range(span.start, span.stop)}
         rank = [0, *accumulate(row in kept for row in range(len(whole.positions)))]
@@ -121,6 +139,11 @@ class Remaining(ExtendPlan):
             whole.memory,
             whole.stream,
         )
+        self._turns = whole._turns  # a module that serves several layers goes on with its next one
+        ranks, self.states = torch.tensor(rank), []
+        for batch in whole.states:
+            if stay := [n for n, row in enumerate(batch.rows[:, 0].tolist()) if row in kept]:
+                self.states.append(batch.only(stay, ranks[batch.rows[stay]], depth))
 
     def _attend(self, layer: Layer, index: int, q: Tensor, copy: LayerKV, out: Tensor, lse: Tensor) -> None:
         rows = self.entries[index].rows
@@ -130,6 +153,17 @@ class Remaining(ExtendPlan):
 
 def _indices(spans: Sequence[slice], device: torch.device) -> Tensor:
     return torch.tensor([row for span in spans for row in range(span.start, span.stop)], device=device)
+
+
+def _picked(value: Any, rows: int, kept: Tensor) -> Any:
+    """The kept rows of what has so many, and all else as it is."""
+    if isinstance(value, dict):
+        return {k: _picked(v, rows, kept) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_picked(item, rows, kept) for item in value)
+    if not isinstance(value, Tensor) or (dim := _row_dim(value, rows)) is None:
+        return value
+    return value.index_select(dim, kept.to(value.device))
 
 
 def _row_dim(tensor: Tensor, rows: int) -> int | None:
@@ -146,11 +180,6 @@ def checked_lens(runner: ModelRunner) -> Lens:
     Raises UnsupportedModel unless, on a few tokens, the lens after the last layer gives the model's own logits, also
     for rows that go on alone.
     """
-    if runner.recurrent is not None:
-        raise UnsupportedModel(
-            f"{type(runner.model).__name__} has recurrent layers, and rows that leave a pass early would leave their "
-            "states incomplete; score it without an exit"
-        )
     lens = Lens(runner.model)
     name, half = type(runner.model).__name__, CHECK_TOKENS // 2
     vocabulary = runner.model.config.get_text_config().vocab_size
@@ -159,17 +188,31 @@ def checked_lens(runner: ModelRunner) -> Lens:
         LayerKV.empty(shape, CHECK_TOKENS, None, runner.dtype, runner.device, on_host=False) for shape in runner.shapes
     ]
     pieces = [Piece(slice(n, n + half), [(kv, n, half)]) for n in (0, half)]
-    plan = ExtendPlan([], [*range(half)] * 2, pieces)
     tokens = [7 * (n + 1) % vocabulary for n in range(CHECK_TOKENS)]
-    expected = runner.forward(tokens, plan)[half - 1 :: half].double()
-    together = ShrinkingPass(lens, plan, lambda *_: set(), first_look=1)
-    alone = ShrinkingPass(lens, plan, lambda depth, *_: {0} if depth == 1 else set(), first_look=1)
+
+    def plan(states: Tensors) -> ExtendPlan:
+        made = ExtendPlan([], [*range(half)] * 2, pieces)
+        if runner.recurrent is not None:
+            copies = {part: tensor.clone() for part, tensor in states.items()}
+            made.states = [StateBatch(torch.arange(CHECK_TOKENS).view(2, half), copies, [True, True])]
+        return made
+
+    states: Tensors = {}
+    if runner.recurrent is not None:  # states that the passes go on from
+        first = plan({})
+        runner.forward(tokens, first)
+        states = first.states[0].tensors
+    expected = runner.forward(tokens, plan(states))[half - 1 :: half].double()
+    together = ShrinkingPass(lens, plan(states), lambda *_: set(), first_look=1)
+    alone = ShrinkingPass(lens, plan(states), lambda depth, *_: {0} if depth == 1 else set(), first_look=1)
     try:
         together.run(runner, tokens)
         alone.run(runner, tokens)
+        if together.live:
+            raise RuntimeError("the last of its decoder layers does not run on text alone")
+        found = torch.stack([together.found[0][1], together.found[1][1], alone.found[1][1]]).double()
     except Exception as error:
         raise UnsupportedModel(f"{name} cannot leave a scoring pass early: {error}") from error
-    found = torch.stack([together.found[0][1], together.found[1][1], alone.found[1][1]]).double()
     gap = (found - expected[[0, 1, 1]]).abs()
     # mixture-of-experts routing may flip in 16 bits, so the mean is compared there, not the largest
     exact = runner.dtype in (torch.float32, torch.float64)

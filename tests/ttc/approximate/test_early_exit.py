@@ -24,6 +24,8 @@ from tests.helpers.exits import (
     cut_off,
     entropies,
     lenses,
+    middle,
+    paper_depth,
     problems,
     untouched,
 )
@@ -33,24 +35,6 @@ from ttc import BeamGroups, Engine, Headwise, InvalidInput, Layerwise, Paged, Un
 from ttc.approximate.early_exit import EarlyExit
 from ttc.model.check import CHECK_TOKENS
 from verifiers import SelfVerifier
-
-
-def paper_depth(h: list[float], exit: EarlyExit) -> int:
-    """Algorithm 3 of RKSC over the entropies of all layers."""
-    before = math.inf
-    for layer, now in enumerate(h, 1):
-        if layer >= exit.l_min and now < exit.theta and abs(now - before) < exit.eps:
-            return layer
-        before = now
-    return LAYERS
-
-
-def middle(values: list[float], part: float) -> float:
-    """A threshold between two of the values, with `part` of them below."""
-    values = sorted(values)
-    place = max(1, round(part * len(values)))
-    return (values[place - 1] + values[place]) / 2
-
 
 # -------------------------------------------------------------------- against plain transformers
 

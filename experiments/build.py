@@ -20,7 +20,7 @@ from ttc.calibration.confidence_gate import GateCalibration
 from ttc.calibration.early_exit import ExitCalibration
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
-from ttc.model.device_map import one_device
+from ttc.model.device_map import Over, devices_of
 from ttc.model.loading import chosen_device, load_tokenizer
 from ttc.model.runner import ModelRunner
 from ttc.placement.auto import settled
@@ -153,11 +153,11 @@ def make_engine(config: DictConfig) -> Engine:
     if is_remote(config):
         raise InvalidInput("a server cannot do this; it needs the model on this machine: use backend=local")
     name, dtype, source, options = config.model.name, config.model.dtype, source_options(config), engine_options(config)
-    device, placement = device_of(config), make_placement(config)
-    placement, options["memory"], chosen = settled(options["memory"], placement, name, device, dtype, **source)
+    (device, over), placement = devices_in(config), make_placement(config)
+    placement, options["memory"], chosen = settled(options["memory"], placement, name, device, dtype, over, **source)
     if chosen is not None:
         say(f"chosen: {' '.join(chosen.settings)}, {chosen.option.step_s * 1e3:.0f} ms a step")
-    model, tokenizer, runner = loaded(name, device, dtype, placement, **source)
+    model, tokenizer, runner = loaded(name, device, dtype, placement, over, **source)
     engine = Engine(model, tokenizer, runner=runner, **options)
     engine.chosen = chosen
     return engine
@@ -172,11 +172,20 @@ def make_placement(config: DictConfig) -> Placement | None:
     return placement
 
 
-def device_of(config: DictConfig) -> str:
-    """The device that `model.device` or `model.device_map` names."""
+def devices_in(config: DictConfig) -> tuple[str, Over | None]:
+    """(device, map): what `model.device` or `model.device_map` names, and a map over several devices."""
     if (device_map := OmegaConf.to_container(config.model).get("device_map")) is None:
-        return str(config.model.device)
-    return str(chosen_device(one_device(device_map, config.model.device)))
+        return str(config.model.device), None
+    device, over = devices_of(device_map, config.model.device)
+    return str(chosen_device(device)), over
+
+
+def device_of(config: DictConfig) -> str:
+    """The one device of what runs on no more."""
+    device, over = devices_in(config)
+    if over is not None:
+        raise InvalidInput(f"model.device_map={config.model.device_map} names several devices; this runs on one")
+    return device
 
 
 def source_options(config: DictConfig) -> dict[str, Any]:
@@ -188,16 +197,16 @@ _loaded: dict[tuple[str, str, str, str], tuple[Any, Any, ModelRunner]] = {}
 
 
 def loaded(
-    name: str, device: str, dtype: str, placement: Placement | None = None, **source: Any
+    name: str, device: str, dtype: str, placement: Placement | None = None, over: Over | None = None, **source: Any
 ) -> tuple[Any, Any, ModelRunner]:
     """(model, tokenizer, runner). The last one stays loaded, so that the jobs of a sweep share it. source: see
     `source_options`."""
-    key = (name, device, dtype, repr((placement, source)))
+    key = (name, device, dtype, repr((placement, over, source)))
     if key not in _loaded:
         say(f"loading {name}")
         _loaded.clear()
         gc.collect()
-        _loaded[key] = load_runner(name, placement, device=device, dtype=dtype, **source)
+        _loaded[key] = load_runner(name, placement, over=over, device=device, dtype=dtype, **source)
     return _loaded[key]
 
 

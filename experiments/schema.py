@@ -26,8 +26,9 @@ from ttc.text.prompt import STEP_BY_STEP
 class ModelConfig:
     """name: alias, hub id, folder or .gguf file. device, dtype: "auto" or torch's names.
 
-    device_map: as transformers takes it, where it names one device. gguf_file: the one of a folder's or a hub model's
-    .gguf files to read. trust_remote_code: run Python code that comes with the model.
+    device_map: in place of a device, as transformers takes it; over several devices, layers and their KV lie where it
+    puts them. gguf_file: the one of a folder's or a hub model's .gguf files to read. trust_remote_code: run Python code
+    that comes with the model.
     """
 
     name: str = "???"

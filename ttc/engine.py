@@ -6,11 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from math import inf
-from operator import attrgetter
 from os import PathLike
 from threading import RLock
-from typing import TYPE_CHECKING, Any
-from warnings import warn
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -23,7 +21,7 @@ from ttc.locking import one_at_a_time
 from ttc.memory.manager import KVMemory
 from ttc.model.binding import bind_policy
 from ttc.model.choice import Choice, runner_for
-from ttc.model.device_map import DeviceMap, one_device
+from ttc.model.device_map import DeviceMap, devices_of
 from ttc.model.lens import Lens
 from ttc.model.limits import ModelLimits
 from ttc.model.runner import ModelRunner
@@ -46,15 +44,6 @@ from ttc.tree.eviction import BlockCache
 from ttc.tree.sharing import Sharing
 from ttc.tree.tree import Tree
 from ttc.usage import Usage
-
-RENAMED = {
-    "aside": "side_branches",
-    "forward": "runner.forward",
-    "vocab_size": "limits.vocab_size",
-    "context_length": "limits.context_length",
-    "eos_ids": "limits.eos_ids",
-    "prefill_tokens": "runtime.prefill_tokens",
-}
 
 
 class Engine:
@@ -117,17 +106,20 @@ class Engine:
     ) -> Engine:
         """Load a model by alias ("smollm2-135m"), folder, .gguf file or hub id. `options` go to the constructor.
 
-        device, dtype, gguf_file, trust_remote_code: see `ttc.model.loading.load`. device_map: of one device.
+        device, dtype, gguf_file, trust_remote_code: see `ttc.model.loading.load`.
+        device_map: in place of a device, as transformers takes it; over several, layers run where it puts them, and
+        their KV lies there.
         placement: where its weights lie and its layers run, as `ttc.Streamed()`; None for all on the device.
         memory: as the constructor takes it, or "auto" or an `ttc.Auto` to have both chosen (`engine.chosen`).
         """
         from ttc.placement.loading import load_runner
 
-        device = device if device_map is None else one_device(device_map, device)
+        device, over = (device, None) if device_map is None else devices_of(device_map, device)
         source: dict[str, Any] = {"gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
-        placement, options["memory"], chosen = settled(memory, placement, name, device, dtype, **source)
+        placement, options["memory"], chosen = settled(memory, placement, name, device, dtype, over, **source)
         choice = options.pop("runner", "auto")
-        model, tokenizer, runner = load_runner(name, placement, choice, device=device, dtype=dtype, **source)
+        source |= {"device": device, "dtype": dtype}
+        model, tokenizer, runner = load_runner(name, placement, choice, over, **source)
         engine = cls(model, tokenizer, runner=runner, **options)
         engine.chosen = chosen
         return engine
@@ -389,12 +381,3 @@ class Engine:
     def context_left(self, branch: Branch) -> int | None:
         """How many tokens a branch can still grow by, None for no limit."""
         return self.limits.left(len(branch.tokens))
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Names of the release before, for one more release."""
-            if name not in RENAMED:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            warn(f"Engine.{name} is now Engine.{RENAMED[name]}", DeprecationWarning, stacklevel=2)
-            return attrgetter(RENAMED[name])(self)

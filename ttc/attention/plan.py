@@ -35,11 +35,14 @@ class Plan(ABC):
         self.positions = list(positions)
         self.stream = stream
         self._spans: dict[tuple[int, Layer, torch.device], tuple[int, Tensor | None] | None] = {}
-        self._lowered = False
-        self.fused: FusedAttention | None = None
-        self._other: tuple[FusedAttention | None, bool] = None, False
+        self._kernels: dict[torch.device, FusedAttention | None] = {}
         self.states: Sequence[StateBatch] = ()
         self._turns: Counter[tuple[int, ...]] = Counter()
+
+    @property
+    def fused(self) -> FusedAttention | None:
+        """The kernel of the device that the first layers run on; None before they ran, and where there is none."""
+        return next(iter(self._kernels.values()), None)
 
     def turn(self, layers: tuple[int, ...]) -> int:
         """The next of the layers that a module serves one after the other, from the first one again in a next pass."""
@@ -52,13 +55,14 @@ class Plan(ABC):
         q: (kv_heads, groups, rows, dim); key, value: (kv_heads, rows, dim). Returns out (kv_heads, groups, rows,
         value_dim) and its log-sum-exp, both at least float32.
         """
-        if not self._lowered:
-            self.fused, self._lowered = self.lower(q, value), True
+        if q.device not in self._kernels:  # layers may run on several devices
+            self._kernels[q.device] = self.lower(q, value)
+        fused = self._kernels[q.device]
         views = self.stream.views.get(layer.index, ()) if self.stream is not None else ()
-        if self.fused is not None and self.fused.takes(layer, q) and not views:
-            out, lse = self.attend_fused(self.fused, layer, q, key, value)
-            absent = self.fused.lowered.absent_from(layer.index)
-            for index in self.fused.lowered.apart:
+        if fused is not None and fused.takes(layer, q) and not views:
+            out, lse = self.attend_fused(fused, layer, q, key, value)
+            absent = fused.lowered.absent_from(layer.index)
+            for index in fused.lowered.apart:
                 if index not in absent:
                     self._attend(layer, index, q, self.entries[index].kv.on_device(layer.index), out, lse)
         else:
@@ -80,10 +84,6 @@ class Plan(ABC):
         if absent and (self.stream is None or not self.stream.sparse):
             self._expect_hidden(layer, absent, q.device)
         return out, lse
-
-    def cross(self) -> None:
-        """The layers from here on run on another device, or on the first one again; each has a kernel of its own."""
-        (self.fused, self._lowered), self._other = self._other, (self.fused, self._lowered)
 
     def _expect_hidden(self, layer: Layer, absent: Iterable[int], device: torch.device) -> None:
         """What was not read must lie outside the layer's window: a wrong answer is worse than none."""
@@ -184,7 +184,7 @@ class DecodePlan(Plan):
         self.positions = [p + 1 for p in self.positions]
         self._spans.clear()
         self._masks.clear()
-        for fused in (self.fused, self._other[0]):
+        for fused in self._kernels.values():
             if fused is not None:
                 fused.advance()
 

@@ -28,6 +28,7 @@ class LayerShape:
     input_dim: the width of what goes into its K and V projections, from which keys and values can be generated again;
     None where that is not known.
     chunk: tokens of a chunk, where a token sees those of its own alone (Llama 4); None for all.
+    device: where the layer runs and its KV lies, for models on several devices; None for the one device of the others.
     """
 
     kv_heads: int
@@ -36,6 +37,7 @@ class LayerShape:
     window: int | None = None
     input_dim: int | None = None
     chunk: int | None = None
+    device: torch.device | None = None
 
     @property
     def sees_all(self) -> bool:

@@ -103,7 +103,7 @@ class KVMemory:
         self.fixed_layers, self.fixed = 0, Tier("host", None)  # see `fix`
         self.states = self.device
         self.state_shape: StateShape | None = None
-        alike = len({(s.kv_heads, s.key_dim, s.value_dim) for s in self.shapes}) == 1
+        alike = len({(s.kv_heads, s.key_dim, s.value_dim, s.device) for s in self.shapes}) == 1
         one = alike and self.shapes[0].key_dim == self.shapes[0].value_dim and budget_bytes is None
         self.in_blocks = one and not by_layer
 
@@ -182,10 +182,9 @@ class KVMemory:
         nbytes, shape = kv.tokens * (kv.rows or 1) * self.bytes_per_token, self.shapes[0]
         self.claim(self.device, nbytes)
         lead = (len(self.shapes), 2) if kv.rows is None else (len(self.shapes), 2, kv.rows)
+        place = shape.device or self.link.device
         with _as_out_of_memory(self.device, nbytes):
-            kv.block = torch.empty(
-                *lead, shape.kv_heads, kv.tokens, shape.key_dim, dtype=self.dtype, device=self.link.device
-            )
+            kv.block = torch.empty(*lead, shape.kv_heads, kv.tokens, shape.key_dim, dtype=self.dtype, device=place)
         kv.device = [LayerKV.of_block(kv.block, layer) for layer in range(len(self.shapes))]
         self.device.take(nbytes)
         self.live[kv] = None
@@ -228,12 +227,13 @@ class KVMemory:
         self.device.give(buffer.numel() * self.itemsize)
 
     def buffer(self, kv: KV, layer: int, host: bool = False) -> LayerKV:
-        place = self.link.device if layer >= self.fixed_layers else torch.device("cpu")
+        shape = self.shapes[layer]
+        place = torch.device("cpu") if layer < self.fixed_layers else shape.device or self.link.device
         with _as_out_of_memory(self.host if host else self.device, self.layer_bytes(kv, layer)):
             like = kv.tokens, kv.rows, self.dtype, place, host
             if layer in kv.acts:
-                return LayerACT(*LayerKV.empty(self.shapes[layer].as_inputs, *like).both)
-            return LayerKV.empty(self.shapes[layer], *like)
+                return LayerACT(*LayerKV.empty(shape.as_inputs, *like).both)
+            return LayerKV.empty(shape, *like)
 
     def require_host(self, nbytes: int, beside: Iterable[KV] = ()) -> None:
         """Raise OutOfMemory unless `nbytes` fit on the host, for which spare copies are given up, none of `beside`."""

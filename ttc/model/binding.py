@@ -7,17 +7,21 @@ from collections.abc import Callable
 import torch
 
 from ttc.cost_model.capture import CaptureTimes
-from ttc.errors import UnsupportedModel
+from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.memory.link import Link
 from ttc.memory.manager import KVMemory
+from ttc.model.device_map import is_spread
 from ttc.model.regeneration import TIMED_TOKENS, Regeneration, timed_line
 from ttc.model.runner import ModelRunner
 from ttc.residency.base import Residency
 from ttc.residency.capture import Capture
+from ttc.residency.resident import Resident
 
 
 def bind_policy(policy: Residency, runner: ModelRunner) -> Residency:
     """A copy of `policy` that governs the KV of a runner's model."""
+    if is_spread(runner.model):
+        check_resident(policy)
     if not isinstance(policy, Capture):
         return policy.bind(runner.shapes, runner.dtype, runner.device)
     if runner.recurrent is not None:
@@ -30,6 +34,15 @@ def bind_policy(policy: Residency, runner: ModelRunner) -> Residency:
     weights = getattr(runner, "streamed_layer_bytes", 0)
     bound.use(regeneration, lambda layer: measured_times(regeneration, bound.memory, layer, weights))
     return bound
+
+
+def check_resident(policy: Residency | None) -> None:
+    """Raise InvalidInput for a policy that moves KV, where a model's layers lie on several devices."""
+    if policy is not None and not isinstance(policy, Resident):
+        raise InvalidInput(
+            f"{type(policy).__name__}() moves keys and values between one device and the host. Over several devices "
+            "each layer's stay beside it: memory=resident (ttc.Resident()), or a device_map of one device"
+        )
 
 
 def measured_times(regeneration: Regeneration, memory: KVMemory, layer: int, weight_bytes: int) -> CaptureTimes:

@@ -19,11 +19,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ttc.attention.hf_hook import IMPLEMENTATION, PLACES, Place, attending, tree_attention
 from ttc.attention.installing import attention_set_to, can_set_attention, install, uninstall
-from ttc.attention.own_code import CallsAttention
+from ttc.attention.own_code import CallsAttention, has_own_code
 from ttc.attention.plan import Entry, ExtendPlan, Piece
 from ttc.decoder_layers import decoder_layers
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import KV, LayerKV, LayerShape
+from ttc.model.device_map import is_spread
 from ttc.model.extras import Extras, all_chosen
 from ttc.model.masks import Sight, check_masks, stated_windows
 from ttc.model.recording import (
@@ -107,6 +108,10 @@ def examine(model: Any) -> tuple[tuple[LayerShape, ...], Recurrent | None]:
     try:
         found = _Check(model).run()
     except NotDispatched:
+        if is_spread(model) and has_own_code(model):
+            raise UnsupportedModel(
+                f"{name} has attention code of its own, which Accelerate's hooks keep from the engine; give one device"
+            ) from None
         raise UnsupportedModel(
             f"{name} does not dispatch attention through transformers' AttentionInterface, so the engine cannot reach "
             f"it{WAY_OUT}"
@@ -169,11 +174,12 @@ class _Check:
                 self._check_packed(record, ids, logits)
             else:
                 check_recurrent(recurrent, self, record.calls, ids, logits)
-        shapes = tuple(
-            LayerShape(call.key.shape[1], call.key.shape[3], call.value.shape[3], sight.window, chunk=sight.chunk)
-            for call, sight in zip(record.calls, sights, strict=True)
-        )
-        return shapes, recurrent
+        spread, shapes = is_spread(self.model), list[LayerShape]()
+        for call, sight in zip(record.calls, sights, strict=True):
+            key, device = call.key, call.key.device if spread else None
+            widths = key.shape[1], key.shape[3], call.value.shape[3]
+            shapes.append(LayerShape(*widths, sight.window, chunk=sight.chunk, device=device))
+        return tuple(shapes), recurrent
 
     def _check_packed(self, record: Recorder, ids: Tensor, logits: Tensor) -> None:
         """The model over packed rows in reverse order, against the record."""
@@ -199,7 +205,7 @@ class _Check:
 
     def _logits(self, ids: Tensor, keep: list[int], **options: Any) -> Tensor:
         """The logits (batch, keep, vocabulary) of some rows."""
-        rows = torch.tensor(keep, device=ids.device)
+        rows = keep if is_spread(self.model) else torch.tensor(keep, device=ids.device)
         logits: Tensor = self.model(input_ids=ids, use_cache=False, logits_to_keep=rows, **options).logits
         if logits.shape[1] != len(keep):
             raise UnsupportedModel(f"it gives {logits.shape[1]} rows of logits where {len(keep)} are asked for")

@@ -36,7 +36,7 @@ class Lens:
         states, others = parts_of(output)
         picked = joined(states.index_select(row_dim(states), torch.tensor(list(rows), device=states.device)), others)
         with self.running([lambda *_, **__: picked] * len(self.layers)):
-            ids = torch.zeros(1, len(rows), dtype=torch.long, device=states.device)
+            ids = torch.zeros(1, len(rows), dtype=torch.long, device=self.model.device)
             found: Tensor = self.model(input_ids=ids, position_ids=ids, use_cache=False).logits[0]
         return found.to(torch.promote_types(found.dtype, torch.float32))
 

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput, UnsupportedModel
+from ttc.model.device_map import Over, weights_over
 from ttc.model.headed import HeadedModel, read_head
 from ttc.model.hub import reached
 from ttc.model.multimodal import text_decoder
@@ -39,6 +40,7 @@ def load(
     dtype: str | torch.dtype | None = None,
     gguf_file: str | None = None,
     trust_remote_code: bool = False,
+    over: Over | None = None,
     place_weights: PlaceWeights | None = None,
 ) -> tuple[Any, Any]:
     """Return (model, tokenizer), ready for inference. Of a multimodal model it is the text decoder.
@@ -46,6 +48,7 @@ def load(
     device: None or "auto" for CUDA where there is one, else the CPU. dtype: None or "auto" for bfloat16 where the
     device has units for it, else float32. gguf_file: the one of a folder's or a hub model's .gguf files to read.
     trust_remote_code: run Python code that comes with the model.
+    over: the devices that layers run on, beginning with `device` (see `ttc.model.device_map`).
     place_weights: asked for a map before any weight is read; each weight is then read to where that says, one after the
     other.
 
@@ -69,10 +72,14 @@ def load(
         kind, config, renaming = decoder or (AutoModelForCausalLM, config, {})
         tokenizer = _tokenizer(source, options)
         places: dict[str, Any] = {"": place}
-        if place_weights is not None:
+        if place_weights is not None or over is not None:
             if method is not None:
-                raise UnsupportedModel(f"its weights are quantized by {method!r}; leave placement out")
-            places = place_weights(_empty(kind, config, precision, trust_remote_code), place)
+                raise UnsupportedModel(f"its weights are quantized by {method!r}; leave placement out, give one device")
+            empty = _empty(kind, config, precision, trust_remote_code)
+            if place_weights is not None:
+                places = place_weights(empty, place)
+            elif over is not None:
+                places = weights_over(empty, over)
         options |= {"dtype": precision, "device_map": places, "output_loading_info": True} | renaming
         with _without_report() if decoder else nullcontext():
             model, info = kind.from_pretrained(source, config=config, **options)
@@ -211,6 +218,8 @@ def _opened(
             source = str(path)
         try:
             yield source, options
+        except InvalidInput:
+            raise
         except UnsupportedModel as error:
             raise UnsupportedModel(f"cannot load the model {name!r}: {error}") from error
         except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:

@@ -114,7 +114,7 @@ class _Passes:
     def _pass(self, runs: list[list[Place]], batches: list[StateBatch], how: str) -> None:
         """Compute `runs` of places, packed in this order, and compare them with the record."""
         places = [place for run in runs for place in run]
-        sequences, positions = (torch.tensor(numbers, device=self.ids.device) for numbers in zip(*places, strict=True))
+        sequences, positions = (torch.tensor(numbers) for numbers in zip(*places, strict=True))
 
         def pack(batch: Tensor, axis: int) -> Tensor:
             return batch.movedim(axis, 1)[sequences, positions][None].movedim(1, axis)

@@ -17,7 +17,7 @@ from ttc.errors import UnsupportedModel
 from ttc.memory.kv import LayerShape
 from ttc.memory.upload import upload
 from ttc.model.check import examine
-from ttc.model.device_map import check_one_device
+from ttc.model.device_map import check_places, is_spread
 from ttc.model.extras import Extras
 from ttc.model.graphs import graphs_for
 from ttc.model.quantized import check_rows_apart
@@ -53,7 +53,7 @@ class HuggingFaceRunner:
     """
 
     def __init__(self, model: Any):
-        check_one_device(model)
+        check_places(model)
         check_rows_apart(model)
         self.model = model.eval()
         self.reason, self.streamed_layer_bytes = "", 0
@@ -61,6 +61,7 @@ class HuggingFaceRunner:
         self._config = model.config.get_text_config()
         self.device: torch.device = model.device
         self.input_device = self.device  # where tokens and positions go
+        self.spread = is_spread(model)
         self.dtype: torch.dtype = model.dtype
         self.trace: Trace | None = None
         self.extras = Extras(model)
@@ -90,7 +91,7 @@ class HuggingFaceRunner:
     def _run(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None) -> Tensor:
         numbers = [tokens, plan.positions, [] if keep is None else keep]
         ids, positions, rows = upload([np.array(part, np.int64) for part in numbers], self.input_device)
-        kept = 0 if keep is None else rows
+        kept = 0 if keep is None else list(keep) if self.spread else rows  # a list goes to whatever device needs it
         states = self.recurrent.running(plan.states) if self.recurrent is not None else nullcontext()
         with states, self.extras.running() as extras, attending(plan):
             output = self.model(

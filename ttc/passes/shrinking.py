@@ -185,7 +185,8 @@ def checked_lens(runner: ModelRunner) -> Lens:
     vocabulary = runner.model.config.get_text_config().vocab_size
     kv = KV(len(runner.shapes), CHECK_TOKENS)
     kv.device = [
-        LayerKV.empty(shape, CHECK_TOKENS, None, runner.dtype, runner.device, on_host=False) for shape in runner.shapes
+        LayerKV.empty(shape, CHECK_TOKENS, None, runner.dtype, shape.device or runner.device, on_host=False)
+        for shape in runner.shapes
     ]
     pieces = [Piece(slice(n, n + half), [(kv, n, half)]) for n in (0, half)]
     tokens = [7 * (n + 1) % vocabulary for n in range(CHECK_TOKENS)]

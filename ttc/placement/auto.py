@@ -18,6 +18,8 @@ from ttc.cost_model.policies import Steps
 from ttc.cost_model.profile_file import BY_MODULES, read
 from ttc.cost_model.unit import Unit
 from ttc.errors import InvalidInput
+from ttc.model.binding import check_resident
+from ttc.model.device_map import Over
 from ttc.model.loading import chosen_device, configuration
 from ttc.placement.base import Placement
 from ttc.placement.split import Split
@@ -198,9 +200,21 @@ def settled(
     name: str | os.PathLike[str],
     device: str | torch.device | None,
     dtype: str | torch.dtype | None,
+    over: Over | None = None,
     **source: Any,
 ) -> tuple[Placement | None, Residency | None, Chosen | None]:
-    """The placement and policy to run a model with: chosen where `memory` is "auto" or an `Auto`, else as given."""
+    """The placement and policy to run a model with: chosen where `memory` is "auto" or an `Auto`, else as given.
+
+    over: a map over several devices, which leaves nothing to choose. Raises InvalidInput for what does not go with it.
+    """
+    if over is not None and (placement is not None or isinstance(memory, Auto | str)):
+        other = f"memory={memory}" if isinstance(memory, str) else f"{type(placement or memory).__name__}()"
+        raise InvalidInput(
+            f"{other} decides what lies on one device and what on the host, and device_map names several devices; give "
+            "one of them"
+        )
+    if over is not None and not isinstance(memory, Auto | str):
+        check_resident(memory)
     if isinstance(memory, str):
         if memory != "auto":
             raise InvalidInput(f"memory={memory!r} is unknown; give 'auto', or a policy, as ttc.Paged(budget_gib=4)")

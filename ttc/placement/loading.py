@@ -8,17 +8,23 @@ from typing import Any
 import torch
 
 from ttc.model.choice import Choice, runner_for
+from ttc.model.device_map import Over
 from ttc.model.loading import chosen_device, load
 from ttc.model.runner import ModelRunner
 from ttc.placement.base import PlacedRunner, Placement
 
 
 def load_runner(
-    name: str | os.PathLike[str], placement: Placement | None = None, runner: Choice | ModelRunner = "auto", **how: Any
+    name: str | os.PathLike[str],
+    placement: Placement | None = None,
+    runner: Choice | ModelRunner = "auto",
+    over: Over | None = None,
+    **how: Any,
 ) -> tuple[Any, Any, ModelRunner]:
-    """(model, tokenizer, runner). placement: None for all weights on the device. how: see `ttc.model.loading.load`."""
+    """(model, tokenizer, runner). placement: None for all weights on the device, or on those of `over`. how: see
+    `ttc.model.loading.load`."""
     if placement is None:
-        model, tokenizer = load(name, **how)
+        model, tokenizer = load(name, over=over, **how)
         return model, tokenizer, runner_for(model, runner, pack=True)
     model, tokenizer, placed = load_placed(name, placement, **how)
     return model, tokenizer, placed if runner == "auto" else runner_for(model, runner)

@@ -12,7 +12,6 @@ import torch
 from accelerate.hooks import AlignDevicesHook, ModelHook, add_hook_to_module
 from torch import Tensor, nn
 
-from ttc.attention.hf_hook import current_plan
 from ttc.attention.plan import Plan
 from ttc.checks import check_whole
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
@@ -198,7 +197,7 @@ class SplitRunner(PlacedRunner):
         try:
             return super().forward(tokens, plan, keep)
         finally:
-            self.crossing.back()
+            self.crossing.sent.clear()
 
 
 class Crossing:
@@ -211,7 +210,6 @@ class Crossing:
     def __init__(self, link: Link, device: torch.device):
         self.link, self.device = link, device
         self.sent: dict[int, tuple[Tensor, Tensor]] = {}  # a tensor of the host, by id, and its copy on the device
-        self.plan: Plan | None = None  # the plan whose pass is on the device, where that is another processor
 
     def states(self, tensor: Tensor) -> Tensor:
         """The states on the device. A pass arrives with them."""
@@ -227,20 +225,6 @@ class Crossing:
             for tensor, copy in zip(missing, self._sent(missing, "positions"), strict=True):
                 self.sent[id(tensor)] = tensor, copy
         return _each(values, lambda tensor: self.sent[id(tensor)][1] if id(tensor) in self.sent else tensor)
-
-    def cross(self, plan: Any) -> None:
-        """Let attention run on the device, too."""
-        if self.device != HOST and isinstance(plan, Plan):
-            self.back()
-            plan.cross()
-            self.plan = plan
-
-    def back(self) -> None:
-        """The pass is over."""
-        if self.plan is not None:
-            self.plan.cross()
-            self.plan = None
-        self.sent.clear()
 
     def _arrived(self, tensor: Tensor) -> bool:
         """Whether a tensor is on the device, where that can be told."""
@@ -263,7 +247,6 @@ class _Crosses(ModelHook):
         states = kwargs.pop("hidden_states") if named else args[0]
         if self.first:
             states = crossing.states(states)
-            crossing.cross(current_plan())
         others, kwargs = crossing.others((args if named else args[1:], kwargs))
         return (others, kwargs | {"hidden_states": states}) if named else ((states, *others), kwargs)
 

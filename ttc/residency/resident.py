@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from ttc.attention.stream import KVReader
 from ttc.memory.kv import KV, LayerShape
 from ttc.memory.manager import KVMemory
 from ttc.memory.tails import Tails
-from ttc.residency.base import Paths, Residency, to_bytes
+from ttc.residency.base import Paths, Residency, free_device_bytes, to_bytes
 
 
 @dataclass
@@ -24,6 +25,18 @@ class Resident(Residency):
 
     def require(self, tokens: int) -> None:
         self.memory.device.require(tokens * self.memory.bytes_per_token)
+
+    def capacity_bytes(self) -> float:
+        """Where layers lie on several devices, what there is room for before the first of these is full."""
+        memory, shares = self.memory, Counter[torch.device]()
+        for shape, nbytes in zip(memory.shapes, memory.layer_bytes_per_token, strict=True):
+            if shape.device is not None:
+                shares[shape.device] += nbytes
+        free_bytes = {device: free_device_bytes(device) for device in shares}
+        tokens = [free / shares[device] for device, free in free_bytes.items() if free is not None]
+        if not tokens or memory.device.budget_bytes is not None:
+            return super().capacity_bytes()
+        return memory.device.used_bytes + min(tokens) * memory.bytes_per_token
 
     def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
         return self.memory.allocate(tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +39,23 @@ OWN_TOKENS = 4
 
 
 def run(quick: bool, profile: Path | None, out: Path) -> None:
-    """Measure and predict each case in bfloat16, print the table, and write the figures.
+    """Measure and predict each case in bfloat16, print the table, and write the figures with the profiles.
 
-    profile: a file of `experiments.profile`; None to measure this machine first.
+    profile: a file of `experiments.profile`, by which all cases are predicted. None to measure this machine anew before
+    each model and depth, as its speed may drift.
     """
     dtype, name = torch.bfloat16, "cpu bfloat16"
-    device = profile_device(torch.device("cpu"), dtype) if profile is None else read(profile).devices[name]
     cases = QUICK if quick else dict.fromkeys(SHAPES, (LAYERS, ROWS, CONTEXTS))
-    rows = [
-        row
-        for model, (depths, branches, contexts) in cases.items()
-        for layers in depths
-        for row in measured(model, layers, branches, contexts, device, dtype)
-    ]
+    rows, profiles = [], []
+    for model, (depths, branches, contexts) in cases.items():
+        for layers in depths:
+            if profile is None:
+                profiles.append(profile_device(torch.device("cpu"), dtype))
+            else:
+                profiles.append(read(profile).devices[name])
+            rows += measured(model, layers, branches, contexts, profiles[-1], dtype)
     record = provenance(f"python -m experiments.bench {' '.join(sys.argv[1:])}", model="random weights, bfloat16")
-    out.write_text(json.dumps(record | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    out.write_text(json.dumps(record | {"profiles": [asdict(p) for p in profiles], "rows": rows}, indent=1) + "\n", encoding="utf-8")
     print(table(rows))
 
 

@@ -1,36 +1,34 @@
 """What attention costs on a CPU, by the kernel and by PyTorch's operations: which of the two a plan takes.
 
-Both were measured for 1 to 2,048 rows on 32 to 4,096 keys (3 KV heads of 3 heads of width 64, 8 of 4 of width 128;
-bfloat16 and float32), one thread, on an AMD processor with AVX-512. The kernel was as fast or faster but for one case:
-bfloat16, wide heads, and about 64 to 256 queries for a KV head. A chunk of a prefill is faster by the kernel too. The
-rates below fit the longer of these times to about 30%; only their ratios matter. Intel's tiles (AMX) multiply bfloat16
-several times faster than vectors do. They were not measured: their rate is an estimate, by which long prefills stay
-with PyTorch's operations there.
+Both were measured in bfloat16 for 8 to 128 rows on 256 to 8,192 keys that all of them attend (heads of width 64, 128 and
+256, 1 to 8 KV heads of 2 to 8 heads each), by one and by two threads, on an AMD processor with AVX-512. By two threads
+the kernel took 0.3 to 0.9 of the operations' time, and up to 1.2 times as long with heads of width 256 alone. The
+operations write out a score for each query and key. From 16 MiB of scores on, which lie in no cache, they took 2 to 3
+times as long as the kernel. So the kernel attends everything, but on processors with Intel's tiles (AMX), which multiply
+bfloat16 several times faster than vectors do. These were not measured: their rate is an estimate, by which long prefills
+stay with PyTorch's operations there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 
 import torch
 
 from ttc.attention.kernels import FEW_ROWS
 
-KERNEL_RATE = 62.0
-"""Multiplications per ns."""
-KERNEL_NUMBER_NS = 0.22
+KERNEL_RATE = 110.0
+"""Multiplications per ns, where the processor multiplies bfloat16."""
+KERNEL_NUMBER_NS = 0.16
 """To read, widen and turn one number of the KV, once for each task that reads it."""
-WRITTEN_OUT_RATE = 150.0
-"""Multiplications per ns of a matrix product in bfloat16."""
-WRITTEN_OUT_SCORE_NS = 1.55
-"""The softmax of one score."""
+TILES_RATE = 300.0
+"""Multiplications per ns of the operations in bfloat16, with tiles."""
 READ_NS = 0.35
 """To read one number of the KV."""
-OPERATIONS_RATE = 35.0
-"""Multiplications per ns otherwise: PyTorch's fused attention in any type, and its products in float32."""
-TILES_RATE = 300.0
-"""The same in bfloat16 with tiles."""
+WRITTEN_OUT_SCORE_NS = 2.5
+"""The softmax of one score that is written out and lies in no cache."""
 CALL_NS = 60_000.0
 """The operations of one entry or run, and the merge."""
 
@@ -63,13 +61,11 @@ class Cost:
         return self.numbers * keys * (tasks * KERNEL_NUMBER_NS + rows * self.groups / KERNEL_RATE)
 
     def by_operations(self, rows: int, keys: float, causal: bool = False) -> float:
-        """The same by PyTorch's operations. causal: a run of new tokens, which its own rows attend."""
+        """The same by PyTorch's operations; infinite without tiles. causal: a run of new tokens, which its own rows
+        attend."""
+        if self.dtype != torch.bfloat16 or not _has("amx_tile"):
+            return inf
         queries = rows * self.groups
-        short = self.dtype == torch.bfloat16
-        if short and _has("amx_tile"):
-            return CALL_NS + self.numbers * keys * (READ_NS + queries / TILES_RATE)
         written_out = not causal and keys >= FEW_ROWS and queries <= FEW_ROWS
-        if not (written_out and short and _has("avx512_bf16")):
-            return CALL_NS + self.numbers * keys * (READ_NS + queries / OPERATIONS_RATE)
-        softmax = self.kv_heads * queries * keys * WRITTEN_OUT_SCORE_NS
-        return CALL_NS + softmax + self.numbers * keys * (READ_NS + queries / WRITTEN_OUT_RATE)
+        softmax = self.kv_heads * queries * keys * WRITTEN_OUT_SCORE_NS if written_out else 0.0
+        return CALL_NS + softmax + self.numbers * keys * (READ_NS + queries / TILES_RATE)

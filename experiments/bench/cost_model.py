@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from transformers import LlamaConfig, Qwen3Config
 
 from experiments.provenance import provenance
-from ttc.calibration.device_profile import profile_device
+from ttc.calibration.device_profile import ProfileBeside
 from ttc.calibration.pass_timer import PassTimer
 from ttc.cost_model.device_profile import DeviceProfile
 from ttc.cost_model.partition import partition_units
@@ -39,23 +38,22 @@ OWN_TOKENS = 4
 
 
 def run(quick: bool, profile: Path | None, out: Path) -> None:
-    """Measure and predict each case in bfloat16, print the table, and write the figures with the profiles.
+    """Measure and predict each case in bfloat16, print the table, and write the figures.
 
-    profile: a file of `experiments.profile`, by which all cases are predicted. None to measure this machine anew before
-    each model and depth, as its speed may drift.
+    profile: a file of `experiments.profile`, by which all cases are predicted. None to measure this machine
+    beside each case.
     """
     dtype, name = torch.bfloat16, "cpu bfloat16"
+    device = ProfileBeside(torch.device("cpu"), dtype) if profile is None else read(profile).devices[name]
     cases = QUICK if quick else dict.fromkeys(SHAPES, (LAYERS, ROWS, CONTEXTS))
-    rows, profiles = [], []
-    for model, (depths, branches, contexts) in cases.items():
-        for layers in depths:
-            if profile is None:
-                profiles.append(profile_device(torch.device("cpu"), dtype))
-            else:
-                profiles.append(read(profile).devices[name])
-            rows += measured(model, layers, branches, contexts, profiles[-1], dtype)
+    rows = [
+        row
+        for model, (depths, branches, contexts) in cases.items()
+        for layers in depths
+        for row in measured(model, layers, branches, contexts, device, dtype)
+    ]
     record = provenance(f"python -m experiments.bench {' '.join(sys.argv[1:])}", model="random weights, bfloat16")
-    out.write_text(json.dumps(record | {"profiles": [asdict(p) for p in profiles], "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    out.write_text(json.dumps(record | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
     print(table(rows))
 
 
@@ -64,10 +62,10 @@ def measured(
     layers: int,
     branches: tuple[int, ...],
     contexts: tuple[int, ...],
-    device: DeviceProfile,
+    device: ProfileBeside | DeviceProfile,
     dtype: torch.dtype,
 ) -> list[dict[str, Any]]:
-    """One row per context and number of branches, times in ms."""
+    """One row per context and number of branches, times in ms, memory's bandwidth in GB/s."""
     kind, shape = SHAPES[model]
     config = kind(**shape, **CONTEXT, num_hidden_layers=layers)
     units, timer = partition_units(config, dtype), PassTimer(config, torch.device("cpu"), dtype)
@@ -75,14 +73,19 @@ def measured(
     for context in contexts:
         for count in branches:
             work = Pass(count, own_tokens=OWN_TOKENS, shared_tokens=context)
+            if isinstance(device, DeviceProfile):
+                profile, pass_s = device, timer.seconds(count, context)
+            else:
+                profile, pass_s = device.measure(timer, count, context, units[1].group)
             rows.append(
                 {
                     "model": model,
                     "layers": layers,
                     "context": context,
                     "rows": count,
-                    "predicted_ms": roofline_time(units, device, work) * 1e3,
-                    "measured_ms": timer.seconds(count, context) * 1e3,
+                    "bandwidth": profile.bandwidth / 1e9,
+                    "predicted_ms": roofline_time(units, profile, work) * 1e3,
+                    "measured_ms": pass_s * 1e3,
                 }
             )
             print(_line(rows[-1]), file=sys.stderr, flush=True)

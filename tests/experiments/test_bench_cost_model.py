@@ -38,6 +38,7 @@ def test_a_pass_is_predicted_from_the_shapes_of_the_model(monkeypatch: pytest.Mo
         seconds = (embedded + 2 * block + head + 2 * kv) / 1e9 + 2 * 1 + 2
         assert row["predicted_ms"] == pytest.approx(seconds * 1e3)
         assert row["measured_ms"] == 10_000
+        assert row["bandwidth"] == 1.0
 
 
 def test_errors_are_summed_up_without_their_signs() -> None:
@@ -50,12 +51,24 @@ def test_errors_are_summed_up_without_their_signs() -> None:
     assert printed.endswith("median error 10.0%, largest 20.0%; 2 of 3 within 15%")
 
 
-def test_the_command_measures_first_and_writes_its_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command_measures_the_machine_beside_each_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cost_model, "PassTimer", Timer)
-    monkeypatch.setattr(cost_model, "profile_device", lambda device, dtype: DEVICE)
+    asked = []
+
+    class Beside:
+        def __init__(self, *_: object):
+            pass
+
+        def measure(self, timer: Timer, rows: int, context: int, group: float) -> tuple[DeviceProfile, float]:
+            asked.append((rows, context, group))
+            return DEVICE, 3.0
+
+    monkeypatch.setattr(cost_model, "ProfileBeside", Beside)
     out = tmp_path / "cost_model.json"
     monkeypatch.setattr(sys, "argv", ["experiments.bench", "cost_model", "--quick", "--out", str(out)])
     bench.main()
     record = json.loads(out.read_text())
     assert record["model"] == "random weights, bfloat16"
+    assert asked == [(1, 128, 2), (16, 128, 2), (1, 1024, 2), (16, 1024, 2)]
+    assert {row["measured_ms"] for row in record["rows"]} == {3000}
     assert [(row["context"], row["rows"]) for row in record["rows"]] == [(128, 1), (128, 16), (1024, 1), (1024, 16)]

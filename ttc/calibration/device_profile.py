@@ -7,7 +7,7 @@ runs a model on this machine: compiled layers, packed or plain modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from transformers import Qwen3Config
 
 from ttc.calibration.bandwidth import best_of_five, measure_cache, read_bandwidth
 from ttc.calibration.pass_timer import PassTimer
-from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.cost_model.device_profile import GROUP, DeviceProfile, LinkProfile
 from ttc.cost_model.partition import partition_units
 from ttc.cost_model.profile_file import BY_MODULES
 from ttc.cost_model.unit import Pass
@@ -27,9 +27,8 @@ from ttc.model.choice import Choice
 from ttc.residency.base import Residency
 from ttc.residency.headwise import Headwise
 
-Timer = Callable[..., PassTimer]
-"""From a shape, a number of layers and a memory policy, if it is not `Resident`, to what times passes of such a model.
-"""
+Seconds = Callable[[PassTimer, int, int], float]
+"""From what times passes, rows and the tokens of the shared prefix to the seconds of a pass."""
 
 ROWS = (1, 4, 16, 64, 256)
 SHORT, LONG = 16, 2048
@@ -43,6 +42,11 @@ WIDE: dict[str, Any] = {
 
 ATTENDING = WIDE | {"hidden_size": 128, "intermediate_size": 256}
 """Blocks with the same heads and little else."""
+DEPTH = 4
+"""How many of them."""
+
+TURNS, TURN_S = 3, 0.05
+"""How often models take turns, and after how many seconds a turn ends, after the least number of passes."""
 
 MANY = 16
 """The branches whose pieces are counted, and the most rows with which what streams is measured."""
@@ -75,8 +79,21 @@ class Attention(NamedTuple):
 
 
 def profile_attention(device: torch.device, dtype: torch.dtype) -> Attention:
-    """Measure attention. Raises TTCError when the machine was too busy for times to make sense."""
-    return _attention(partial(_timer, device=device, dtype=dtype, runner="auto"), dtype)
+    """Measure attention to a shared prefix, by rows: where it is on the device, and where it comes over the link, waits
+    for it left out; and what a piece that comes so costs besides: the prefix, and what each branch has.
+
+    Raises TTCError when the machine was too busy for times to make sense.
+    """
+    timer = partial(_timer, device=device, dtype=dtype, runner="auto")
+    there, streamed = timer(ATTENDING, DEPTH), timer(ATTENDING, DEPTH, Headwise(link_gbps=FAST_GBPS))
+    least = {rows: there.seconds(rows, SHORT) for rows in ROWS}
+    streamed_least = {rows: streamed.seconds(rows, SHORT) for rows in ROWS if rows <= MANY}
+    piece_s = (streamed_least[MANY] - least[MANY]) / DEPTH / (1 + MANY)
+    return Attention(
+        _attention(dtype, least, {rows: there.seconds(rows, LONG) for rows in least}),
+        _attention(dtype, streamed_least, {rows: streamed.seconds(rows, LONG) for rows in streamed_least}),
+        max(0.0, piece_s),
+    )
 
 
 def profile_device(
@@ -92,17 +109,68 @@ def profile_device(
     already, as one is the same for all dtypes and the other for all runners; None to measure it.
     Raises TTCError when the machine was too busy for times to make sense.
     """
-    name = f"{device.type} {str(dtype).removeprefix('torch.')}{BY_MODULES if runner == 'modules' else ''}"
-    timer = partial(_timer, device=device, dtype=dtype, runner=runner)
-    block_overhead_s, pass_overhead_s = _overheads(timer)
+    layers = _Layers(device, dtype, runner)
+    block_overhead_s, pass_overhead_s = layers.overheads()
     return DeviceProfile(
-        name=name,
-        flops=_products(timer, dtype, block_overhead_s),
+        name=f"{device.type} {str(dtype).removeprefix('torch.')}{BY_MODULES if runner == 'modules' else ''}",
+        flops=layers.products(ROWS, block_overhead_s),
         block_overhead_s=block_overhead_s,
         pass_overhead_s=pass_overhead_s,
         **(memory or profile_memory(device))._asdict(),
         **(attention or profile_attention(device, dtype))._asdict(),
     )
+
+
+class ProfileBeside:
+    """A device's profile at the time when a model is timed, for a machine whose speed changes within seconds.
+
+    The model and those that the profile is made of take turns, and of each the fastest turn counts. What streams over a
+    link is not measured. device, dtype: as of `profile_device`.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype):
+        self.device, self.dtype, self.memory = device, dtype, profile_memory(device)
+        self._layers = _Layers(device, dtype, "auto")
+        self._near, self._far = (_timer(ATTENDING, DEPTH, device=device, dtype=dtype) for _ in range(2))
+
+    def measure(self, timer: PassTimer, rows: int, context: int, group: float) -> tuple[DeviceProfile, float]:
+        """The profile for so many rows with `group` queries to a KV head, and the seconds of such a pass of the model
+        on a prefix of `context` tokens. Raises TTCError when the machine was too busy for times to make sense."""
+        alike = rows * group / GROUP
+        # one row for what each branch attends alone; the others lie around the rows of the shared prefix
+        around = [max(n for n in ROWS if n <= max(1, alike)), min((n for n in ROWS if n >= alike), default=max(ROWS))]
+        counts = sorted({1, *around})
+        model = (timer, rows, context)
+        passes = [
+            *((narrow, 1, SHORT) for narrow in self._layers.narrow.values()),
+            *((wide, rows, SHORT) for wide in self._layers.wide.values()),
+            *((self._near, count, SHORT) for count in counts),
+            *((self._far, count, LONG) for count in counts),
+            model,
+        ]
+        turns = [
+            (read_bandwidth(self.device), {a_pass: _seconds(*a_pass, TURN_S) for a_pass in passes})
+            for _ in range(TURNS)
+        ]
+        fastest = {a_pass: min(turn[a_pass] for _, turn in turns) for a_pass in passes}
+
+        def seconds(*a_pass: Any) -> float:
+            return fastest[a_pass]
+
+        block_overhead_s, pass_overhead_s = self._layers.overheads(seconds)
+        near, far = (
+            {count: seconds(attending, count, tokens) for count in counts}
+            for attending, tokens in ((self._near, SHORT), (self._far, LONG))
+        )
+        profile = DeviceProfile(
+            name=str(self.device),
+            **self.memory._replace(bandwidth=max(bandwidth for bandwidth, _ in turns))._asdict(),
+            flops=self._layers.products([rows], block_overhead_s, seconds),
+            attention_flops=_attention(self.dtype, near, far),
+            block_overhead_s=block_overhead_s,
+            pass_overhead_s=pass_overhead_s,
+        )
+        return profile, seconds(*model)
 
 
 def profile_link(device: torch.device, gbps: float) -> LinkProfile:
@@ -128,46 +196,45 @@ def _copy(link: Link, copy: Callable[..., Transfer], pair: tuple[Tensor, Tensor]
     link.wait_on_host(copy([pair], "profile"))
 
 
-def _overheads(timer: Timer) -> tuple[float, float]:
-    """(delta, what a pass costs besides) in seconds, of one row."""
-    few, many = 2, 10
-    shallow, deep = (timer(NARROW, layers).seconds(1, SHORT) for layers in (few, many))
-    block_s = _positive(deep - shallow, "a narrow layer") / (many - few)
-    return block_s, max(0.0, shallow - few * block_s)
+def _seconds(timer: PassTimer, rows: int, context: int, *enough_s: float) -> float:
+    return timer.seconds(rows, context, *enough_s)
 
 
-def _products(timer: Timer, dtype: torch.dtype, block_overhead_s: float) -> dict[int, float]:
-    """FLOP/s of matrix products, by rows."""
-    few, many = 1, 3
-    shallow, deep = (timer(WIDE, layers) for layers in (few, many))
-    block = partition_units(_config(WIDE, 1), dtype)[1]
-    found = {}
-    for rows in ROWS:
-        layer_s = (deep.seconds(rows, SHORT) - shallow.seconds(rows, SHORT)) / (many - few)
-        found[rows] = block.f_proj(rows) / _positive(layer_s - block_overhead_s, f"a wide layer at {rows} rows")
-    return found
+class _Layers:
+    """Models whose layers cost little but their overhead, and models whose layers are mostly products."""
 
+    def __init__(self, device: torch.device, dtype: torch.dtype, runner: Choice):
+        timer = partial(_timer, device=device, dtype=dtype, runner=runner)
+        self.narrow = {layers: timer(NARROW, layers) for layers in (2, 10)}
+        self.wide = {layers: timer(WIDE, layers) for layers in (1, 3)}
+        self.block = partition_units(_config(WIDE, 1), dtype)[1]
 
-def _attention(timer: Timer, dtype: torch.dtype) -> Attention:
-    """FLOP/s of attention to a shared prefix, by rows: where it is on the device, and where it comes over the link,
-    waits for it left out; and what a piece that comes so costs besides: the prefix, and what each branch has."""
-    layers = 4
-    there, streamed = timer(ATTENDING, layers), timer(ATTENDING, layers, Headwise(link_gbps=FAST_GBPS))
-    block = partition_units(_config(ATTENDING, 1), dtype)[1]
+    def overheads(self, seconds: Seconds = _seconds) -> tuple[float, float]:
+        """(delta, what a pass costs besides) in seconds, of one row."""
+        (few, shallow_s), (many, deep_s) = ((layers, seconds(x, 1, SHORT)) for layers, x in self.narrow.items())
+        block_s = _positive(deep_s - shallow_s, "a narrow layer") / (many - few)
+        return block_s, max(0.0, shallow_s - few * block_s)
 
-    def flops(timer: PassTimer, most_rows: int) -> tuple[dict[int, float], float]:
-        """FLOP/s, and the seconds of a pass of `MANY` rows on a short prefix."""
-        counts = [rows for rows in ROWS if rows <= most_rows]
-        seconds = {context: {rows: timer.seconds(rows, context) for rows in counts} for context in (SHORT, LONG)}
-        rates = {}
+    def products(self, counts: Iterable[int], block_overhead_s: float, seconds: Seconds = _seconds) -> dict[int, float]:
+        """FLOP/s of matrix products, by rows."""
+        found = {}
         for rows in counts:
-            far, near = (block.f_attn(Pass(rows, shared_tokens=context)) for context in (LONG, SHORT))
-            layer_s = (seconds[LONG][rows] - seconds[SHORT][rows]) / layers
-            rates[rows] = (far - near) / _positive(layer_s, f"attention at {rows} rows")
-        return rates, seconds[SHORT][MANY]
+            (few, shallow_s), (many, deep_s) = ((layers, seconds(x, rows, SHORT)) for layers, x in self.wide.items())
+            layer_s = (deep_s - shallow_s) / (many - few)
+            layer_s = _positive(layer_s - block_overhead_s, f"a wide layer at {rows} rows")
+            found[rows] = self.block.f_proj(rows) / layer_s
+        return found
 
-    (attention_flops, least_s), (streamed_flops, streamed_s) = flops(there, max(ROWS)), flops(streamed, MANY)
-    return Attention(attention_flops, streamed_flops, max(0.0, (streamed_s - least_s) / layers / (1 + MANY)))
+
+def _attention(dtype: torch.dtype, near_s: Mapping[int, float], far_s: Mapping[int, float]) -> dict[int, float]:
+    """FLOP/s of attention, by rows. near_s, far_s: the seconds of a pass on a short prefix and on a long one."""
+    block = partition_units(_config(ATTENDING, 1), dtype)[1]
+    rates = {}
+    for rows in near_s:
+        far, near = (block.f_attn(Pass(rows, shared_tokens=context)) for context in (LONG, SHORT))
+        layer_s = (far_s[rows] - near_s[rows]) / DEPTH
+        rates[rows] = (far - near) / _positive(layer_s, f"attention at {rows} rows")
+    return rates
 
 
 def _timer(
@@ -177,7 +244,7 @@ def _timer(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    runner: Choice,
+    runner: Choice = "auto",
 ) -> PassTimer:
     return PassTimer(_config(shape, layers), device, dtype, runner, memory)
 

@@ -19,8 +19,8 @@ from ttc.model.choice import Choice, runner_for
 from ttc.residency.base import Residency
 from ttc.tree.branch import Branch
 
-LEAST, MOST, ENOUGH_S = 3, 12, 0.3
-"""Passes that are timed: at least, at most, and after how many seconds no more."""
+LEAST, MOST = 3, 12
+"""Passes that are timed: at least, at most."""
 NUMBERS = (1 << 20) - 3
 """So many random numbers are made, and repeated in all weights: to make them all takes longer than the passes."""
 
@@ -58,12 +58,12 @@ class PassTimer:
         self._forward = self.engine.runner.forward
         self.engine.runner.forward = self._timed  # type: ignore[method-assign]
 
-    def seconds(self, rows: int, context: int) -> float:
+    def seconds(self, rows: int, context: int, enough_s: float = 0.3) -> float:
         """The median time of a pass of `rows` branches, one token each, on one shared prefix of `context` tokens. Waits
         for copies are left out.
 
-        The first pass is not counted. A branch has a dozen tokens of its own at most. The prefix is kept for the next
-        call, until that wants another length.
+        The first pass is not counted, and after `enough_s` no more are timed. A branch has a dozen tokens of its own at
+        most. The prefix is kept for the next call, until that wants another length.
         """
         if self._root is None or len(self._root.tokens) != context + 1:
             self.release()
@@ -73,7 +73,7 @@ class PassTimer:
         try:
             self._seconds.clear()
             self.engine.generate(branches, 1 + LEAST)
-            passes = min(MOST, int(ENOUGH_S / self._seconds[-1])) - LEAST
+            passes = min(MOST, int(enough_s / self._seconds[-1])) - LEAST
             if passes > 0:
                 self.engine.generate(branches, passes)
         finally:

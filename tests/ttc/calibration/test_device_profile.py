@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 
 from tests.helpers.models import COMMON
 from ttc.calibration import device_profile
-from ttc.calibration.device_profile import profile_device, profile_link
+from ttc.calibration.device_profile import ProfileBeside, profile_device, profile_link
 from ttc.calibration.pass_timer import LEAST, MOST, PassTimer
 from ttc.errors import TTCError
 
@@ -24,30 +24,72 @@ def test_passes_of_a_random_model_are_counted_and_timed(monkeypatch: pytest.Monk
     assert timer.engine.kv_bytes() == 0
 
 
-def test_rates_are_operations_over_the_difference_between_two_depths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer takes 0.1 s, 0.01 s for each row where it is wide, and 1e-5 s for each row and token where it has
-    16 heads."""
+class Timer:
+    """A layer takes `speed` x 0.1 s, 0.01 s for each row where it is wide, and 1e-5 s for each row and token where it
+    has 16 heads."""
 
-    class Timer:
-        def __init__(self, config: object, *_: object):
-            self.layers = config.num_hidden_layers  # type: ignore[attr-defined]
-            self.row_s = 0.01 if config.hidden_size == 2048 else 0.0  # type: ignore[attr-defined]
-            self.token_s = 1e-5 if config.num_attention_heads == 16 else 0.0  # type: ignore[attr-defined]
+    speed = 1.0
 
-        def seconds(self, rows: int, context: int) -> float:
-            return 7 + self.layers * (0.1 + rows * (self.row_s + context * self.token_s))
+    def __init__(self, config: object, *_: object):
+        self.layers = config.num_hidden_layers  # type: ignore[attr-defined]
+        self.row_s = 0.01 if config.hidden_size == 2048 else 0.0  # type: ignore[attr-defined]
+        self.token_s = 1e-5 if config.num_attention_heads == 16 else 0.0  # type: ignore[attr-defined]
 
+    def seconds(self, rows: int, context: int, enough_s: float = 1.0) -> float:
+        return self.speed * (7 + self.layers * (0.1 + rows * (self.row_s + context * self.token_s)))
+
+
+@pytest.fixture
+def made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_profile, "PassTimer", Timer)
-    monkeypatch.setattr(device_profile, "read_bandwidth", lambda device=None: 5.0)
+    monkeypatch.setattr(device_profile, "read_bandwidth", lambda device=None: 5.0 / Timer.speed)
     monkeypatch.setattr(device_profile, "measure_cache", lambda: (8, 9.0))
+
+
+PRODUCT_FLOPS = 2 * 2048 * (2 * 2048 + 2 * 1024 + 3 * 6144) / (0.01 + 16e-5)
+ATTENTION_FLOPS = 4 * 16 * 128 / 1e-5
+
+
+@pytest.mark.usefixtures("made_up_times")
+def test_rates_are_operations_over_the_difference_between_two_depths() -> None:
     found = profile_device(CPU, torch.bfloat16)
     assert (found.name, found.bandwidth, found.l3_bytes, found.l3_bandwidth) == ("cpu bfloat16", 5.0, 8, 9.0)
     assert found.block_overhead_s == pytest.approx(0.1)
     assert found.pass_overhead_s == pytest.approx(7)
-    weights = 2048 * (2 * 2048 + 2 * 1024 + 3 * 6144)
-    for rows in (1, 4, 16, 64, 256):
-        assert found.flops[rows] == pytest.approx(2 * rows * weights / (rows * (0.01 + 16e-5)))
-        assert found.attention_flops[rows] == pytest.approx(4 * 16 * 128 / 1e-5)
+    assert found.flops == pytest.approx(dict.fromkeys((1, 4, 16, 64, 256), PRODUCT_FLOPS))
+    assert found.attention_flops == pytest.approx(dict.fromkeys((1, 4, 16, 64, 256), ATTENTION_FLOPS))
+
+
+@pytest.mark.usefixtures("made_up_times")
+def test_the_machine_is_measured_as_it_is_when_a_model_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = ProfileBeside(CPU, torch.bfloat16)
+    model = Timer(device_profile._config(device_profile.ATTENDING, 5))
+    monkeypatch.setattr(Timer, "speed", 2.0)
+    found, seconds = beside.measure(model, 16, 1000, group=3)  # 48 queries to a KV head, as 24 rows with 2
+    assert (found.bandwidth, found.l3_bytes, found.l3_bandwidth) == (2.5, 8, 9.0)
+    assert found.block_overhead_s == pytest.approx(0.2)
+    assert found.pass_overhead_s == pytest.approx(14)
+    assert found.flops == pytest.approx({16: PRODUCT_FLOPS / 2})
+    assert found.attention_flops == pytest.approx(dict.fromkeys((1, 16, 64), ATTENTION_FLOPS / 2))
+    assert seconds == pytest.approx(2 * (7 + 5 * (0.1 + 16 * 1000 * 1e-5)))
+
+
+@pytest.mark.usefixtures("made_up_times")
+def test_of_several_turns_the_fastest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside, turns = ProfileBeside(CPU, torch.bfloat16), []
+
+    def bandwidth(device: torch.device) -> float:
+        turns.append(device)
+        Timer.speed = (3.0, 1.0, 2.0)[len(turns) - 1]
+        return 5.0 / Timer.speed
+
+    monkeypatch.setattr(Timer, "speed", 1.0)  # and it is that again after the test
+    monkeypatch.setattr(device_profile, "read_bandwidth", bandwidth)
+    model = Timer(device_profile._config(device_profile.NARROW, 1))
+    found, seconds = beside.measure(model, 256, 0, group=4)
+    assert (found.bandwidth, found.block_overhead_s, seconds) == (5.0, pytest.approx(0.1), pytest.approx(7.1))
+    assert found.flops == pytest.approx({256: PRODUCT_FLOPS})
+    assert found.attention_flops == pytest.approx(dict.fromkeys((1, 256), ATTENTION_FLOPS))
 
 
 def test_a_machine_that_is_too_busy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

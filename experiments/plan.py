@@ -55,6 +55,7 @@ def table(found: Sequence[Any], search: Any, model: str) -> Any:
     lines = []
     for option in sorted(found, key=lambda option: float(f"{option.step_s:.6g}")):
         number = "" if option.number is None else f" {option.number}"
+        number += f", helped {option.share:.0%}" if option.share else ""
         time = f"{option.step_s * 1e3:.1f}" if option.feasible else "-"
         need = [amount(n) if n else "-" for n in (option.device_bytes, option.host_bytes)]
         lines.append([f"{option.placement}{number}", option.memory, time, *need, option.reason])

@@ -8,6 +8,9 @@ from torch import nn
 
 from ttc.errors import UnsupportedModel
 
+LARGE = 0.1
+"""The share of a layer's weights that a large matrix holds at least."""
+
 
 def decoder_layers(model: Any) -> list[nn.Module]:
     """The modules that hold attention layer 0, 1, 2, ..., side by side in one list.
@@ -22,3 +25,13 @@ def decoder_layers(model: Any) -> list[nn.Module]:
             if all(any(getattr(m, "layer_idx", None) == i for m in layer.modules()) for i, layer in enumerate(layers)):
                 return layers
     raise UnsupportedModel(f"{type(model).__name__} has no list of its {count} decoder layers")
+
+
+def large_linears(layer: nn.Module) -> dict[str, nn.Linear]:
+    """The linear layers inside a decoder layer that hold much of its weights, by name."""
+    whole = sum(weight.numel() for weight in layer.parameters())
+    return {
+        name: module
+        for name, module in layer.named_modules()
+        if type(module) is nn.Linear and module.weight.numel() >= LARGE * whole
+    }

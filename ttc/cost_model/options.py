@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.cost_model.idle_link import HelpedStage
 from ttc.cost_model.policies import BUFFERS, PIECE_TOKENS, POLICIES, Cache, Steps, Traffic
 from ttc.cost_model.roofline import roofline_time, t_comm
 from ttc.cost_model.split_search import ROUNDING
@@ -28,7 +29,8 @@ class Machine:
 
     compiled: the device with the engine's fastest layers. modules: the device with the model's own modules, which run
     where weights are placed. host: the host's processor, with these. device_bytes, host_bytes: what weights and KV may
-    take together, None for no limit.
+    take together, None for no limit. one_processor: whether host and device are the same one, so that neither helps the
+    other.
     """
 
     compiled: DeviceProfile
@@ -37,13 +39,15 @@ class Machine:
     link: LinkProfile
     device_bytes: int | None = None
     host_bytes: int | None = None
+    one_processor: bool = False
 
 
 @dataclass(frozen=True)
 class Layout:
     """Where weights lie. number: k of a split, or how many of the first layers stay on the device when the others are
     streamed; None where all stay. host, device: the units that run there. streamed: how many of the last layers come
-    over the link in every pass. weight_bytes: on the device, buffers included, and on the host."""
+    over the link in every pass. weight_bytes: on the device, buffers included, and on the host. share: of the large
+    linear layers on the host, what the device computes."""
 
     placement: str
     number: int | None
@@ -51,6 +55,7 @@ class Layout:
     device: Sequence[Unit]
     streamed: int
     weight_bytes: tuple[int, int]
+    share: float = 0.0
 
     @property
     def blocks(self) -> list[Unit]:
@@ -62,13 +67,14 @@ class Layout:
 class Option:
     """One way to run a search. step_s: what a step takes; infinite for a way that is not possible, for the `reason`.
 
-    number: see `Layout`. weight_bytes: of the device's bytes, those of weights. device_bytes, host_bytes: what is used
-    of each in the end; of a way that does not fit, what it needs at least.
+    number, share: see `Layout`. weight_bytes: of the device's bytes, those of weights. device_bytes, host_bytes: what
+    is used of each in the end; of a way that does not fit, what it needs at least.
     """
 
     placement: str
     memory: str
     number: int | None = None
+    share: float = 0.0
     step_s: float = inf
     weight_bytes: int = 0
     device_bytes: int = 0
@@ -87,18 +93,22 @@ def options(
     search: Steps,
     placements: Sequence[str] = PLACEMENTS,
     number: int | None = None,
+    share: float | None = None,
 ) -> list[Option]:
     """Every combination of a placement and a memory policy, in the order of their names.
 
-    A split has the number of units on the host, and streaming the number of layers that stay, with which a step is
-    fastest. placements, number: those that are asked about. Raises InvalidInput for an unknown name.
+    A split has the number of units on the host and the share that the device helps with, and streaming the number of
+    layers that stay, with which a step is fastest. placements, number, share: those that are asked about. Raises
+    InvalidInput for an unknown name.
     """
     for name in placements:
         if name not in PLACEMENTS:
             raise InvalidInput(f"placement={name!r} is unknown; use one of {', '.join(PLACEMENTS)}")
     found = []
     for placement in placements:
-        layouts = [at for at in _layouts(placement, units) if number is None or at.number == number]
+        layouts = [
+            at for at in _layouts(placement, units, machine, search, share) if number is None or at.number == number
+        ]
         for memory in POLICIES:
             ways = [_option(at, memory, kv_heads, machine, search) for at in layouts]
             found.append(
@@ -138,7 +148,9 @@ def _lack(option: Option) -> tuple[bool, float]:
 # ---------------------------------------------------------------- where weights lie
 
 
-def _layouts(placement: str, units: Sequence[Unit]) -> Iterator[Layout]:
+def _layouts(
+    placement: str, units: Sequence[Unit], machine: Machine, search: Steps, share: float | None
+) -> Iterator[Layout]:
     """The ways to place the weights. Two buffers hold as much as two layers, so three are streamed at least."""
     layers = sum(unit.is_block for unit in units)
     sizes = [unit.param_bytes for unit in units]
@@ -147,7 +159,11 @@ def _layouts(placement: str, units: Sequence[Unit]) -> Iterator[Layout]:
     elif placement == "split":
         for k in range(1, layers + 1):
             host = sum(sizes[:k]) + sum(unit.tied_bytes for unit in units[:k])
-            yield Layout(placement, k, units[:k], units[k:], 0, (sum(sizes[k:]), host))
+            stage = _helped(units[:k], units[k:], machine, _work(search, search.branches))
+            most = 0.0 if machine.one_processor else stage.best_share(inf)
+            for part in sorted({0.0, most / 2, most}) if share is None else [share]:
+                weights = sum(sizes[k:]) + ceil(part * stage.buffer_bytes), host
+                yield Layout(placement, k, units[:k], units[k:], 0, weights, part)
     else:
         layer = max(unit.param_bytes for unit in units if unit.is_block)
         for kept in range(layers - BUFFERS):
@@ -168,7 +184,7 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
 
     def not_possible(reason: str, device_bytes: float = 0, host_bytes: float = 0) -> Option:
         return Option(
-            placement=layout.placement, memory=memory, number=layout.number, reason=reason,
+            placement=layout.placement, memory=memory, number=layout.number, share=layout.share, reason=reason,
             device_bytes=ceil(device_bytes), host_bytes=ceil(host_bytes),
         )  # fmt: skip
 
@@ -190,7 +206,7 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
     if machine.host_bytes is not None and host_bytes > machine.host_bytes:
         return not_possible(HOST_TOO_SMALL, device_bytes, host_bytes)
     return Option(
-        placement=layout.placement, memory=memory, number=layout.number,
+        placement=layout.placement, memory=memory, number=layout.number, share=layout.share,
         step_s=_step_s(layout, traffic, rates, machine, search),
         weight_bytes=weights, device_bytes=ceil(device_bytes), host_bytes=ceil(host_bytes),
     )  # fmt: skip
@@ -207,11 +223,19 @@ def state_bytes(units: Sequence[Unit], search: Steps) -> int:
 def _step_s(layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Machine, search: Steps) -> float:
     """The passes of all groups, and what crosses once a step as far as no group decodes meanwhile."""
     rows = ceil(search.branches / traffic.rounds)
-    work = Pass(rows, own_tokens=search.own_tokens, shared_tokens=search.prompt_tokens)
-    groups_s = search.step_tokens * _pass_s(layout, traffic, rates, machine, work)
+    groups_s = search.step_tokens * _pass_s(layout, traffic, rates, machine, _work(search, rows))
     bandwidth = machine.link.to_device_bandwidth
     ahead_s = min(traffic.ahead_bytes / bandwidth, (traffic.rounds - 1) * groups_s)
     return traffic.rounds * groups_s + max(0.0, traffic.step_bytes / bandwidth - ahead_s)
+
+
+def _work(search: Steps, branches: int) -> Pass:
+    return Pass(branches, own_tokens=search.own_tokens, shared_tokens=search.prompt_tokens)
+
+
+def _helped(host: Sequence[Unit], device: Sequence[Unit], machine: Machine, work: Pass) -> HelpedStage:
+    beside_s = roofline_time(device, machine.modules, work)
+    return HelpedStage.of(host, machine.host, machine.modules, machine.link, work, beside_s)
 
 
 def _pass_s(layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Machine, work: Pass) -> float:
@@ -219,7 +243,8 @@ def _pass_s(layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Mac
     layers_s = roofline_time(blocks, rates, work) - rates.pass_overhead_s
     rest_s = roofline_time(layout.device, rates, work) - layers_s
     if layout.host:
-        rest_s += roofline_time(layout.host, machine.host, work) + t_comm(layout.host[-1], link, work)
+        rest_s += _helped(layout.host, layout.device, machine, work).seconds(layout.share)
+        rest_s += t_comm(layout.host[-1], link, work)
     kv_loads = iter(traffic.loads)
     loads = [next(kv_loads, 0.0) if block.kv_elements else 0.0 for block in blocks]
     computing = [layers_s / len(blocks) + traffic.generate_s] * len(blocks)

@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.cache_utils import Cache, DynamicCache, LinearAttentionCacheLayerMixin
 
 from ttc.cost_model.unit import Unit
-from ttc.decoder_layers import decoder_layers
+from ttc.decoder_layers import decoder_layers, large_linears
 from ttc.errors import UnsupportedModel
 
 SHAPES = "ttc_shapes"
@@ -92,10 +92,11 @@ def _units(model: Any, kept: list[Kept], dtype: torch.dtype) -> tuple[Unit, ...]
 
 
 def _block(block: nn.Module, config: Any) -> dict[str, Any]:
-    """param_bytes and multiplied of a transformer block, and what a unit says of experts."""
+    """param_bytes, large_bytes and multiplied of a transformer block, and what a unit says of experts."""
     weights = dict(block.named_parameters())
     matrices = {name: weight.numel() for name, weight in weights.items() if weight.dim() > 1}
     found: dict[str, Any] = {"param_bytes": _bytes(weights.values()), "multiplied": sum(matrices.values())}
+    found["large_bytes"] = _bytes(linear.weight for linear in large_linears(block).values())
     of_experts = [name for name in weights if "experts" in name.split(".")]
     if of_experts:
         experts, routed = (

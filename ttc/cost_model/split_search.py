@@ -33,8 +33,10 @@ class Generation(Positive):
         """Tokens whose KV is kept in the end. The prompt's is kept once."""
         return self.prompt_tokens + self.branches * self.output_tokens
 
-    def work(self, objective: Objective) -> Pass:
+    def work(self, objective: str) -> Pass:
         """The pass whose time counts: of decoding the one half way, or the prompt's."""
+        if objective not in get_args(Objective):
+            raise InvalidInput(f"objective={objective!r} is unknown; choose 'decode' or 'prefill'")
         if objective == "prefill":
             return Pass(branches=1, new_tokens=self.prompt_tokens)
         return Pass(self.branches, own_tokens=self.output_tokens // 2, shared_tokens=self.prompt_tokens)
@@ -81,8 +83,6 @@ def strategy_selector(
     k_most: the most units on the host that are tried, None for all of them.
     Raises OutOfMemory when no split fits, naming the bytes that would do; InvalidInput for an unknown objective.
     """
-    if objective not in get_args(Objective):
-        raise InvalidInput(f"objective={objective!r} is unknown; choose 'decode' or 'prefill'")
     best: SplitPlan | None = None
     most = len(units) if k_most is None else k_most
     plans = [split_plan(k, units, d_cpu, d_gpu, link, generation, objective, kv_offload) for k in range(most + 1)]

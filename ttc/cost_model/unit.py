@@ -68,6 +68,7 @@ class Unit:
     window: how many tokens back its rows see, None for all.
     state_bytes: what its recurrent layers keep of one sequence, however long. Their operations are not counted.
     expert_bytes: of param_bytes, those of the experts, of which each row goes through `routed` of `experts`.
+    large_bytes: of param_bytes, those of its large linear layers (`ttc.decoder_layers.large_linears`).
     tied_bytes: of an embedding, weights that the output projection counts as its own. A device that has the embedding
     and not the output projection holds them too.
     """
@@ -84,6 +85,7 @@ class Unit:
     expert_bytes: int = 0
     experts: int = 1
     routed: int = 1
+    large_bytes: int = 0
     tied_bytes: int = 0
 
     @property

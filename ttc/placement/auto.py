@@ -95,7 +95,7 @@ class Auto:
         """Every way to run the search, from the model's configuration alone.
 
         name, device, dtype, source: see `ttc.model.loading.load`. placement: one that is settled already; its class,
-        and k of a split, are kept. Raises InvalidInput for a profile that is not there or of another machine.
+        k and streamed of a split, are kept. Raises InvalidInput for a profile that is not there or of another machine.
         """
         place = chosen_device(device)
         config, precision = configuration(name, device=place, dtype=dtype, **source)
@@ -116,6 +116,7 @@ class Auto:
             link=profile.link,
             device_bytes=free_device_bytes(device) if self.budget_gib is None else to_bytes(self.budget_gib),
             host_bytes=Streamed(host_budget_gib=self.host_budget_gib).host_budget(),
+            one_processor=device.type == "cpu",
         )
         if device.type == "cuda":
             return machine
@@ -128,8 +129,8 @@ class Auto:
 
 @dataclass(frozen=True)
 class Planned:
-    """A search on a machine with a model. link_gbps: of a simulated link. placements, number: those that may be chosen,
-    see `ttc.cost_model.options.options`."""
+    """A search on a machine with a model. link_gbps: of a simulated link. placements, number, share: those that may be
+    chosen, see `ttc.cost_model.options.options`."""
 
     units: Sequence[Unit]
     kv_heads: int
@@ -138,10 +139,12 @@ class Planned:
     link_gbps: float | None = None
     placements: Sequence[str] = PLACEMENTS
     number: int | None = None
+    share: float | None = None
 
     def options(self) -> list[Option]:
         """Every combination of a placement and a memory policy."""
-        return options(self.units, self.kv_heads, self.machine, self.search, self.placements, self.number)
+        asked = self.placements, self.number, self.share
+        return options(self.units, self.kv_heads, self.machine, self.search, *asked)
 
     def best(self) -> Option:
         """The fastest of these. Raises OutOfMemory where none is possible."""
@@ -159,8 +162,9 @@ class Planned:
         if option.placement == "split":
             assert option.number is not None
             placement = Split(
-                k=option.number, link_gbps=link, branches=search.branches, prompt_tokens=search.prompt_tokens,
-                output_tokens=search.output_tokens, kv_offload=option.memory != "resident",
+                k=option.number, streamed=option.share, link_gbps=link, branches=search.branches,
+                prompt_tokens=search.prompt_tokens, output_tokens=search.output_tokens,
+                kv_offload=option.memory != "resident",
             )  # fmt: skip
         elif option.placement == "streamed":
             layer = max(unit.param_bytes for unit in self.units if unit.is_block)
@@ -171,8 +175,8 @@ class Planned:
 
     def predicted(self, option: Option, search: Steps) -> float:
         """What a step of another search takes when it is run as `option`, in seconds; infinite if it does not fit."""
-        number = option.number
-        again = replace(self, search=search, placements=[option.placement], number=number).options()
+        kept: Any = {"placements": [option.placement], "number": option.number, "share": option.share}
+        again = replace(self, search=search, **kept).options()
         return next((found.step_s for found in again if found.memory == option.memory), inf)
 
 
@@ -228,10 +232,10 @@ def settled(
     return *planned.parts(chosen.option), chosen
 
 
-def _settled(placement: Placement | None) -> tuple[Sequence[str], int | None]:
-    """The placements that may be chosen, and the number that is kept."""
+def _settled(placement: Placement | None) -> tuple[Sequence[str], int | None, float | None]:
+    """The placements that may be chosen, and the number and the share that are kept."""
     if placement is None:
-        return PLACEMENTS, None
+        return PLACEMENTS, None, None
     for name in ("budget_gib", "host_budget_gib", "link_gbps"):
         if (value := getattr(placement, name)) is not None:
             raise InvalidInput(
@@ -239,8 +243,9 @@ def _settled(placement: Placement | None) -> tuple[Sequence[str], int | None]:
                 f"weights and KV; give memory.{name} in its place"
             )
     if isinstance(placement, Split):
-        return ["split"], None if placement.k == "auto" else int(placement.k)
-    return ["streamed"], None
+        number = None if placement.k == "auto" else int(placement.k)
+        return ["split"], number, None if placement.streamed == "auto" else float(placement.streamed)
+    return ["streamed"], None, None
 
 
 def _settings(part: Placement | Residency, group: str) -> list[str]:

@@ -43,19 +43,19 @@ class Placement(ABC):
                 raise InvalidInput(f"placement.{name}={value} must be positive, or null for no limit")
 
     @abstractmethod
-    def decide(self, model: Any, device: torch.device) -> int:
-        """What the placement leaves open: the number of layers, or of units, that it treats in one way.
+    def decide(self, model: Any, device: torch.device) -> Any:
+        """What the placement leaves open, as the number of layers that it treats in one way.
 
         model: may be without memory, on PyTorch's "meta" device. Raises OutOfMemory for a budget that is too small, and
         UnsupportedModel for a model that cannot be placed like this.
         """
 
     @abstractmethod
-    def device_map(self, model: Any, device: torch.device, decided: int) -> dict[str, str]:
+    def device_map(self, model: Any, device: torch.device, decided: Any) -> dict[str, str]:
         """Where the weights of each module go while they are loaded, by its name, as transformers takes it."""
 
     @abstractmethod
-    def place(self, model: Any, device: Device, decided: int | None = None) -> PlacedRunner:
+    def place(self, model: Any, device: Device, decided: Any = None) -> PlacedRunner:
         """Put the weights of a loaded model where they belong, module by module, and return what runs it on `device`.
 
         decided: what `decide` has said; None to ask it now, before any weight is moved. Raises what it does.

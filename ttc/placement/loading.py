@@ -41,7 +41,7 @@ def load_placed(
 ) -> tuple[Any, Any, PlacedRunner]:
     """(model, tokenizer, runner). Weights are read one by one to where they stay; none is read where the placement
     refuses the model. The other arguments: see `ttc.model.loading.load`."""
-    decided: list[int] = []
+    decided: list[Any] = []
 
     def place_weights(empty: Any, place: torch.device) -> dict[str, str]:
         decided.append(placement.decide(empty, place))

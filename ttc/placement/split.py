@@ -1,4 +1,5 @@
-"""HELM: the first layers run on the host, the others on the device, each where its weights lie."""
+"""HELM: the first layers run on the host, the others on the device, each where its weights lie. The device helps with
+those of the host, by weights that cross the link meanwhile."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from accelerate.hooks import AlignDevicesHook, ModelHook, add_hook_to_module
@@ -15,14 +16,16 @@ from torch import Tensor, nn
 from ttc.attention.plan import Plan
 from ttc.checks import check_whole
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.cost_model.idle_link import BUFFERS, HelpedPlan, helped_selector, with_help
 from ttc.cost_model.partition import partition_units
 from ttc.cost_model.profile_file import read
-from ttc.cost_model.split_search import Generation, SplitPlan, split_plan, strategy_selector
+from ttc.cost_model.split_search import Generation, Objective, split_plan
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.memory.link import Link
 from ttc.memory.manager import as_budget
 from ttc.model.packed_linear import pack_linears
 from ttc.placement.base import Device, PlacedRunner, Placement, move_own, outside, placed_layers, weight_bytes
+from ttc.placement.divided import divide
 from ttc.residency.base import Residency, to_bytes
 from ttc.residency.capture import Capture
 
@@ -34,6 +37,14 @@ UNKNOWN = (
 """Stands for a machine whose times play no part, where a plan's bytes alone are asked for."""
 
 
+class Division(NamedTuple):
+    """What a split settles. k: units on the host. streamed: the share of their large linear layers that the device
+    computes."""
+
+    k: int
+    streamed: float
+
+
 @dataclass
 class Split(Placement):
     """The first k partition units run on the host, the others on the device (HELM). The embedding is the first unit,
@@ -41,12 +52,16 @@ class Split(Placement):
     of activations crosses the link in each pass.
 
     k: a number, or "auto" for Algorithm 1's choice from `profile`, a file of `python -m experiments.profile`.
+    streamed: the share of the host's large linear layers that the device computes, with weights that cross the link
+    meanwhile; 0 for HELM's own split, in which the link is idle. "auto" for the share with which a pass is fastest by
+    the profile; for none without a profile, and where the device is the host's own processor.
     prompt_tokens, output_tokens, branches: the search that is planned for, whose KV has to fit beside the weights.
     kv_offload: KV of the device's layers may lie on the host, under a memory policy that moves it; budget_gib is for
     weights alone then. objective: what "auto" makes fast, "decode" or "prefill".
     """
 
     k: int | str = "auto"
+    streamed: float | str = "auto"
     profile: str | None = None
     prompt_tokens: int = 512
     output_tokens: int = 512
@@ -66,41 +81,64 @@ class Split(Placement):
                 )
         else:
             check_whole("placement.k", self.k, 0)
+        if self.streamed != "auto" and not (isinstance(self.streamed, int | float) and 0 <= self.streamed < 1):
+            raise InvalidInput(
+                f"placement.streamed={self.streamed!r} must be 'auto', or a share from 0 (nothing) to less than 1"
+            )
         self._generation()
 
-    def decide(self, model: Any, device: torch.device) -> int:
-        """k: how many units run on the host."""
-        layers = placed_layers(model)
-        budget, most, words = self.device_budget(model, device), len(layers), str(model.dtype).removeprefix("torch.")
-        units, generation = partition_units(model.config, model.dtype, type(model)), self._generation()
-
-        def bytes_of(k: int) -> SplitPlan:
-            device_profile, link = UNKNOWN
-            return split_plan(k, units, device_profile, device_profile, link, generation, kv_offload=self.kv_offload)
-
+    def decide(self, model: Any, device: torch.device) -> Division:
+        """How many units run on the host, and which share of their large linear layers the device computes."""
+        layers, generation = placed_layers(model), self._generation()
+        units = partition_units(model.config, model.dtype, type(model))
+        budget, most = self.device_budget(model, device), len(layers)
         if isinstance(self.k, int) and self.k > most:
             raise InvalidInput(
                 f"placement.k={self.k} leaves no layer on the device; of {len(units)} units at most {most} can be on "
                 "the host. To run all of them there: model.device=cpu placement=resident"
             )
-        k = most if self.k == "auto" else int(self.k)
-        kv = "" if self.kv_offload else self._with_kv()
-        if budget is not None and (needed := bytes_of(k).device_bytes) > budget:
-            raise OutOfMemory(
-                f"the device has {budget:,} bytes for a placement, and placement.k={k} needs {needed:,} there: the "
-                f"weights of {len(units) - k} units{kv}; a placement.budget_gib of {as_budget(needed)} would do"
-                f"{'' if k == most else ', or a larger placement.k'}, or fewer or shorter branches"
+        if self._share and not any(unit.large_bytes for unit in units):
+            raise InvalidInput(
+                f"placement.streamed={self.streamed}: the layers of {type(model).__name__} have no large nn.Linear "
+                "whose rows could be divided; use placement.streamed=0"
             )
-        if self.k == "auto":
-            assert self.profile is not None
-            profile = read(self.profile)
-            cpu, gpu = profile.device(f"cpu {words}"), profile.device(f"{device.type} {words}")
-            vram = sys.maxsize if budget is None else budget
-            options: Any = {"objective": self.objective, "kv_offload": self.kv_offload, "k_most": most}
-            host = self.host_budget()
-            return strategy_selector(units, cpu, gpu, profile.link, vram, generation, host_bytes=host, **options).k
-        self.require_host(bytes_of(k).host_bytes, f"{k} units on the host{self._with_kv()}")
-        return k
+        k = most if self.k == "auto" else int(self.k)
+        device_profile, link = UNKNOWN
+        plan = split_plan(k, units, device_profile, device_profile, link, generation, kv_offload=self.kv_offload)
+        needed = with_help(plan, units, device_profile, device_profile, link, generation.work("decode"), self._share)
+        self._require_room(needed, budget, most)
+        if self.k != "auto":
+            self.require_host(plan.host_bytes, f"{k} units on the host{self._with_kv()}")
+        share = None if self.streamed == "auto" and device.type != "cpu" else self._share
+        if self.profile is None or (self.k != "auto" and share is not None):
+            return Division(k, self._share)
+        profile, words = read(self.profile), str(model.dtype).removeprefix("torch.")
+        machine = profile.device(f"cpu {words}"), profile.device(f"{device.type} {words}"), profile.link
+        found = helped_selector(
+            units, *machine, sys.maxsize if budget is None else budget, generation,
+            cast(Objective, self.objective), self.kv_offload, self.host_budget(),
+            ks=range(most + 1) if self.k == "auto" else [k], share=share,
+        )  # fmt: skip
+        return Division(found.split.k, found.share)
+
+    @property
+    def _share(self) -> float:
+        """The share that is given, 0 where it is left open."""
+        return 0.0 if self.streamed == "auto" else float(self.streamed)
+
+    def _require_room(self, plan: HelpedPlan, budget: int | None, most: int) -> None:
+        """Raise OutOfMemory unless the device has room for a plan."""
+        k, needed = plan.split.k, plan.device_bytes
+        if budget is None or needed <= budget:
+            return
+        kv = "" if self.kv_offload else self._with_kv()
+        buffers = f", {BUFFERS} buffers for placement.streamed={self.streamed}" if plan.share else ""
+        raise OutOfMemory(
+            f"the device has {budget:,} bytes for a placement, and placement.k={k} needs {needed:,} there: the "
+            f"weights of {plan.split.units - k} units{buffers}{kv}; a placement.budget_gib of {as_budget(needed)} "
+            f"would do{'' if k == most else ', or a larger placement.k'}"
+            f"{', or a smaller placement.streamed' if plan.share else ''}, or fewer or shorter branches"
+        )
 
     def check_policy(self, policy: Residency | None) -> None:
         _refuse_capture(policy)
@@ -111,18 +149,16 @@ class Split(Placement):
             "(placement.branches, output_tokens, prompt_tokens)"
         )
 
-    def device_map(self, model: Any, device: torch.device, decided: int) -> dict[str, str]:
-        layers = placed_layers(model)
+    def device_map(self, model: Any, device: torch.device, decided: Division) -> dict[str, str]:
+        layers, k = placed_layers(model), decided.k
         names = {id(layer): name for name, layer in model.named_modules()}
         # weights that the output projection shares with the embedding are read once, and copied afterwards
-        places = {
-            name: str(device if where == "device" else HOST) for name, where in _rest(model, layers, decided).items()
-        }
-        return places | {names[id(layer)]: str(HOST if n + 1 < decided else device) for n, layer in enumerate(layers)}
+        places = {name: str(device if where == "device" else HOST) for name, where in _rest(model, layers, k).items()}
+        return places | {names[id(layer)]: str(HOST if n + 1 < k else device) for n, layer in enumerate(layers)}
 
-    def place(self, model: Any, device: Device, decided: int | None = None) -> SplitRunner:
+    def place(self, model: Any, device: Device, decided: Division | None = None) -> SplitRunner:
         device = torch.device(device)
-        k = self.decide(model, device) if decided is None else decided
+        k, share = self.decide(model, device) if decided is None else decided
         layers = placed_layers(model)
         on_host, on_device = layers[: max(0, k - 1)], layers[max(0, k - 1) :]
         parts: dict[str, list[nn.Module]] = {"host": [m for layer in on_host for m in layer.modules()]}
@@ -141,11 +177,13 @@ class Split(Placement):
             layer.to(device)
             if k:
                 add_hook_to_module(layer, _Crosses(crossing, first=n == 0))
-        sizes = weight_bytes(parts["device"]), weight_bytes(parts["host"])
+        on_device_bytes, on_host_bytes = weight_bytes(parts["device"]), weight_bytes(parts["host"])
+        if share:
+            on_device_bytes += divide(on_host, share, crossing.link, device)
         for part in [model] if device == HOST else on_host:
             pack_linears(part)
         budget = None if self.kv_offload else to_bytes(self.budget_gib)
-        return SplitRunner(model, crossing, self.link_gbps, *sizes, k, budget)
+        return SplitRunner(model, crossing, self.link_gbps, on_device_bytes, on_host_bytes, Division(k, share), budget)
 
     def _generation(self) -> Generation:
         return Generation(self.prompt_tokens, self.output_tokens, self.branches)
@@ -172,11 +210,12 @@ class SplitRunner(PlacedRunner):
         link_gbps: float | None,
         device_bytes: int,
         host_bytes: int,
-        k: int,
+        division: Division,
         budget_bytes: int | None,
     ):
         super().__init__(model, crossing.device, crossing.link, link_gbps, device_bytes, host_bytes)
-        self.crossing, self.k, self.budget_bytes = crossing, k, budget_bytes
+        self.crossing, self.budget_bytes = crossing, budget_bytes
+        self.k, self.streamed = division
 
     def bind(self, policy: Residency) -> None:
         """Let KV lie with its layer, and cross the same link; what the weights leave of the budget is KV's."""

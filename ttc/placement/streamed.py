@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import Any
 
 import torch
-from accelerate.hooks import ModelHook, add_hook_to_module
+from accelerate.hooks import add_hook_to_module
 from torch import Tensor, nn
 
 from ttc.errors import OutOfMemory
-from ttc.memory.link import Link, Transfer
+from ttc.memory.link import Link
 from ttc.memory.manager import as_budget
 from ttc.placement.base import Device, PlacedRunner, Placement, move_own, outside, placed_layers, weight_bytes
-
-BUFFERS = 2
-"""One holds the layer that is computed, the other takes the next one meanwhile."""
-PIECES = 32
-"""A layer crosses in so many pieces, so that KV which is needed earlier waits for a piece at most."""
-ALIGNED_BYTES = 64
-"""Each weight begins at a multiple of this in its layer's memory."""
+from ttc.placement.weight_stream import BUFFERS, HostWeights, Leaves, WeightStream, side_by_side
 
 
 @dataclass
@@ -66,9 +59,10 @@ class Streamed(Placement):
             layer.to(device)
         link = Link(device)
         if streamed := layers[kept:]:
-            stream = WeightStream(streamed, link, device)
-            for index, layer in enumerate(streamed):
-                add_hook_to_module(layer, _Arrives(stream, index))
+            weights = [_LayerWeights(layer, device) for layer in streamed]
+            stream = WeightStream([layer.host for layer in weights], link, device)
+            for index, (layer, its) in enumerate(zip(streamed, weights, strict=True)):
+                add_hook_to_module(layer, _Arrives(stream, index, its))
         on_device, on_host = self._sizes(model, layers, kept)
         runner = PlacedRunner(model, device, link, self.link_gbps, on_device, on_host)
         runner.streamed_layer_bytes = on_host // len(layers)
@@ -77,98 +71,39 @@ class Streamed(Placement):
     @staticmethod
     def _sizes(model: Any, layers: Sequence[nn.Module], kept: int) -> tuple[int, int]:
         """Bytes of weights on the device, the buffers included, and on the host when `kept` layers stay."""
-        sizes = [_layer_bytes(layer) for layer in layers]
+        sizes = [side_by_side(list(layer.parameters())) for layer in layers]
         rest = weight_bytes(outside(model, layers).values())
         return rest + sum(sizes[:kept]) + BUFFERS * max(sizes[kept:], default=0), sum(sizes[kept:])
 
 
-class WeightStream:
-    """The weights of some layers on their way through two buffers.
-
-    A layer's weights are those in a buffer from its `arrive` until another layer takes the buffer, and those on the
-    host otherwise. While a layer computes, the next one is fetched, after the last the first; what the layer that
-    computes needs besides, such as KV, crosses first.
-    """
-
-    def __init__(self, layers: Sequence[nn.Module], link: Link, device: torch.device):
-        self.link = link
-        self.layers = [_LayerWeights(layer, device) for layer in layers]
-        size = max(layer.host.numel() for layer in self.layers)
-        self.buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(BUFFERS)]
-        self.views = [[layer.views(buffer) for buffer in self.buffers] for layer in self.layers]
-        self.held: list[int | None] = [None] * BUFFERS  # the layer in each buffer
-        self.transfers: list[Transfer | None] = [None] * BUFFERS
-        self.last = BUFFERS - 1  # the buffer of the layer that came last
-
-    def arrive(self, index: int) -> None:
-        """Let a layer compute with its weights on the device. Raises what went wrong on their way."""
-        if index not in self.held:
-            self._fetch(index, 1 - self.last, later=False)
-        self.last = slot = self.held.index(index)
-        try:
-            self.link.wait(self.transfers[slot])
-        except BaseException:
-            self.held[slot] = None  # so that it is fetched again
-            raise
-        self.layers[index].use(self.views[index][slot])
-        following = (index + 1) % len(self.layers)
-        if following not in self.held:
-            self._fetch(following, 1 - slot, later=True)
-
-    def _fetch(self, index: int, slot: int, later: bool) -> None:
-        before, layer = self.held[slot], self.layers[index]
-        if before is not None:
-            self.layers[before].use(self.layers[before].on_host)
-        self.held[slot] = index
-        size = layer.host.numel()
-        pieces = [whole.split(ceil(size / PIECES)) for whole in (self.buffers[slot][:size], layer.host)]
-        self.transfers[slot] = self.link.fetch(list(zip(*pieces, strict=True)), "weights", later=later)
-
-
 class _LayerWeights:
-    """The weights of one layer, side by side in one piece of the host's memory. Its buffers, which are few numbers,
-    stay on the device."""
+    """The weights of one layer: those on the host, or in a buffer of the device while the layer computes. Its buffers,
+    which are few numbers, stay on the device."""
 
     def __init__(self, layer: nn.Module, device: torch.device):
         self.weights = list(layer.parameters())
-        self.host = torch.empty(_layer_bytes(layer), dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self.on_host = self.views(self.host)
-        for weight, place in zip(self.weights, self.on_host, strict=True):
-            place.copy_(weight.data)
-        self.use(self.on_host)  # what they were in before is freed
+        self.host = HostWeights([weight.data for weight in self.weights], device)
+        self.use(self.host.on_host)  # what they were in before is freed
         for module in layer.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(device))
-
-    def views(self, buffer: Tensor) -> list[Tensor]:
-        """Each weight's place in a buffer."""
-        found, start = [], 0
-        for weight in self.weights:
-            nbytes = weight.numel() * weight.element_size()
-            found.append(buffer[start : start + nbytes].view(weight.dtype).view(weight.shape))
-            start += _aligned(nbytes)
-        return found
 
     def use(self, places: Sequence[Tensor]) -> None:
         for weight, place in zip(self.weights, places, strict=True):
             weight.data = place
 
 
-class _Arrives(ModelHook):
-    """Has a layer's weights on the device before it computes."""
+class _Arrives(Leaves):
+    """Has a layer's weights on the device while it computes."""
 
-    def __init__(self, stream: WeightStream, index: int):
-        self.stream, self.index = stream, index
+    def __init__(self, stream: WeightStream, index: int, weights: _LayerWeights):
+        super().__init__(stream, index)
+        self.weights = weights
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        self.stream.arrive(self.index)
+        self.weights.use(self.stream.arrive(self.index))
         return args, kwargs
 
-
-def _layer_bytes(layer: nn.Module) -> int:
-    """What a layer's weights take in one piece."""
-    return sum(_aligned(weight.numel() * weight.element_size()) for weight in layer.parameters())
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNED_BYTES) * ALIGNED_BYTES
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        self.weights.use(self.weights.host.on_host)
+        return super().post_forward(module, output)

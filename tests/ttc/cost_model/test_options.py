@@ -151,3 +151,25 @@ def test_copies_hide_no_more_than_either_takes(layers: list[tuple[float, float]]
     computing, loads = zip(*layers, strict=True)
     seconds = pipelined(computing, loads, rest)
     assert max(sum(computing) + rest, sum(loads)) - 1e-9 <= seconds <= sum(computing) + sum(loads) + rest + 1e-9
+
+
+def test_the_device_helps_with_a_splits_layers_where_it_is_another_processor() -> None:
+    units = tuple(replace(unit, large_bytes=800 if unit is BLOCK else 0) for unit in UNITS)
+    budget = 400 + 1000 + KV // 4 + 480  # the output, a layer with its KV, and room for buffers of 0.3 of 800 bytes
+    for one_processor in (False, True):
+        here = replace(machine(budget), one_processor=one_processor)
+        found = options(units, 1, here, SEARCH, ["split"])[0]
+        assert found.number == 4 and (found.share > 0) != one_processor
+        assert found.device_bytes <= budget and found.weight_bytes == 1400 + round(1600 * found.share)
+        again = options(units, 1, here, SEARCH, ["split"], number=4, share=found.share)[0]
+        assert again == found
+    kept = options(units, 1, machine(), SEARCH, ["split"], number=4, share=0.25)[0]
+    alone = 3 * (1000 + (10 + 2 * 7) * 10) / 50 + 2 * 8 * 2 / 10 + LAYER_S + 1 + OUTPUT_S
+    assert kept.step_s == pytest.approx(4 * (alone - 0.25 * 3 * 800 / 50 + late(0.25)))
+
+
+def late(share: float) -> float:
+    """How much longer than the host's part the link takes, which begins when the device's own layers do."""
+    crossing = share * 3 * 800 / 10
+    ahead = min(LAYER_S + 1 + OUTPUT_S, crossing * 2 / 3)
+    return max(0.0, crossing - ahead - (3 * (1000 + (10 + 2 * 7) * 10) / 50 - share * 3 * 800 / 50))

@@ -25,6 +25,8 @@ def uncomputed(engine: Engine) -> Iterator[None]:
         yield
     finally:
         engine.runner.forward = forward  # type: ignore[method-assign]
+    for kv in engine.memory.live:
+        engine.memory.wait_kv_on_host(kv)  # what is under way would overwrite it
     for copy in (copy for kv in engine.memory.live for copy in (*kv.device, *kv.host) if copy is not None):
         for part in copy.both:
             part.fill_(0.02)

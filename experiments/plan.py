@@ -57,12 +57,12 @@ def table(found: Sequence[Any], search: Any, model: str) -> Any:
         number = "" if option.number is None else f" {option.number}"
         number += f", helped {option.share:.0%}" if option.share else ""
         time = f"{option.step_s * 1e3:.1f}" if option.feasible else "-"
-        need = [amount(n) if n else "-" for n in (option.device_bytes, option.host_bytes)]
+        need = [amount(n) if n else "-" for n in (option.device_bytes, option.host_bytes, option.link_bytes)]
         lines.append([f"{option.placement}{number}", option.memory, time, *need, option.reason])
     return Table(
         f"{model}: {search.branches} branches on {search.prompt_tokens} tokens, {search.output_tokens} tokens each, "
         f"{search.step_tokens} a step",
-        ["placement", "memory", "a step, ms", "bytes on the device", "on the host", "not possible"],
+        ["placement", "memory", "a step, ms", "bytes on the device", "on the host", "over the link", "not possible"],
         lines,
         ["Of what is not possible, the bytes are those that it needs."] if any(o.reason for o in found) else [],
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict, replace
-from math import isfinite
 from time import perf_counter
 from typing import Any
 
@@ -55,7 +54,8 @@ def asked_for(search: Search) -> dict[str, int]:
 
 
 class StepMeter:
-    """Times the steps of an engine that was planned, whatever decodes on it from now on, and says what they were.
+    """Times the steps of an engine that was planned, whatever decodes on it from now on, counts what crosses the link
+    in them, and says what they were.
 
     Rating and prefill are not counted, as in the plan.
     """
@@ -63,7 +63,8 @@ class StepMeter:
     def __init__(self, engine: Engine):
         assert engine.chosen is not None
         self.chosen = engine.chosen
-        self.seconds = 0.0
+        self.seconds, self.link_bytes = 0.0, 0
+        self._crossed = engine.memory.link.to_device_bytes
         self.rows = self.beside = self.prompt = self.own = 0  # tokens decoded, and what was there at each, added up
         self._batch = engine.running_batch
         engine.running_batch = self.running_batch  # type: ignore[method-assign]
@@ -75,11 +76,12 @@ class StepMeter:
 
         def timed() -> list[Branch]:
             before = {branch: len(branch.tokens) for branch in batch.branches}
-            start = perf_counter()
+            start, crossed = perf_counter(), self._crossed.total()
             try:
                 return step()
             finally:
                 self.seconds += perf_counter() - start
+                self.link_bytes += self._crossed.total() - crossed
                 for branch, tokens in before.items():
                     count = len(branch.tokens) - tokens
                     self.rows += count
@@ -91,8 +93,8 @@ class StepMeter:
         return batch
 
     def record(self) -> dict[str, Any]:
-        """What was chosen and predicted, and the time of a step, measured and predicted again for the branches and
-        lengths that there were on average."""
+        """What was chosen and predicted, and the time and the bytes of a step, measured and predicted again for the
+        branches and lengths that there were on average."""
         planned, option = self.chosen.planned, self.chosen.option
         found: dict[str, Any] = {"chosen": self.chosen.settings, "planned_for": asdict(planned.search)}
         found["planned_step_s"] = option.step_s
@@ -101,8 +103,11 @@ class StepMeter:
         step = planned.search.step_tokens
         branches, prompt, own = (round(n / self.rows) for n in (self.beside, self.prompt, self.own))
         search = Steps(max(1, prompt), max(step, 2 * own), max(1, branches), step)
-        predicted, measured = planned.predicted(option, search), self.seconds / self.rows * branches * step
+        steps = self.rows / (branches * step)
+        predicted, measured = planned.predicted(option, search), self.seconds / steps
         found |= {"searched": asdict(search), "measured_step_s": measured}
-        if isfinite(predicted):
-            found |= {"predicted_step_s": predicted, "error": predicted / measured - 1}
+        found["measured_step_link_bytes"] = round(self.link_bytes / steps)
+        if predicted.feasible:
+            found |= {"predicted_step_s": predicted.step_s, "error": predicted.step_s / measured - 1}
+            found["predicted_step_link_bytes"] = predicted.link_bytes
         return found

@@ -43,6 +43,7 @@ def measure(arguments: argparse.Namespace) -> None:
 
     from experiments.provenance import provenance
     from ttc.calibration.device_profile import profile_attention, profile_device, profile_link, profile_memory
+    from ttc.model.packed_linear import packs
 
     start = perf_counter()
     kinds = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
@@ -55,6 +56,11 @@ def measure(arguments: argparse.Namespace) -> None:
             attention = profile_attention(torch.device(kind), getattr(torch, name))
             for runner in ("auto", "modules"):
                 devices.append(profile_device(torch.device(kind), getattr(torch, name), runner, memory, attention))
+            if packs(torch.device(kind), getattr(torch, name)):
+                plain = profile_device(
+                    torch.device(kind), getattr(torch, name), "modules", memory, attention, pack=False
+                )
+                devices.append(plain)
     link = profile_link(torch.device(kinds[0]), arguments.link_gbps)
     record = provenance(
         f"python -m experiments.profile {' '.join(sys.argv[1:])}".strip(),

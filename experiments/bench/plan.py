@@ -27,7 +27,7 @@ from experiments.bench.placement import DEVICE_GBPS, HOST_GBPS, LINK_GBPS
 from experiments.contexts import uncomputed
 from experiments.provenance import provenance
 from ttc import Engine, Sampling, Split
-from ttc.calibration.device_profile import profile_attention, profile_device, profile_memory
+from ttc.calibration.device_profile import Memory, profile_attention, profile_device, profile_memory
 from ttc.cost_model.device_profile import RATES, DeviceProfile, LinkProfile
 from ttc.cost_model.options import Machine, Option, best
 from ttc.cost_model.partition import partition_units
@@ -41,6 +41,7 @@ SLOWER = DEVICE_GBPS / HOST_GBPS
 """A layer takes so many times as long on the host."""
 LATENCY_S = 1e-4
 """Of a copy, about what handing it to the thread that makes it takes."""
+GREEDY = Sampling(temperature=0)
 TIMED = 3
 """Steps that are timed, after one that is not."""
 
@@ -77,13 +78,13 @@ def run(out: Path) -> None:
     """Measure, print the table, and write the figures."""
     torch.set_num_threads(1)  # the other core copies
     cpu = torch.device("cpu")
-    measures = profile_memory(cpu), profile_attention(cpu, DTYPE)
-    compiled, modules = (profile_device(cpu, DTYPE, runner, *measures) for runner in ("auto", "modules"))
-    rows: list[dict[str, Any]] = []
-    warm = planned(SETTINGS[0], compiled, modules)
-    step_seconds(SETTINGS[0], warm, warm.best())  # what is measured first would be slower
+    memory, rows, profiles = profile_memory(cpu), list[dict[str, Any]](), list[list[DeviceProfile]]()
     for setting in SETTINGS:
-        for row in measured(setting, compiled, modules):
+        profiles.append(profile(cpu, memory))  # anew, as the machine's speed changes
+        if setting is SETTINGS[0]:  # what is measured first would be slower
+            warm = planned(setting, *profiles[0])
+            measured_step(setting, warm, warm.best())
+        for row in measured(setting, *profiles[-1]):
             rows.append(row)
             print(row, file=sys.stderr, flush=True)
     record = provenance(
@@ -91,9 +92,16 @@ def run(out: Path) -> None:
         model="random weights, bfloat16",
         simulated="the link, and how slow the host is",
     )
-    record |= {"profile": [asdict(compiled), asdict(modules)], "link_gbps": link_gbps(compiled), "rows": rows}
+    record |= {"profiles": [[asdict(device) for device in devices] for devices in profiles], "rows": rows}
     out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(table(record))
+
+
+def profile(cpu: torch.device, memory: Memory) -> list[DeviceProfile]:
+    """This machine with compiled layers, with modules, and with modules whose weights are not packed."""
+    measures = memory, profile_attention(cpu, DTYPE)
+    found = [profile_device(cpu, DTYPE, runner, *measures) for runner in ("auto", "modules")]
+    return [*found, profile_device(cpu, DTYPE, "modules", *measures, pack=False)]
 
 
 def link_gbps(device: DeviceProfile) -> float:
@@ -101,7 +109,9 @@ def link_gbps(device: DeviceProfile) -> float:
     return device.bandwidth / 1e9 * LINK_GBPS / DEVICE_GBPS
 
 
-def planned(setting: Setting, compiled: DeviceProfile, modules: DeviceProfile) -> Planned:
+def planned(
+    setting: Setting, compiled: DeviceProfile, modules: DeviceProfile, plain: DeviceProfile | None = None
+) -> Planned:
     """What the plan of a setting knows."""
     units, search = partition_units(setting.config, DTYPE), setting.search
     gbps = link_gbps(compiled)
@@ -115,7 +125,7 @@ def planned(setting: Setting, compiled: DeviceProfile, modules: DeviceProfile) -
     text = setting.config
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     machine = Machine(
-        compiled=compiled, modules=modules, host=slower(modules), link=link, device_bytes=budget, host_bytes=None
+        compiled=compiled, modules=modules, host=slower(modules), link=link, plain=plain, device_bytes=budget
     )
     return Planned(units, heads, machine, search, gbps)
 
@@ -129,16 +139,16 @@ def slower(device: DeviceProfile) -> DeviceProfile:
     )  # fmt: skip
 
 
-def measured(setting: Setting, compiled: DeviceProfile, modules: DeviceProfile) -> list[dict[str, Any]]:
+def measured(setting: Setting, *profile: DeviceProfile) -> list[dict[str, Any]]:
     """A row for each way, with the measured time of those that are possible."""
-    plan, rows = planned(setting, compiled, modules), []
+    plan, rows = planned(setting, *profile), []
     found = plan.options()
     chosen = best(found)
     for option in found:
         row = {"setting": setting.name, "model": setting.model, "search": asdict(setting.search), **asdict(option)}
         row |= {"budget_bytes": plan.machine.device_bytes, "chosen": option is chosen}
         if option.feasible:
-            row["measured_s"] = step_seconds(setting, plan, option)
+            row["measured_s"], row["crossed_bytes"] = measured_step(setting, plan, option)
         else:
             row["step_s"] = None
         rows.append(row)
@@ -179,30 +189,32 @@ def _slow_down(layer: nn.Module) -> None:
     layer.forward = slow  # type: ignore[method-assign]
 
 
-def step_seconds(setting: Setting, plan: Planned, option: Option) -> float:
-    """The least time of a step, half way through the search."""
+def measured_step(setting: Setting, plan: Planned, option: Option, timed: int = TIMED) -> tuple[float, int]:
+    """Steps from half way through the search: (the least of their times, the bytes that crossed to the device in the
+    last)."""
     engine, search = engine_of(setting, plan, option), setting.search
-    branches = half_way(engine, search)
-    seconds = []
-    for _ in range(1 + TIMED):
+    branches, crossed = half_way(engine, search), engine.memory.link.to_device_bytes
+    seconds, before = [], 0
+    for _ in range(1 + timed):
+        before = crossed.total()
+        children = [engine.fork(branch, 1)[0] for branch in branches]
         start = time.perf_counter()
-        engine.generate(branches, search.step_tokens, sampling=Sampling(temperature=0))
+        engine.generate(children, search.step_tokens, sampling=GREEDY)
         seconds.append(time.perf_counter() - start)
+        engine.release(children)
     engine.release(branches)
-    return min(seconds[1:])
+    return min(seconds[1:]), crossed.total() - before
 
 
 @torch.inference_mode()
 def half_way(engine: Engine, search: Steps) -> list[Any]:
-    """Branches on a shared prompt with own tokens, none of which were computed."""
+    """Branches on a shared prompt as their earlier steps leave them, none of which were computed."""
     with uncomputed(engine):
         root = engine.root([7 * (n + 1) % 509 for n in range(search.prompt_tokens + 1)])
         branches = engine.fork(root, search.branches)
         engine.release([root])
-        own = max(1, search.frozen_tokens - search.step_tokens)
-        for _ in range(0, own, search.step_tokens):  # as earlier steps leave them
-            count = min(search.step_tokens, own)
-            engine.extend(branches, [[7 * (n + 3 * b + 1) % 509 for n in range(count)] for b in range(len(branches))])
+        for first in range(0, search.frozen_tokens, search.step_tokens):
+            engine.generate(branches, min(search.step_tokens, search.frozen_tokens - first), sampling=GREEDY)
     return branches
 
 

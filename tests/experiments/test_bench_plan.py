@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 
 from experiments.bench import plan
-from experiments.bench.plan import SETTINGS, SLOWER, half_way, planned, ratio, slower
+from experiments.bench.plan import (
+    LLAMA,
+    OPT,
+    SETTINGS,
+    SLOWER,
+    Setting,
+    half_way,
+    measured_step,
+    planned,
+    ratio,
+    slower,
+)
 from ttc.cost_model.device_profile import DeviceProfile
 from ttc.cost_model.policies import Steps
 
@@ -38,12 +49,40 @@ def test_branches_stand_half_way_without_being_computed() -> None:
     option = next(o for o in plan_.options() if (o.placement, o.memory) == ("resident", "headwise"))
     engine = plan.engine_of(setting, plan_, option)
     branches = half_way(engine, setting.search)
-    assert [len(branch.tokens) for branch in branches] == [
-        20 + 1 + 2
-    ] * 2  # a step before half way, as the first is not timed
+    assert [len(branch.tokens) for branch in branches] == [20 + 1 + 6] * 2
     assert all(float(part.float().min()) > 0 for kv in engine.memory.live for c in kv.host if c for part in c.both)
     engine.generate(branches, 4)
-    assert len(branches[0].tokens) == 27
+    assert len(branches[0].tokens) == 31
+
+
+SEARCH = Steps(1100, 72, 4, 8)
+SMALL = {"num_hidden_layers": 4, "vocab_size": 512}
+KV_SHORT = Setting("KV", "small", type(LLAMA)(
+    hidden_size=60, intermediate_size=160, num_attention_heads=15, num_key_value_heads=5, **SMALL
+), SEARCH, 1.0, 0.5)  # fmt: skip
+WEIGHTS_SHORT = Setting("weights", "small", type(OPT)(
+    hidden_size=64, ffn_dim=256, num_attention_heads=16, word_embed_proj_dim=64, **SMALL
+), SEARCH, 0.7, 0.3)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("setting", "placement", "memory"),
+    [
+        (KV_SHORT, "resident", "paged"),
+        (KV_SHORT, "resident", "headwise"),
+        (KV_SHORT, "split", "layerwise"),
+        (KV_SHORT, "streamed", "beam_groups"),
+        (WEIGHTS_SHORT, "resident", "paged"),  # branch after branch
+        (WEIGHTS_SHORT, "split", "paged"),
+        (WEIGHTS_SHORT, "streamed", "headwise"),
+    ],
+)
+def test_so_many_bytes_cross_as_were_predicted(setting: Setting, placement: str, memory: str) -> None:
+    plan_ = planned(setting, COMPILED, MODULES)
+    option = next(o for o in plan_.options() if (o.placement, o.memory) == (placement, memory))
+    _, crossed = measured_step(setting, plan_, option, timed=1)
+    assert option.link_bytes > 0
+    assert crossed == pytest.approx(option.link_bytes, rel=0.04)  # the last pass fetches ahead what no other one reads
 
 
 def row(memory: str, measured: float, **more: Any) -> dict[str, Any]:

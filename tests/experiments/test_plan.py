@@ -63,7 +63,7 @@ def test_the_plan_names_every_way_and_the_command_that_runs_the_fastest(
     assert "4 branches on 512 tokens, 256 tokens each, 256 a step" in lines[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")][2:]
     assert len(rows) == 18 and rows[0][:2] == ["resident", "resident"]
-    assert ["streamed", "paged", "-", "-", "-", "too few layers"] in rows
+    assert ["streamed", "paged", "-", "-", "-", "-", "too few layers"] in rows
     assert lines[-1].startswith("fastest: python -m experiments.run model=hf") and lines[-1].endswith(
         "search=best_of_n search.n=4 placement=resident memory=resident"
     )

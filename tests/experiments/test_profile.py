@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import experiments.profile
 import ttc.calibration.device_profile as measuring
@@ -15,7 +16,7 @@ from experiments.profile import report
 from experiments.provenance import machine
 from ttc.calibration.device_profile import Attention, Memory
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
-from ttc.cost_model.profile_file import BY_MODULES, Profile, read
+from ttc.cost_model.profile_file import BY_MODULES, PLAIN, Profile, read
 from ttc.errors import InvalidInput
 
 LINK = LinkProfile(to_device_bandwidth=16e9, to_host_bandwidth=15e9, to_device_latency_s=5e-6, simulated=True)
@@ -28,8 +29,10 @@ def device(name: str) -> DeviceProfile:
     )  # fmt: skip
 
 
-def made_up(where: object, dtype: object, runner: str, memory: Memory, attention: Attention) -> DeviceProfile:
-    found = device(f"cpu {str(dtype)[6:]}{BY_MODULES if runner == 'modules' else ''}")
+def made_up(
+    where: object, dtype: object, runner: str, memory: Memory, attention: Attention, pack: bool = True
+) -> DeviceProfile:
+    found = device(f"cpu {str(dtype)[6:]}{'' if runner != 'modules' else BY_MODULES if pack else PLAIN}")
     return replace(found, **memory._asdict(), **attention._asdict())
 
 
@@ -45,6 +48,7 @@ def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(measuring, "profile_memory", lambda where: Memory(40e9, 2**25, 150e9))
     monkeypatch.setattr(measuring, "profile_attention", lambda where, dtype: Attention({1: 20e9}, {}, 0.0))
     monkeypatch.setattr(measuring, "profile_device", made_up)
+    monkeypatch.setattr("ttc.model.packed_linear.packs", lambda where, dtype: dtype == torch.bfloat16)
     monkeypatch.setattr(measuring, "profile_link", lambda where, gbps: LINK)
     out = tmp_path / "profile.json"
     run(monkeypatch, "--out", str(out))
@@ -53,9 +57,8 @@ def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_what_is_written_is_read_again(written: Path) -> None:
     profile = read(written)
-    assert profile.devices == {
-        name: device(name) for words in ("cpu bfloat16", "cpu float32") for name in (words, words + BY_MODULES)
-    }
+    names = ("cpu bfloat16", "cpu float32", *(f"cpu {dtype}{BY_MODULES}" for dtype in ("bfloat16", "float32")))
+    assert profile.devices == {name: device(name) for name in (*names, "cpu bfloat16" + PLAIN)}
     assert profile.link == LINK
     record = json.loads(written.read_text())
     assert record["machine"] == machine() and record["simulated"] == "the link"

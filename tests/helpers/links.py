@@ -19,6 +19,9 @@ class Late:
         self.due.append(_LateCopy(self, work, arguments))
         return self.due[-1]
 
+    def make_way(self) -> None:
+        """Nothing is done before somebody waits for it."""
+
 
 class _LateCopy(Future[None]):
     def __init__(self, worker: Late, work: Callable[..., None], arguments: tuple[Any, ...]):

@@ -19,7 +19,7 @@ from ttc.calibration.bandwidth import best_of_five, measure_cache, read_bandwidt
 from ttc.calibration.pass_timer import PassTimer
 from ttc.cost_model.device_profile import GROUP, DeviceProfile, LinkProfile
 from ttc.cost_model.partition import partition_units
-from ttc.cost_model.profile_file import BY_MODULES
+from ttc.cost_model.profile_file import BY_MODULES, PLAIN
 from ttc.cost_model.unit import Pass
 from ttc.errors import TTCError
 from ttc.memory.link import Link, Transfer
@@ -102,17 +102,20 @@ def profile_device(
     runner: Choice = "auto",
     memory: Memory | None = None,
     attention: Attention | None = None,
+    pack: bool = True,
 ) -> DeviceProfile:
     """Measure a device. One GiB of its memory is needed in 16-bit numbers.
 
-    runner: what runs the models' layers; placed models run by their own "modules". memory, attention: what was measured
+    runner: what runs the models' layers; placed models run by their own "modules". pack: whether the modules' weights
+    are packed where that is of use; those of layers that stream are not. memory, attention: what was measured
     already, as one is the same for all dtypes and the other for all runners; None to measure it.
     Raises TTCError when the machine was too busy for times to make sense.
     """
-    layers = _Layers(device, dtype, runner)
+    by = "" if runner != "modules" else BY_MODULES if pack else PLAIN
+    layers = _Layers(device, dtype, runner, pack)
     block_overhead_s, pass_overhead_s = layers.overheads()
     return DeviceProfile(
-        name=f"{device.type} {str(dtype).removeprefix('torch.')}{BY_MODULES if runner == 'modules' else ''}",
+        name=f"{device.type} {str(dtype).removeprefix('torch.')}{by}",
         flops=layers.products(ROWS, block_overhead_s),
         block_overhead_s=block_overhead_s,
         pass_overhead_s=pass_overhead_s,
@@ -203,8 +206,8 @@ def _seconds(timer: PassTimer, rows: int, context: int, *enough_s: float) -> flo
 class _Layers:
     """Models whose layers cost little but their overhead, and models whose layers are mostly products."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, runner: Choice):
-        timer = partial(_timer, device=device, dtype=dtype, runner=runner)
+    def __init__(self, device: torch.device, dtype: torch.dtype, runner: Choice, pack: bool = True):
+        timer = partial(_timer, device=device, dtype=dtype, runner=runner, pack=pack)
         self.narrow = {layers: timer(NARROW, layers) for layers in (2, 10)}
         self.wide = {layers: timer(WIDE, layers) for layers in (1, 3)}
         self.block = partition_units(_config(WIDE, 1), dtype)[1]
@@ -245,8 +248,9 @@ def _timer(
     device: torch.device,
     dtype: torch.dtype,
     runner: Choice = "auto",
+    pack: bool = True,
 ) -> PassTimer:
-    return PassTimer(_config(shape, layers), device, dtype, runner, memory)
+    return PassTimer(_config(shape, layers), device, dtype, runner, memory, pack)
 
 
 def _config(shape: dict[str, Any], layers: int) -> Qwen3Config:

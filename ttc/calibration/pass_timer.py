@@ -28,8 +28,8 @@ NUMBERS = (1 << 20) - 3
 class PassTimer:
     """An engine over a model of this configuration with random weights, as `Engine.from_pretrained` would run it.
 
-    config: of transformers. No second copy of the weights is made. runner: see `ttc.model.choice.runner_for`. memory: a
-    policy, None for all KV on the device. Raises UnsupportedModel for a model that the engine does not run.
+    config: of transformers. No second copy of the weights is made. runner, pack: see `ttc.model.choice.runner_for`.
+    memory: a policy, None for all KV on the device. Raises UnsupportedModel for a model that the engine does not run.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class PassTimer:
         dtype: torch.dtype,
         runner: Choice = "auto",
         memory: Residency | None = None,
+        pack: bool = True,
     ):
         with no_init_weights(), torch.device(device):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -50,7 +51,7 @@ class PassTimer:
                     part.copy_(numbers[: len(part)])
             else:
                 weight.data.fill_(1.0)
-        chosen = runner_for(model, runner, pack=True)
+        chosen = runner_for(model, runner, pack=pack)
         self.engine = Engine(model, SimpleNamespace(eos_token_id=None), runner=chosen, memory=memory)
         self.engine.limits.eos_ids = frozenset()
         self._seconds: list[float] = []

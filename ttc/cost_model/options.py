@@ -13,7 +13,7 @@ from math import ceil, inf
 
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.idle_link import HelpedStage
-from ttc.cost_model.policies import BUFFERS, PIECE_TOKENS, POLICIES, Cache, Steps, Traffic
+from ttc.cost_model.policies import BUFFERS, POLICIES, Cache, Read, Steps, Traffic
 from ttc.cost_model.roofline import roofline_time, t_comm
 from ttc.cost_model.split_search import ROUNDING
 from ttc.cost_model.unit import Pass, Unit
@@ -28,7 +28,8 @@ class Machine:
     """What a plan knows of a machine.
 
     compiled: the device with the engine's fastest layers. modules: the device with the model's own modules, which run
-    where weights are placed. host: the host's processor, with these. device_bytes, host_bytes: what weights and KV may
+    where weights are placed. host: the host's processor, with these. plain: the device with modules whose weights are
+    not packed, as those that stream; None where it is like `modules`. device_bytes, host_bytes: what weights and KV may
     take together, None for no limit. one_processor: whether host and device are the same one, so that neither helps the
     other.
     """
@@ -37,6 +38,7 @@ class Machine:
     modules: DeviceProfile
     host: DeviceProfile
     link: LinkProfile
+    plain: DeviceProfile | None = None
     device_bytes: int | None = None
     host_bytes: int | None = None
     one_processor: bool = False
@@ -68,7 +70,8 @@ class Option:
     """One way to run a search. step_s: what a step takes; infinite for a way that is not possible, for the `reason`.
 
     number, share: see `Layout`. weight_bytes: of the device's bytes, those of weights. device_bytes, host_bytes: what
-    is used of each in the end; of a way that does not fit, what it needs at least.
+    is used of each in the end; of a way that does not fit, what it needs at least. link_bytes: what crosses to the
+    device in a step.
     """
 
     placement: str
@@ -79,6 +82,7 @@ class Option:
     weight_bytes: int = 0
     device_bytes: int = 0
     host_bytes: int = 0
+    link_bytes: int = 0
     reason: str = ""
 
     @property
@@ -175,6 +179,8 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
     policy, blocks = POLICIES[memory], layout.blocks
     by_modules = policy.by_modules or layout.placement != "resident"
     rates = machine.modules if by_modules else machine.compiled
+    if layout.streamed and machine.plain is not None:
+        rates = machine.plain
     weights, host_weights = layout.weight_bytes
     streamed_bytes = host_weights // layout.streamed if layout.streamed else 0
     states, host_states = (state_bytes(stage, search) for stage in (layout.device, layout.host))
@@ -209,12 +215,24 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
         placement=layout.placement, memory=memory, number=layout.number, share=layout.share,
         step_s=_step_s(layout, traffic, rates, machine, search),
         weight_bytes=weights, device_bytes=ceil(device_bytes), host_bytes=ceil(host_bytes),
+        link_bytes=_link_bytes(layout, traffic, search),
     )  # fmt: skip
 
 
 def state_bytes(units: Sequence[Unit], search: Steps) -> int:
     """Recurrent states of all branches before and after a step, and where they part."""
     return (2 * search.branches + 1) * sum(unit.state_bytes for unit in units)
+
+
+def _link_bytes(layout: Layout, traffic: Traffic, search: Steps) -> int:
+    """What crosses to the device in a step: KV, weights that stream or that the device helps with, and the states of a
+    split's host."""
+    blocks, rows = layout.blocks, ceil(search.branches / traffic.rounds)
+    in_a_pass = sum(read.load_bytes for read in traffic.reads if read is not None)
+    in_a_pass += sum(block.param_bytes for block in blocks[len(blocks) - layout.streamed :])
+    in_a_pass += layout.host[-1].w_act(rows) if layout.host else 0
+    in_a_pass += layout.share * sum(unit.large_bytes for unit in layout.host)
+    return ceil(traffic.rounds * search.step_tokens * in_a_pass + traffic.step_bytes)
 
 
 # ---------------------------------------------------------------- time
@@ -245,23 +263,37 @@ def _pass_s(layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Mac
     if layout.host:
         rest_s += _helped(layout.host, layout.device, machine, work).seconds(layout.share)
         rest_s += t_comm(layout.host[-1], link, work)
-    kv_loads = iter(traffic.loads)
-    loads = [next(kv_loads, 0.0) if block.kv_elements else 0.0 for block in blocks]
-    computing = [layers_s / len(blocks) + traffic.generate_s] * len(blocks)
+        rest_s += link.to_device_latency_s  # what layers are given beside the states, as the positions' rotations
+    reads = iter(traffic.reads)
+    each_s, computing, loads = layers_s / len(blocks), list[float](), list[float]()
     for n, block in enumerate(blocks):
-        computing[n] += _piecemeal_s(block, traffic, rates, work) if loads[n] else 0.0
-    for n in range(len(blocks) - layout.streamed, len(blocks)):
-        loads[n] += blocks[n].param_bytes
-    seconds = [link.to_device_latency_s + n / link.to_device_bandwidth if n else 0.0 for n in loads]
-    return pipelined(computing, seconds, rest_s, traffic.buffers)
+        read, weights = next(reads, None) if block.kv_elements else None, 0
+        if n >= len(blocks) - layout.streamed:
+            weights = block.param_bytes
+        attending_s, fetched_bytes, fetches = 0.0, 0.0, 1
+        if read is not None:
+            attending_s, fetched_bytes = _piecemeal_s(block, read, rates, work), read.load_bytes
+            fetches = read.fetches
+        # each fetch but the first is for attention alone; what is left of the layer follows the last
+        computing += [attending_s / fetches] * fetches
+        computing[-1] += each_s
+        loads += [crossing_s(link, fetched_bytes / fetches)] * fetches
+        loads[-fetches] += crossing_s(link, weights)
+    return pipelined(computing, loads, rest_s, traffic.buffers)
 
 
-def _piecemeal_s(block: Unit, traffic: Traffic, rates: DeviceProfile, work: Pass) -> float:
-    """How much longer a layer attends keys and values that come over the link than those that are there."""
+def crossing_s(link: LinkProfile, nbytes: float) -> float:
+    """What one copy to the device takes; none takes nothing."""
+    return link.to_device_latency_s + nbytes / link.to_device_bandwidth if nbytes else 0.0
+
+
+def _piecemeal_s(block: Unit, read: Read, rates: DeviceProfile, work: Pass) -> float:
+    """How much longer a layer attends keys and values that it reads through buffers than those that are there."""
     flops, rows, group = 2 * block.score_elements * work.rows, work.rows, block.group
-    shared_s = traffic.shared_tokens * (1 / rates.p_streamed(rows, group) - 1 / rates.p_attn(rows, group))
-    own_s = traffic.own_tokens * (1 / rates.p_streamed(1, group) - 1 / rates.p_attn(1, group))
-    return max(0.0, flops * (shared_s + own_s)) + rates.piece_s * traffic.pieces(PIECE_TOKENS, rows)
+    shared_s = read.shared_tokens * (1 / rates.p_streamed(rows, group) - 1 / rates.p_attn(rows, group))
+    own_s = read.own_tokens * (1 / rates.p_streamed(1, group) - 1 / rates.p_attn(1, group))
+    pieces = read.shared_pieces + rows * read.own_pieces
+    return max(0.0, flops * (shared_s + own_s)) + rates.piece_s * pieces + read.generate_s
 
 
 def pipelined(computing: Sequence[float], loads: Sequence[float], rest_s: float = 0.0, buffers: int = BUFFERS) -> float:

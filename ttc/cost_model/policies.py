@@ -7,7 +7,8 @@ way for what moves, and at its end for what has to fit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache as remember
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ MINI_BATCH_TOKENS = 8192
 """CAPTURE's, as by default."""
 BUFFERS = 2
 """One is computed on while the other is filled."""
+MERGE_RATIO = 4
+"""Of a branch's segments, one joins the one after it where it is at most so many times as long, as in `ttc.tree`."""
 
 
 @dataclass(frozen=True)
@@ -88,31 +91,41 @@ class Cache:
         return max(self.search.prompt_tokens, self.search.step_tokens)
 
 
+@dataclass(frozen=True)
+class Read:
+    """What a layer reads through buffers in every pass.
+
+    load_bytes: what of it crosses. shared_tokens, own_tokens: of the prompt, and of each branch. shared_pieces,
+    own_pieces: in how many runs these lie, each of which is attended by itself. fetches: how many copies are made, one
+    after the other. generate_s: what it takes to generate keys and values.
+    """
+
+    load_bytes: float
+    shared_tokens: float
+    own_tokens: float
+    shared_pieces: int
+    own_pieces: int
+    fetches: int = 1
+    generate_s: float = 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
     """What a policy does in a step.
 
-    loads: bytes of each layer that cross in every pass. shared_tokens, own_tokens: of the prompt, and of each branch,
-    the tokens whose keys and values come so. rounds: groups of branches that decode one after the other.
-    step_bytes: what crosses once a step, `ahead_bytes` of it while a group decodes. generate_s: what a layer takes to
-    generate keys and values. buffers: 2 where a layer's bytes cross while the one before it is computed, else 1.
-    device_bytes, host_bytes: of KV in each tier in the end.
+    reads: what each layer reads in every pass; None where all it needs is there. rounds: groups of branches that decode
+    one after the other. step_bytes: what crosses once a step, `ahead_bytes` of it while a group decodes. buffers: 2
+    where a layer's bytes cross while the one before it is computed, else 1. device_bytes, host_bytes: of KV in each
+    tier in the end.
     """
 
-    loads: Sequence[float] = ()
-    shared_tokens: float = 0.0
-    own_tokens: float = 0.0
+    reads: Sequence[Read | None] = ()
     rounds: int = 1
     step_bytes: float = 0.0
     ahead_bytes: float = 0.0
-    generate_s: float = 0.0
     buffers: int = BUFFERS
     device_bytes: float = 0.0
     host_bytes: float = 0.0
-
-    def pieces(self, block_tokens: int, branches: int) -> int:
-        """In how many pieces the keys and values of a layer come."""
-        return ceil(self.shared_tokens / block_tokens) + branches * ceil(self.own_tokens / block_tokens)
 
 
 class Policy(NamedTuple):
@@ -123,6 +136,41 @@ class Policy(NamedTuple):
     lacks: str
     traffic: Callable[[Cache, float], Traffic]
     by_modules: bool = False
+
+
+@remember
+def segments(tokens: int, step_tokens: int, most: int) -> int:
+    """In how many segments of at most `most` tokens a branch has what it made in steps (`Tree.compact`)."""
+    lengths: list[int] = []
+    for first in range(0, tokens, step_tokens):
+        new = min(step_tokens, tokens - first)
+        lengths += [min(most, new - n) for n in range(0, new, most)]
+        for at in range(len(lengths) - 1, 0, -1):
+            before, length = lengths[at - 1 : at + 1]
+            if before + length <= most and before <= MERGE_RATIO * length:
+                lengths[at - 1 : at + 1] = [before + length]
+    return len(lengths)
+
+
+def _reads(
+    cache: Cache, branches: int, shared: float, own: float, tail: float = 0.0, fetches: int | None = 1
+) -> list[Read | None]:
+    """What each layer reads of the first `shared` tokens of the prompt and of the first `own` of each branch, as far as
+    its window reaches, with `tail` tokens of each branch's tail. fetches: None for as many as there are pieces."""
+    search, found = cache.search, list[Read | None]()
+    for block in cache.blocks:
+        there = search.prompt_tokens + search.frozen_tokens
+        hidden = 0 if block.window is None else max(0, there - block.window)  # tokens before its window
+        prompt = max(0.0, shared - min(hidden, search.prompt_tokens) // PIECE_TOKENS * PIECE_TOKENS)
+        branch = max(0.0, own - max(0, hidden - search.prompt_tokens))
+        pieces = ceil(prompt / PIECE_TOKENS), 0
+        if branch:
+            all_pieces = segments(search.frozen_tokens, search.step_tokens, PIECE_TOKENS)
+            pieces = pieces[0], ceil(all_pieces * branch / search.frozen_tokens)
+        count = pieces[0] + branches * pieces[1]
+        load = (prompt + branches * (branch + tail)) * block.kv_token_bytes
+        found.append(Read(load, prompt, branch, *pieces, fetches or count) if load else None)
+    return found
 
 
 # ---------------------------------------------------------------- each policy
@@ -144,7 +192,8 @@ def _one_branch_bytes(cache: Cache) -> float:
 
 def _beam_groups(cache: Cache, room: float) -> Traffic:
     """LBS: a group's KV is on the device for a whole step, so what is not there crosses once a step (Eq. 4). The shared
-    prompt stays; so does what the group before has read, which is used first."""
+    prompt stays; so does what the last group of the step before has read, which is used first, and what there is room
+    for beside it. From the third group on, that room takes what comes ahead."""
     search, token = cache.search, cache.token_bytes
     if _all_bytes(cache) <= room:
         return _resident(cache, room)
@@ -153,11 +202,11 @@ def _beam_groups(cache: Cache, room: float) -> Traffic:
     rounds = ceil(search.branches / size)
     size = ceil(search.branches / rounds)
     own = search.frozen_tokens * token
-    left = max(0.0, room - cache.tokens(size, whole) * token)
+    left = min(max(0.0, room - cache.tokens(size, whole) * token), size * own)
     return Traffic(
         rounds=rounds,
-        step_bytes=(search.branches - size) * own,
-        ahead_bytes=(rounds - 1) * min(left, size * own),
+        step_bytes=max(0.0, (search.branches - size) * own - left),
+        ahead_bytes=max(0, rounds - 2) * left,
         device_bytes=room,
         host_bytes=cache.tokens(search.branches, search.output_tokens) * token if rounds > 1 else 0,
     )
@@ -177,13 +226,11 @@ def _paged(cache: Cache, room: float) -> Traffic:
     rounds, size = _rounds(cache, room - buffers, cache.tail_bytes)
     kept = max(0.0, room - buffers - size * cache.tail_bytes)
     missing = max(0.0, cache.tokens(search.branches, search.frozen_tokens) - kept / cache.token_bytes)
-    shared = min(search.prompt_tokens, missing)  # the oldest
-    own = (missing - shared) / search.branches
+    shared = min(search.prompt_tokens, ceil(missing / PIECE_TOKENS) * PIECE_TOKENS)  # the oldest, in whole blocks
+    own = max(0.0, missing - shared) / search.branches
     end = cache.tokens(search.branches, search.output_tokens) * cache.token_bytes
     return Traffic(
-        loads=[(shared + size * own) * block.kv_token_bytes for block in cache.blocks],
-        shared_tokens=shared,
-        own_tokens=own,
+        reads=_reads(cache, size, shared, own, fetches=None),
         rounds=rounds,
         device_bytes=room,
         host_bytes=max(0.0, end - kept),
@@ -199,11 +246,16 @@ def _headwise(cache: Cache, room: float) -> Traffic:
     """HeadInfer: all KV on the host, head groups of one layer at a time on the device."""
     search, buffers = cache.search, BUFFERS * _head_bytes(cache)
     rounds, size = _rounds(cache, room - buffers, cache.tail_bytes)
-    part = cache.tokens(size, search.frozen_tokens)
+    reads = _reads(cache, size, search.prompt_tokens, search.frozen_tokens)
+    free = room - size * cache.tail_bytes
+    for n, read in enumerate(reads):
+        if read is not None and room < inf:
+            at_once = max(1, int(free * cache.kv_heads // (BUFFERS * read.load_bytes)))  # heads
+            groups = ceil(cache.kv_heads / at_once)
+            pieces = groups * read.shared_pieces, groups * read.own_pieces
+            reads[n] = replace(read, shared_pieces=pieces[0], own_pieces=pieces[1], fetches=groups)
     return Traffic(
-        loads=[part * block.kv_token_bytes for block in cache.blocks],
-        shared_tokens=search.prompt_tokens,
-        own_tokens=search.frozen_tokens,
+        reads=reads,
         rounds=rounds,
         device_bytes=min(room, size * cache.tail_bytes + cache.kv_heads * buffers),
         host_bytes=search.kv_tokens * cache.token_bytes,
@@ -232,12 +284,12 @@ def _layerwise(cache: Cache, room: float) -> Traffic:
         return layers_in_device(shape, load, tokens, buffers), buffers
 
     stay, buffers = staying(tokens)
-    moved = cache.tokens(search.branches, search.own_tokens)
+    reads = _reads(
+        cache, search.branches, search.prompt_tokens, search.frozen_tokens, search.own_tokens - search.frozen_tokens
+    )
     stay_in_the_end = staying(ceil(_charged_tokens(cache)))[0]
     return Traffic(
-        loads=[0.0] * stay + [moved * block.kv_token_bytes for block in cache.blocks[stay:]],
-        shared_tokens=search.prompt_tokens,
-        own_tokens=search.frozen_tokens,
+        reads=[*[None] * stay, *reads[stay:]],
         buffers=max(1, buffers),
         device_bytes=min(room, _all_bytes(cache)),
         host_bytes=_charged_tokens(cache) * cache.token_bytes * (layers - stay_in_the_end) / layers,
@@ -271,12 +323,17 @@ def _capture(cache: Cache, room: float) -> Traffic:
     near = tokens if room == inf else int(max(0.0, free) // (cache.act_bytes * len(cache.blocks)))
     act_gpu = act_gpu_blocks(times, near, tokens)
     act_host, kv_host = hybrid_cache_allocation(times, act_gpu, tokens - act_gpu)
-    return Traffic(
-        loads=[kv_host * cache.layer_bytes + act_host * cache.act_bytes] * len(cache.blocks),
-        shared_tokens=search.prompt_tokens,
-        own_tokens=search.frozen_tokens,
-        rounds=rounds,
+    read = Read(
+        kv_host * cache.layer_bytes + act_host * cache.act_bytes,
+        search.prompt_tokens,
+        search.frozen_tokens,
+        ceil(search.prompt_tokens / CAPTURE_TOKENS),
+        segments(search.frozen_tokens, search.step_tokens, CAPTURE_TOKENS),
         generate_s=times.kv_gen(act_gpu + act_host),
+    )
+    return Traffic(
+        reads=[read] * len(cache.blocks) if tokens else (),
+        rounds=rounds,
         device_bytes=min(
             room, size * _capture_tail_bytes(cache) + buffers + act_gpu * cache.act_bytes * len(cache.blocks)
         ),

@@ -28,7 +28,7 @@ class Transfer:
 
     nbytes: int
     event: torch.cuda.Event | None = None
-    futures: Sequence[Future[None]] = ()
+    future: Future[None] | None = None
     error: Exception | None = None
 
     @property
@@ -36,12 +36,12 @@ class Transfer:
         """Whether nothing of it is under way any more, as far as is known without waiting."""
         if self.event is not None:
             return self.event.query()
-        return all(future.done() for future in self.futures)
+        return self.future is None or self.future.done()
 
     def result(self) -> None:
         """Wait for the copies that a worker makes. Raises what the first that failed raised."""
-        for future in self.futures:
-            future.result()
+        if self.future is not None:
+            self.future.result()
 
 
 class Link:
@@ -175,9 +175,7 @@ class _Queue:
         if self.stream is None and self.link.gbps is not None:
             worker, asked = self.worker or _Worker(self.name), time.perf_counter()
             self.worker, parts = worker, [[pair] for pair in copies] if later else [copies]
-            return Transfer(
-                nbytes, futures=[worker.submit(later, self._slowly, part, cause, after, asked) for part in parts]
-            )
+            return Transfer(nbytes, future=worker.submit(later, self._slowly, parts, cause, after, asked))
         try:
             if self.stream is not None:
                 return Transfer(nbytes, event=self._on_stream(self._stream(later), copies, after))
@@ -207,13 +205,20 @@ class _Queue:
             event.record(stream)
         return event
 
-    def _slowly(self, copies: Copies, cause: str, after: Sequence[Transfer], asked: float) -> None:
-        """Copy, and end when a link that began as soon as it was free would; `asked`: when it was to begin at first."""
-        assert self.link.gbps is not None
+    def _slowly(self, parts: Sequence[Copies], cause: str, after: Sequence[Transfer], asked: float) -> None:
+        """Copy part by part, and end when a link that began as soon as it was free would. asked: when it was to begin
+        at first. Before each part but the first, what is not for later is copied."""
         waits = not all(transfer.done for transfer in after)
         for transfer in after:
             transfer.result()
         asked = time.perf_counter() if waits else asked
+        for number, copies in enumerate(parts):
+            if number and self.worker is not None:
+                self.worker.make_way()
+            self._part(copies, cause, asked)
+
+    def _part(self, copies: Copies, cause: str, asked: float) -> None:
+        assert self.link.gbps is not None
         nbytes, start = _nbytes(copies), max(asked, self.free_at)
         self._copy(copies)
         self.free_at = max(start + nbytes / (self.link.gbps * 1e9), time.perf_counter())
@@ -250,8 +255,14 @@ class _Worker:
         self.thread.submit(self._next)
         return found
 
+    def make_way(self) -> None:
+        """Do all that is not for later."""
+        while self.now:
+            self.now.popleft()()
+
     def _next(self) -> None:
-        (self.now or self.later).popleft()()
+        if due := self.now or self.later:  # else another call has made way for it
+            due.popleft()()
 
 
 def _nbytes(copies: Copies) -> int:

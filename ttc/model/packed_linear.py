@@ -58,11 +58,16 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(model: nn.Module) -> bool:
-    """Whether the model is in bfloat16 on a CPU whose oneDNN has kernels for it."""
+    """Whether packing the model is of use."""
     weight = next(model.parameters())
+    return packs(weight.device, weight.dtype)
+
+
+def packs(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether weights are packed there: in bfloat16 on a CPU whose oneDNN has kernels for it."""
     return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.bfloat16
+        device.type == "cpu"
+        and dtype == torch.bfloat16
         and torch.backends.mkldnn.is_available()
         and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from math import inf
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from ttc.cost_model.device_profile import LinkProfile
 from ttc.cost_model.options import PLACEMENTS, Machine, Option, best, options, state_bytes
 from ttc.cost_model.partition import partition_units
 from ttc.cost_model.policies import Steps
-from ttc.cost_model.profile_file import BY_MODULES, read
+from ttc.cost_model.profile_file import BY_MODULES, PLAIN, read
 from ttc.cost_model.unit import Unit
 from ttc.errors import InvalidInput
 from ttc.model.binding import check_resident
@@ -114,6 +113,7 @@ class Auto:
             modules=profile.device(here + BY_MODULES),
             host=profile.device(f"cpu {words}{BY_MODULES}"),
             link=profile.link,
+            plain=profile.devices.get(here + PLAIN),
             device_bytes=free_device_bytes(device) if self.budget_gib is None else to_bytes(self.budget_gib),
             host_bytes=Streamed(host_budget_gib=self.host_budget_gib).host_budget(),
             one_processor=device.type == "cpu",
@@ -173,11 +173,11 @@ class Planned:
         own_link = {} if option.memory == "resident" or placement is not None else {"link_gbps": link}
         return placement, MEMORY[option.memory](budget_gib=budget_gib, **own_link)
 
-    def predicted(self, option: Option, search: Steps) -> float:
-        """What a step of another search takes when it is run as `option`, in seconds; infinite if it does not fit."""
+    def predicted(self, option: Option, search: Steps) -> Option:
+        """Another search, run as `option`."""
         kept: Any = {"placements": [option.placement], "number": option.number, "share": option.share}
         again = replace(self, search=search, **kept).options()
-        return next((found.step_s for found in again if found.memory == option.memory), inf)
+        return next(found for found in again if found.memory == option.memory)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.options import PLACEMENTS, Machine, Option, best, options, pipelined
-from ttc.cost_model.policies import POLICIES, Steps
+from ttc.cost_model.policies import MERGE_RATIO, POLICIES, Steps, segments
 from ttc.cost_model.unit import Unit
 from ttc.errors import InvalidInput, OutOfMemory
+from ttc.tree import tree
 
 FAST = {1: 1e12}
 DEVICE = DeviceProfile(name="device", bandwidth=100, flops=FAST)
@@ -86,6 +87,40 @@ def test_kv_that_does_not_fit_crosses_in_every_pass_or_once_a_step() -> None:
     assert found["resident", "headwise"].step_s == pytest.approx(4 * headwise, rel=0.05)
     alone = 4 * (10 + (10 + 7) * 10 / 100) + OUTPUT_S  # groups of one branch, as two with their tails take 26 tokens
     assert found["resident", "beam_groups"].step_s == pytest.approx(2 * 4 * alone)  # 4 tokens come ahead
+
+
+def test_a_branch_has_its_tokens_in_so_many_segments_as_the_tree_leaves() -> None:
+    assert MERGE_RATIO == tree.MERGE_RATIO
+    assert segments(0, 16, 512) == 0
+    assert segments(16, 16, 512) == 1
+    assert segments(64, 16, 512) == 1  # 16 joins 48 that come before it
+    assert segments(96, 16, 512) == 2  # but not 80
+    assert segments(112, 16, 512) == 1
+    assert segments(48, 48, 32) == 2
+
+
+def test_what_a_window_hides_does_not_cross() -> None:
+    narrow = replace(BLOCK, window=600)
+    units = (UNITS[0], BLOCK, narrow, UNITS[-1])
+    search = Steps(prompt_tokens=2048, output_tokens=12, branches=2, step_tokens=4)
+    found = {o.memory: o for o in options(units, 1, machine(), search, ["resident"])}
+    whole, seen = 2048 + 2 * 4, 2048 - 2 * 512 + 2 * 4  # of four blocks of 512 tokens the last two
+    assert found["headwise"].link_bytes == 4 * (whole + seen) * 10
+
+
+def test_what_streams_is_attended_piece_by_piece() -> None:
+    pieces = replace(machine(), compiled=replace(DEVICE, piece_s=100))
+    crossing = 4 * 4 * 18 * 10 / 10
+    few = options(UNITS, 1, pieces, SEARCH, ["resident"])[3]
+    assert (few.memory, few.link_bytes) == ("headwise", 10 * crossing)
+    assert few.step_s == pytest.approx(4 * (4 * (LAYER_S + 3 * 100) + OUTPUT_S))  # the prompt, and what each branch has
+
+
+def test_layers_whose_weights_stream_run_by_plain_modules() -> None:
+    slow = replace(machine(WEIGHTS + KV - 1000), plain=replace(DEVICE, bandwidth=2))
+    found = {o.placement: o for o in options(UNITS, 1, slow, SEARCH) if o.memory == "resident"}
+    assert found["streamed"].step_s == pytest.approx(4 * (4 * LAYER_S + OUTPUT_S) * 100 / 2, rel=0.1)
+    assert found["split"].step_s == plan(WEIGHTS + KV - 1000)["split", "resident"].step_s
 
 
 def test_activations_are_kept_where_they_are_smaller() -> None:

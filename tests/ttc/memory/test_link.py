@@ -45,7 +45,7 @@ def test_copies_for_later_give_way_to_those_needed_now() -> None:
     weights, kv = torch.rand(8, 25), torch.rand(25)
     there, near = torch.zeros(8, 25), torch.zeros(25)
     pieces = list(zip(there, weights, strict=True))
-    later = link.fetch(pieces, "weights", [Transfer(0, futures=[gate])], later=True)
+    later = link.fetch(pieces, "weights", [Transfer(0, future=gate)], later=True)
     now = link.fetch([(near, kv)], "kv")
     gate.set_result(None)
     link.wait(now)
@@ -60,7 +60,7 @@ def test_a_link_that_has_work_does_not_rest() -> None:
     """However late its thread wakes up, one copy begins when the one before it ends."""
     link, gate = Link(torch.device("cpu"), gbps=1e-4), Future[None]()
     link.trace = Trace()
-    source, there, first = torch.rand(20, 25), torch.zeros(20, 25), [Transfer(0, futures=[gate])]
+    source, there, first = torch.rand(20, 25), torch.zeros(20, 25), [Transfer(0, future=gate)]
     transfers = [link.fetch([pair], "kv", first) for pair in zip(there[:1], source[:1], strict=True)]
     transfers += [link.fetch([pair], "kv") for pair in zip(there[1:], source[1:], strict=True)]
     gate.set_result(None)

@@ -71,28 +71,34 @@ def profile_memory(device: torch.device) -> Memory:
 
 
 class Attention(NamedTuple):
-    """How fast a device attends in one dtype, whatever runs the other parts of the layers: see `DeviceProfile`."""
+    """How fast a device attends in one dtype, and what is done between passes, whatever runs the other parts of the
+    layers: see `DeviceProfile`."""
 
     attention_flops: dict[int, float]
     streamed_flops: dict[int, float]
     piece_s: float
+    row_s: float = 0.0
 
 
 def profile_attention(device: torch.device, dtype: torch.dtype) -> Attention:
     """Measure attention to a shared prefix, by rows: where it is on the device, and where it comes over the link, waits
-    for it left out; and what a piece that comes so costs besides: the prefix, and what each branch has.
+    for it left out; and what a piece that comes so costs besides: the prefix, and what each branch has. The time
+    between passes is measured by the way.
 
     Raises TTCError when the machine was too busy for times to make sense.
     """
     timer = partial(_timer, device=device, dtype=dtype, runner="auto")
     there, streamed = timer(ATTENDING, DEPTH), timer(ATTENDING, DEPTH, Headwise(link_gbps=FAST_GBPS))
-    least = {rows: there.seconds(rows, SHORT) for rows in ROWS}
+    least, between = dict[int, float](), dict[int, float]()
+    for rows in ROWS:
+        least[rows], between[rows] = there.seconds(rows, SHORT), there.between_s
     streamed_least = {rows: streamed.seconds(rows, SHORT) for rows in ROWS if rows <= MANY}
     piece_s = (streamed_least[MANY] - least[MANY]) / DEPTH / (1 + MANY)
     return Attention(
         _attention(dtype, least, {rows: there.seconds(rows, LONG) for rows in least}),
         _attention(dtype, streamed_least, {rows: streamed.seconds(rows, LONG) for rows in streamed_least}),
         max(0.0, piece_s),
+        between[MANY] / MANY,
     )
 
 

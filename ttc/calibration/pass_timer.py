@@ -55,6 +55,8 @@ class PassTimer:
         self.engine = Engine(model, SimpleNamespace(eos_token_id=None), runner=chosen, memory=memory)
         self.engine.limits.eos_ids = frozenset()
         self._seconds: list[float] = []
+        self._between: list[float] = []
+        self._ended: float | None = None  # when the last pass of a call was over
         self._root: Branch | None = None
         self._forward = self.engine.runner.forward
         self.engine.runner.forward = self._timed  # type: ignore[method-assign]
@@ -73,13 +75,24 @@ class PassTimer:
         branches = self.engine.fork(self._root, rows)
         try:
             self._seconds.clear()
-            self.engine.generate(branches, 1 + LEAST)
+            self._between.clear()
+            self._decode(branches, 1 + LEAST)
             passes = min(MOST, int(enough_s / self._seconds[-1])) - LEAST
             if passes > 0:
-                self.engine.generate(branches, passes)
+                self._decode(branches, passes)
         finally:
             self.engine.release(branches)
         return median(self._seconds[1:])
+
+    @property
+    def between_s(self) -> float:
+        """The median time from a pass to the next one, in the last call of `seconds`: what drawing a token of each
+        branch takes, and seeing which have ended."""
+        return median(self._between)
+
+    def _decode(self, branches: Sequence[Branch], tokens: int) -> None:
+        self._ended = None
+        self.engine.generate(branches, tokens)
 
     def release(self) -> None:
         """Free the prefix."""
@@ -92,8 +105,11 @@ class PassTimer:
             return self._forward(tokens, plan, keep)
         link = self.engine.memory.link
         start, waited_s = perf_counter(), link.exposed_s
+        if self._ended is not None:
+            self._between.append(start - self._ended)
         logits = self._forward(tokens, plan, keep)
         if logits.device.type == "cuda":
             torch.cuda.synchronize(logits.device)
-        self._seconds.append(perf_counter() - start - (link.exposed_s - waited_s))
+        self._ended = perf_counter()
+        self._seconds.append(self._ended - start - (link.exposed_s - waited_s))
         return logits

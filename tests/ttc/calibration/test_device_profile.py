@@ -20,6 +20,7 @@ def test_passes_of_a_random_model_are_counted_and_timed(monkeypatch: pytest.Monk
     timer = PassTimer(LlamaConfig(**COMMON), CPU, torch.float32)
     assert timer.seconds(3, 20) > 0
     assert 1 + LEAST <= len(timer._seconds) <= 1 + MOST  # the prompt's pass is not among them
+    assert timer.between_s > 0 and len(timer._between) == len(timer._seconds) - 2  # none between two calls
     timer.release()
     assert timer.engine.kv_bytes() == 0
 
@@ -28,7 +29,7 @@ class Timer:
     """A layer takes `speed` x 0.1 s, 0.01 s for each row where it is wide, and 1e-5 s for each row and token where it
     has 16 heads."""
 
-    speed = 1.0
+    speed, between_s = 1.0, 0.8
 
     def __init__(self, config: object, *_: object):
         self.layers = config.num_hidden_layers  # type: ignore[attr-defined]
@@ -56,6 +57,7 @@ def test_rates_are_operations_over_the_difference_between_two_depths() -> None:
     assert (found.name, found.bandwidth, found.l3_bytes, found.l3_bandwidth) == ("cpu bfloat16", 5.0, 8, 9.0)
     assert found.block_overhead_s == pytest.approx(0.1)
     assert found.pass_overhead_s == pytest.approx(7)
+    assert found.row_s == pytest.approx(0.05)  # of 16
     assert found.flops == pytest.approx(dict.fromkeys((1, 4, 16, 64, 256), PRODUCT_FLOPS))
     assert found.attention_flops == pytest.approx(dict.fromkeys((1, 4, 16, 64, 256), ATTENTION_FLOPS))
 

@@ -125,7 +125,13 @@ def planned(
     text = setting.config
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     machine = Machine(
-        compiled=compiled, modules=modules, host=slower(modules), link=link, plain=plain, device_bytes=budget
+        compiled=compiled,
+        modules=modules,
+        host=slower(modules),
+        link=link,
+        plain=plain,
+        device_bytes=budget,
+        one_processor=True,
     )
     return Planned(units, heads, machine, search, gbps)
 

@@ -31,7 +31,7 @@ def launch() -> None:
 
 def show(config: Any, overrides: Sequence[str]) -> None:
     """Print the table, what is fastest, and the command that runs it. Raises OutOfMemory where nothing fits."""
-    from experiments.build import make_placement
+    from experiments.build import device_of, make_placement
     from experiments.planned import auto_of, is_auto
     from ttc.cost_model.options import best
     from ttc.errors import InvalidInput
@@ -40,7 +40,7 @@ def show(config: Any, overrides: Sequence[str]) -> None:
     if not is_auto(config):
         raise InvalidInput("a plan chooses the memory policy; leave memory=... out, and give memory.budget_gib=X alone")
     auto, model = auto_of(config), config.model
-    planned = auto.plan(model.name, device=model.device, dtype=model.dtype, placement=make_placement(config))
+    planned = auto.plan(model.name, device=device_of(config), dtype=model.dtype, placement=make_placement(config))
     found = planned.options()
     print(table(found, planned.search, model.name).markdown())
     chosen = Chosen(planned, best(found))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from inspect import signature
 from math import isclose, log
+from types import MethodType
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -57,7 +58,7 @@ def call_attention(model: Any, implementation: str) -> None:
     """Let the model's attention modules call the attention function of that name."""
     for module in model.modules():
         if (calling := _calling(module.__class__)) is not None:
-            module.__class__ = calling
+            _become(module, calling)
             module.ttc_attention = implementation
 
 
@@ -66,7 +67,14 @@ def run_own_code(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, CallsAttention):
             del module.ttc_attention
-            module.__class__ = module.own  # type: ignore[assignment]
+            _become(module, module.own)
+
+
+def _become(module: Any, kind: type[nn.Module]) -> None:
+    """Give a module another class; Accelerate's hooks run the new forward where they ran that of its class."""
+    if getattr(module.__dict__.get("_old_forward"), "__func__", None) is module.__class__.forward:
+        module._old_forward = MethodType(kind.forward, module)
+    module.__class__ = kind
 
 
 @cache

@@ -19,7 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ttc.attention.hf_hook import IMPLEMENTATION, PLACES, Place, attending, tree_attention
 from ttc.attention.installing import attention_set_to, can_set_attention, install, uninstall
-from ttc.attention.own_code import CallsAttention, has_own_code
+from ttc.attention.own_code import CallsAttention
 from ttc.attention.plan import Entry, ExtendPlan, Piece
 from ttc.decoder_layers import decoder_layers
 from ttc.errors import UnsupportedModel
@@ -108,10 +108,6 @@ def examine(model: Any) -> tuple[tuple[LayerShape, ...], Recurrent | None]:
     try:
         found = _Check(model).run()
     except NotDispatched:
-        if is_spread(model) and has_own_code(model):
-            raise UnsupportedModel(
-                f"{name} has attention code of its own, which Accelerate's hooks keep from the engine; give one device"
-            ) from None
         raise UnsupportedModel(
             f"{name} does not dispatch attention through transformers' AttentionInterface, so the engine cannot reach "
             f"it{WAY_OUT}"

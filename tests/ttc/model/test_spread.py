@@ -21,7 +21,7 @@ from tests.helpers.models import build, deep, prompt
 from tests.helpers.pretended import pretended_devices
 from tests.helpers.tokenizers import Letters
 from tests.ttc.model.test_loading import save_tokenizer
-from ttc import EarlyExit, Engine, ExitReport, InvalidInput, Paged, Resident, Streamed, UnsupportedModel
+from ttc import BlockCache, EarlyExit, Engine, ExitReport, InvalidInput, Paged, Resident, Streamed
 from ttc.memory.manager import KVMemory
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch")
@@ -54,7 +54,7 @@ def kv_devices(memory: KVMemory) -> list[set[str]]:
     return [{str(tensor.device) for copy in copies if copy for tensor in copy.both} for copies in layers]
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", "bloom", "gpt_oss"])
 def test_a_tree_over_two_devices_equals_plain_transformers(family: str) -> None:
     plain = build(family)
     engine = Engine(spread(copy.deepcopy(plain)), Letters(), prefill_tokens=5)
@@ -116,6 +116,20 @@ def test_scores_and_early_exits_are_those_of_one_device() -> None:
             assert one == pytest.approx(other, abs=1e-4)
 
 
+def test_samples_are_those_of_one_device_after_evictions_too() -> None:
+    plain, found = deep(4, 2, 64), []
+    for model in (copy.deepcopy(plain), spread(copy.deepcopy(plain))):
+        engine = Engine(model, Letters(), cache=BlockCache(capacity_blocks=2, block_tokens=4))
+        root = engine.root(prompt(1, 12), seed=3)
+        branches = engine.fork(root, 4)
+        engine.generate(branches[:2], 6)
+        engine.generate(branches[2:], [5, 3])
+        engine.generate(branches, 4)
+        assert sum(branch.usage.recomputed_tokens for branch in branches) > 0
+        found.append([branch.tokens for branch in branches])
+    assert found[0] == found[1]
+
+
 def test_a_model_is_read_straight_to_its_devices(tmp_path: Path) -> None:
     plain = saved(tmp_path)
     engine = Engine.from_pretrained(tmp_path, device_map=places(plain), dtype="float32")
@@ -140,11 +154,6 @@ def test_what_moves_kv_is_refused_before_weights_are_read(tmp_path: Path) -> Non
 def test_a_model_that_is_there_already_keeps_its_kv_resident() -> None:
     with pytest.raises(InvalidInput, match=r"Paged\(\) moves keys and values between one device and the host"):
         Engine(spread(build("llama")), Letters(), memory=Paged())
-
-
-def test_attention_code_of_a_models_own_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedModel, match=r"Bloom.* has attention code of its own.*give one device"):
-        Engine(spread(build("bloom")), Letters())
 
 
 def test_the_first_full_device_says_how_much_kv_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -10,21 +11,28 @@ from ttc.errors import UnsupportedModel
 
 LARGE = 0.1
 """The share of a layer's weights that a large matrix holds at least."""
+NUMBERS = ("layer_idx", "layer_id")
+"""What attention and recurrent modules call the number of their layer."""
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
-    """The modules that hold attention layer 0, 1, 2, ..., side by side in one list.
+    """The modules that hold attention layer 0, 1, 2, ..., side by side in one list; each may hold several in a row.
 
     Raises UnsupportedModel for a model without such a list.
     """
     count = model.config.get_text_config().num_hidden_layers
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model  # not what encodes images
-    for module in (*decoder.modules(), *model.modules()):
-        if isinstance(module, nn.ModuleList) and len(module) >= count:
-            layers = list(module)[:count]
-            if all(any(getattr(m, "layer_idx", None) == i for m in layer.modules()) for i, layer in enumerate(layers)):
+    lists = [*_lists(decoder), *_lists(model)]
+    for known in (_in_order, _unnumbered):
+        for layers in (whole[:count] for whole in lists):
+            if count % len(layers) == 0 and known(layers, count):
                 return layers
     raise UnsupportedModel(f"{type(model).__name__} has no list of its {count} decoder layers")
+
+
+def layer_stacks(model: Any) -> list[list[nn.Module]]:
+    """The lists of modules that hold attention layers, each from number 0 on, of a model with several such lists."""
+    return [layers for layers in _lists(model) if _in_order(layers, len(layers))]
 
 
 def large_linears(layer: nn.Module) -> dict[str, nn.Linear]:
@@ -35,3 +43,28 @@ def large_linears(layer: nn.Module) -> dict[str, nn.Linear]:
         for name, module in layer.named_modules()
         if type(module) is nn.Linear and module.weight.numel() >= LARGE * whole
     }
+
+
+def _lists(model: nn.Module) -> list[list[nn.Module]]:
+    return [list(module) for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
+
+
+def _in_order(layers: Sequence[nn.Module], count: int) -> bool:
+    """Whether the first of `layers` holds the first of `count` numbers, the second those that follow, and so on."""
+    each = count // len(layers)
+    return all({*range(n * each, (n + 1) * each)} <= {*_numbers(layer)} for n, layer in enumerate(layers))
+
+
+def _unnumbered(layers: Sequence[nn.Module], count: int) -> bool:
+    """Whether there are `count` layers that hold attention modules without numbers (the first GPT)."""
+    return len(layers) == count and all(
+        not [*_numbers(layer)] and any(type(module).__name__.endswith("Attention") for module in layer.modules())
+        for layer in layers
+    )
+
+
+def _numbers(layer: nn.Module) -> Iterator[int]:
+    for module in layer.modules():
+        for name in NUMBERS:
+            if isinstance(number := getattr(module, name, None), int):
+                yield number

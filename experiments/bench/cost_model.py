@@ -15,10 +15,10 @@ from experiments.provenance import provenance
 from ttc.calibration.device_profile import ProfileBeside
 from ttc.calibration.pass_timer import PassTimer
 from ttc.cost_model.device_profile import DeviceProfile
-from ttc.cost_model.partition import partition_units
 from ttc.cost_model.profile_file import read
 from ttc.cost_model.roofline import roofline_time
 from ttc.cost_model.unit import Pass
+from ttc.model.partition import partition_units
 
 CONTEXT = {"max_position_embeddings": 16384, "tie_word_embeddings": True}
 SHAPES: dict[str, tuple[type, dict[str, int]]] = {

@@ -30,10 +30,10 @@ from ttc import Engine, Sampling, Split
 from ttc.calibration.device_profile import Memory, profile_attention, profile_device, profile_memory
 from ttc.cost_model.device_profile import RATES, DeviceProfile, LinkProfile
 from ttc.cost_model.options import Machine, Option, best
-from ttc.cost_model.partition import partition_units
 from ttc.cost_model.policies import Steps
 from ttc.decoder_layers import decoder_layers
 from ttc.model.choice import runner_for
+from ttc.model.partition import partition_units
 from ttc.placement.auto import Planned
 
 DTYPE = torch.bfloat16

@@ -74,7 +74,7 @@ def qwen3(name: str) -> tuple[Unit, ...]:
     """The partition units of a model of `QWEN3`."""
     from transformers import Qwen3Config
 
-    from ttc.cost_model.partition import partition_units
+    from ttc.model.partition import partition_units
 
     return partition_units(
         Qwen3Config(

@@ -162,6 +162,10 @@ class _ByMethod(CallsAttention):
             transposed, result = False, own(self, key, key, value, None)
         except RuntimeError:  # shapes don't fit
             transposed, result = True, own(self, key, key.transpose(2, 3), value, None)
+        as_list, others = isinstance(result, list), [None] * (len(result) - 1)
+        as_own: Callable[[Tensor], Any] = lambda out: [out, *others] if as_list else (out, *others)  # noqa: E731
+        if query.is_meta:  # there are shapes alone
+            return _Method(1.0, transposed, as_own)
 
         def scaling(size: float) -> float:
             """From the weights of the keys 0 and 1 for the query `size`."""
@@ -176,5 +180,4 @@ class _ByMethod(CallsAttention):
         found = scaling(4 / rough)  # weights far apart tell it more exactly
         for usual in (1.0, dim**-0.5):
             found = usual if isclose(found, usual, rel_tol=1e-5) else found
-        as_list, others = isinstance(result, list), [None] * (len(result) - 1)
-        return _Method(found, transposed, lambda out: [out, *others] if as_list else (out, *others))
+        return _Method(found, transposed, as_own)

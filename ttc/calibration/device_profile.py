@@ -18,12 +18,12 @@ from transformers import Qwen3Config
 from ttc.calibration.bandwidth import best_of_five, measure_cache, read_bandwidth
 from ttc.calibration.pass_timer import PassTimer
 from ttc.cost_model.device_profile import GROUP, DeviceProfile, LinkProfile
-from ttc.cost_model.partition import partition_units
 from ttc.cost_model.profile_file import BY_MODULES, PLAIN
 from ttc.cost_model.unit import Pass
 from ttc.errors import TTCError
 from ttc.memory.link import Link, Transfer
 from ttc.model.choice import Choice
+from ttc.model.partition import partition_units
 from ttc.residency.base import Residency
 from ttc.residency.headwise import Headwise
 

@@ -16,7 +16,7 @@ from ttc.cost_model.idle_link import HelpedStage
 from ttc.cost_model.policies import BUFFERS, POLICIES, Cache, Read, Steps, Traffic
 from ttc.cost_model.roofline import roofline_time, t_comm
 from ttc.cost_model.split_search import ROUNDING
-from ttc.cost_model.unit import Pass, Unit
+from ttc.cost_model.unit import Pass, Unit, held_bytes
 from ttc.errors import InvalidInput, OutOfMemory
 
 PLACEMENTS = ("resident", "split", "streamed")
@@ -162,7 +162,7 @@ def _layouts(
         yield Layout(placement, None, (), units, 0, (sum(sizes), 0))
     elif placement == "split":
         for k in range(1, layers + 1):
-            host = sum(sizes[:k]) + sum(unit.tied_bytes for unit in units[:k])
+            host = held_bytes(units[:k])
             stage = _helped(units[:k], units[k:], machine, _work(search, search.branches))
             most = 0.0 if machine.one_processor else stage.best_share(inf)
             for part in sorted({0.0, most / 2, most}) if share is None else [share]:

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.dims import Positive
 from ttc.cost_model.roofline import roofline_time, t_comm
-from ttc.cost_model.unit import Pass, Unit
+from ttc.cost_model.unit import Pass, Unit, held_bytes
 from ttc.errors import InvalidInput, OutOfMemory
 
 Objective = Literal["decode", "prefill"]
@@ -118,9 +118,7 @@ def split_plan(
     cpu, gpu, work = units[:k], units[k:], generation.work(objective)
     kv = [sum(unit.kv_token_bytes for unit in stage) * generation.kv_tokens for stage in (cpu, gpu)]
     sequences = 2 * generation.branches + 1  # the states of the branches before and after a step, and where they part
-    stays = [sum(unit.param_bytes + sequences * unit.state_bytes for unit in stage) for stage in (cpu, gpu)]
-    if gpu:
-        stays[0] += sum(unit.tied_bytes for unit in cpu)
+    stays = [held_bytes(stage) + sequences * sum(unit.state_bytes for unit in stage) for stage in (cpu, gpu)]
     return SplitPlan(
         k,
         len(units),

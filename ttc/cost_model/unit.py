@@ -7,10 +7,14 @@ window bounds what is attended, and experts that no row is routed to are not rea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ttc.cost_model.dims import require_positive
 from ttc.errors import InvalidInput
+
+STATE_PRODUCTS = 3
+"""How often a token multiplies each number of a recurrent state: it decays, gets something added, and is read."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +70,12 @@ class Unit:
     kv_elements: numbers of keys and values kept per token, 2 × h_kv × d_h; 0 for a unit without attention.
     score_elements: multiply-adds of attention per row and attended token, 2 × h_a × d_h.
     window: how many tokens back its rows see, None for all.
-    state_bytes: what its recurrent layers keep of one sequence, however long. Their operations are not counted.
+    state_bytes: what its recurrent layers keep of one sequence, however long. state_elements: the numbers in that which
+    a token changes by products, those of convolutions left out.
     expert_bytes: of param_bytes, those of the experts, of which each row goes through `routed` of `experts`.
     large_bytes: of param_bytes, those of its large linear layers (`ttc.decoder_layers.large_linears`).
-    tied_bytes: of an embedding, weights that the output projection counts as its own. A device that has the embedding
-    and not the output projection holds them too.
+    tied: weights that it has in common with later units: the name of the next one, which counts them, and their bytes.
+    is_block: whether it is a transformer block.
     """
 
     name: str
@@ -82,16 +87,18 @@ class Unit:
     score_elements: int = 0
     window: int | None = None
     state_bytes: int = 0
+    state_elements: int = 0
     expert_bytes: int = 0
     experts: int = 1
     routed: int = 1
     large_bytes: int = 0
-    tied_bytes: int = 0
+    tied: tuple[tuple[str, int], ...] = ()
+    is_block: bool = False
 
     @property
-    def is_block(self) -> bool:
-        """Whether it is a transformer block."""
-        return self.kv_elements > 0 or self.state_bytes > 0
+    def tied_bytes(self) -> int:
+        """Bytes of the weights that it has in common with later units."""
+        return sum(nbytes for _, nbytes in self.tied)
 
     @property
     def group(self) -> float:
@@ -111,7 +118,7 @@ class Unit:
         """
         if not self.multiplied:
             return rows * self.hidden * self.bytes_per_element
-        return self.param_bytes - self.expert_bytes * (1 - self.routed / self.experts) ** rows
+        return self.param_bytes + self.tied_bytes - self.expert_bytes * (1 - self.routed / self.experts) ** rows
 
     def w_act(self, rows: int) -> int:
         """W_act, Eq. 4.4: bytes that cross to the next unit, B × H × d_sz."""
@@ -123,9 +130,16 @@ class Unit:
         return work.read(self.window) * self.kv_token_bytes + 2 * work.branches * self.state_bytes
 
     def f_proj(self, rows: int) -> int:
-        """F_proj, Eq. 4.9: floating-point operations of the projections, 2 × B × (2 H² + 2 H d_kv + 3 H I)."""
-        return 2 * rows * self.multiplied
+        """F_proj, Eq. 4.9: floating-point operations of the projections, 2 × B × (2 H² + 2 H d_kv + 3 H I), and of
+        recurrent states."""
+        return 2 * rows * (self.multiplied + STATE_PRODUCTS * self.state_elements)
 
     def f_attn(self, work: Pass) -> int:
         """F_attn, Eq. 4.11: floating-point operations of attention, 4 × B × h_a × c × d_h."""
         return 2 * work.attended(self.window) * self.score_elements
+
+
+def held_bytes(stage: Sequence[Unit]) -> int:
+    """Bytes of the weights that a device holds for these units; what they have in common is there once."""
+    names = {unit.name for unit in stage}
+    return sum(unit.param_bytes + sum(nbytes for name, nbytes in unit.tied if name not in names) for unit in stage)

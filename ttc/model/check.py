@@ -240,9 +240,10 @@ class _Check:
             layers = decoder_layers(self.model)
         except UnsupportedModel:  # which run cannot be told
             return {*range(self.config.num_hidden_layers)}
+        each = self.config.num_hidden_layers // len(layers)
         handles = [
-            layer.register_forward_pre_hook(lambda *_, number=number: ran.add(number))
-            for number, layer in enumerate(layers)
+            layer.register_forward_pre_hook(lambda *_, first=n * each: ran.update(range(first, first + each)))
+            for n, layer in enumerate(layers)
         ]
         try:
             with attending(Recorder()):

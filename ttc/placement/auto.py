@@ -12,7 +12,6 @@ import torch
 from ttc.checks import check_fields, check_whole
 from ttc.cost_model.device_profile import LinkProfile
 from ttc.cost_model.options import PLACEMENTS, Machine, Option, best, options, state_bytes
-from ttc.cost_model.partition import partition_units
 from ttc.cost_model.policies import Steps
 from ttc.cost_model.profile_file import BY_MODULES, PLAIN, read
 from ttc.cost_model.unit import Unit
@@ -20,6 +19,7 @@ from ttc.errors import InvalidInput
 from ttc.model.binding import check_resident
 from ttc.model.device_map import Over
 from ttc.model.loading import chosen_device, configuration
+from ttc.model.partition import partition_units
 from ttc.placement.base import Placement
 from ttc.placement.split import Split
 from ttc.placement.streamed import Streamed

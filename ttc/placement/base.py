@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from ttc.checks import check_fields
-from ttc.decoder_layers import decoder_layers
-from ttc.errors import InvalidInput, OutOfMemory, UnsupportedModel
+from ttc.errors import InvalidInput, OutOfMemory
 from ttc.memory.link import Link
 from ttc.memory.manager import as_budget
 from ttc.model.runner import HuggingFaceRunner
@@ -115,24 +114,16 @@ class PlacedRunner(HuggingFaceRunner):
         policy.memory.join_link(self.link, self.link_gbps)
 
 
-def placed_layers(model: Any) -> list[nn.Module]:
-    """The decoder layers. Raises UnsupportedModel unless each has its weights for itself."""
-    try:
-        layers = decoder_layers(model)
-    except UnsupportedModel as error:
-        raise UnsupportedModel(f"{error} that could lie in different places; leave placement out") from error
-    owners: dict[int, str] = {}
-    groups = [("another part of the model", list(outside(model, layers).values()))]
-    groups += [(f"layer {n}", list(layer.modules())) for n, layer in enumerate(layers)]
-    for owner, modules in groups:
-        for weight in (w for m in modules for w in m.parameters(recurse=False)):
-            first = owners.setdefault(id(weight), owner)
-            if first != owner:
-                raise UnsupportedModel(
-                    f"{owner} of {type(model).__name__} shares weights with {first}, so they cannot lie in different "
-                    "places; leave placement out"
-                )
-    return layers
+def common_weights(model: nn.Module, layers: Sequence[nn.Module]) -> dict[int, nn.Parameter]:
+    """The weights that a layer has in common with another one, or with another part of the model (Zamba), by id."""
+    parts = [[w for m in outside(model, layers).values() for w in m.parameters(recurse=False)]]
+    parts += [list(layer.parameters()) for layer in layers]
+    found, seen = dict[int, nn.Parameter](), set[int]()
+    for n, part in enumerate(parts):
+        its = {id(weight): weight for weight in part}
+        found |= {key: weight for key, weight in its.items() if n and key in seen}
+        seen |= its.keys()
+    return found
 
 
 def weight_bytes(modules: Iterable[nn.Module]) -> int:

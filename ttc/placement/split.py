@@ -4,7 +4,7 @@ those of the host, by weights that cross the link meanwhile."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple, cast
@@ -17,15 +17,15 @@ from ttc.attention.plan import Plan
 from ttc.checks import check_whole
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.idle_link import BUFFERS, HelpedPlan, helped_selector, with_help
-from ttc.cost_model.partition import partition_units
 from ttc.cost_model.profile_file import read
 from ttc.cost_model.split_search import Generation, Objective, split_plan
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.memory.link import Link
 from ttc.memory.manager import as_budget
 from ttc.model.packed_linear import pack_linears
-from ttc.placement.base import Device, PlacedRunner, Placement, move_own, outside, placed_layers, weight_bytes
+from ttc.placement.base import Device, PlacedRunner, Placement, move_own, outside, weight_bytes
 from ttc.placement.divided import divide
+from ttc.placement.sides import host_names, partition_of, split_layers, take_apart, weights_of
 from ttc.residency.base import Residency, to_bytes
 from ttc.residency.capture import Capture
 
@@ -89,8 +89,8 @@ class Split(Placement):
 
     def decide(self, model: Any, device: torch.device) -> Division:
         """How many units run on the host, and which share of their large linear layers the device computes."""
-        layers, generation = placed_layers(model), self._generation()
-        units = partition_units(model.config, model.dtype, type(model))
+        layers, generation = split_layers(model), self._generation()
+        units = partition_of(model).units
         budget, most = self.device_budget(model, device), len(layers)
         if isinstance(self.k, int) and self.k > most:
             raise InvalidInput(
@@ -150,37 +150,42 @@ class Split(Placement):
         )
 
     def device_map(self, model: Any, device: torch.device, decided: Division) -> dict[str, str]:
-        layers, k = placed_layers(model), decided.k
+        layers, k = split_layers(model), decided.k
         names = {id(layer): name for name, layer in model.named_modules()}
-        # weights that the output projection shares with the embedding are read once, and copied afterwards
-        places = {name: str(device if where == "device" else HOST) for name, where in _rest(model, layers, k).items()}
+        rest = outside(model, layers)
+        on_host = host_names(model, rest, k)
+        read_there = weights_of(rest[name] for name in on_host)  # what both sides need is copied afterwards
+        places = {
+            name: str(HOST if name in on_host or read_there & weights_of([module]) else device)
+            for name, module in rest.items()
+        }
         return places | {names[id(layer)]: str(HOST if n + 1 < k else device) for n, layer in enumerate(layers)}
 
     def place(self, model: Any, device: Device, decided: Division | None = None) -> SplitRunner:
         device = torch.device(device)
         k, share = self.decide(model, device) if decided is None else decided
-        layers = placed_layers(model)
-        on_host, on_device = layers[: max(0, k - 1)], layers[max(0, k - 1) :]
-        parts: dict[str, list[nn.Module]] = {"host": [m for layer in on_host for m in layer.modules()]}
-        parts["device"] = [m for layer in on_device for m in layer.modules()]
-        for name, where in _rest(model, layers, k).items():
-            module = model.get_submodule(name)
-            if where == "tied":
-                _take_apart(module)
-            place = HOST if where == "host" else device
+        layers = split_layers(model)
+        rest, first = outside(model, layers), max(0, k - 1)
+        names = host_names(model, rest, k)
+        on_host = [m for layer in layers[:first] for m in layer.modules()] + [rest[name] for name in names]
+        on_device = [m for layer in layers[first:] for m in layer.modules()]
+        on_device += [module for name, module in rest.items() if name not in names]
+        take_apart(on_device, on_host, device)
+        for name, module in rest.items():
+            place = HOST if name in names else device
             move_own(module, place)
             if device != HOST:  # its arguments come to it from wherever they are, as under the lens
                 add_hook_to_module(module, AlignDevicesHook(place))
-            parts["host" if where == "host" else "device"].append(module)
-        crossing = Crossing(Link(device), device)
-        for n, layer in enumerate(on_device):
+        crossing, runs = Crossing(Link(device), device), partition_of(model).runs
+        begins = next((n for n in range(first, len(layers)) if runs[n]), first)
+        for n, layer in enumerate(layers[first:], first):
             layer.to(device)
             if k:
-                add_hook_to_module(layer, _Crosses(crossing, first=n == 0))
-        on_device_bytes, on_host_bytes = weight_bytes(parts["device"]), weight_bytes(parts["host"])
+                add_hook_to_module(layer, _Crosses(crossing, first=n == begins))
+        on_device_bytes, on_host_bytes = weight_bytes(on_device), weight_bytes(on_host)
         if share:
-            on_device_bytes += divide(on_host, share, crossing.link, device)
-        for part in [model] if device == HOST else on_host:
+            on_device_bytes += divide(layers[:first], share, crossing.link, device)
+        for part in [model] if device == HOST else layers[:first]:
             pack_linears(part)
         budget = None if self.kv_offload else to_bytes(self.budget_gib)
         return SplitRunner(model, crossing, self.link_gbps, on_device_bytes, on_host_bytes, Division(k, share), budget)
@@ -228,7 +233,7 @@ class SplitRunner(PlacedRunner):
 
     def _attending(self, layers: int) -> int:
         """How many of the model's calls of attention are in its first so many layers."""
-        blocks = partition_units(self.model.config, self.dtype, type(self.model))[1:-1]
+        blocks = partition_of(self.model).units[1:-1]
         stored = sum(block.kv_elements for block in blocks[:layers])
         return sum(stored > so_far for so_far in accumulate((shape.elements for shape in self.shapes), initial=0))
 
@@ -255,13 +260,13 @@ class Crossing:
         self.sent.clear()
         return self._sent([tensor], "activations")[0]
 
-    def others(self, values: Any) -> Any:
+    def others(self, values: Any, cause: str = "positions") -> Any:
         """What a layer is given beside the states, its tensors on the device."""
         new: dict[int, Tensor] = {}
         _each(values, lambda tensor: new.setdefault(id(tensor), tensor))
         missing = [tensor for key, tensor in new.items() if key not in self.sent and not self._arrived(tensor)]
         if missing:
-            for tensor, copy in zip(missing, self._sent(missing, "positions"), strict=True):
+            for tensor, copy in zip(missing, self._sent(missing, cause), strict=True):
                 self.sent[id(tensor)] = tensor, copy
         return _each(values, lambda tensor: self.sent[id(tensor)][1] if id(tensor) in self.sent else tensor)
 
@@ -286,6 +291,8 @@ class _Crosses(ModelHook):
         states = kwargs.pop("hidden_states") if named else args[0]
         if self.first:
             states = crossing.states(states)
+            for mapping in [v for v in kwargs.values() if isinstance(v, MutableMapping) and not isinstance(v, dict)]:
+                mapping.update(crossing.others(dict(mapping), "activations"))  # KV that later layers use (Gemma 3n)
         others, kwargs = crossing.others((args if named else args[1:], kwargs))
         return (others, kwargs | {"hidden_states": states}) if named else ((states, *others), kwargs)
 
@@ -299,24 +306,3 @@ def _each(value: Any, change: Callable[[Tensor], Any]) -> Any:
     if isinstance(value, tuple | list):
         return type(value)([_each(part, change) for part in value])
     return value
-
-
-def _rest(model: nn.Module, layers: Sequence[nn.Module], k: int) -> dict[str, str]:
-    """Where each module goes that is no layer. From k = 1 on the embedding's tables, and what has no weights, as
-    rotations, go to the "host"; what shares weights with the tables is "tied". All else goes to the "device"."""
-    rest = outside(model, layers)
-    shared = {id(w) for module in rest.values() if isinstance(module, nn.Embedding) for w in module.parameters()}
-    places = {}
-    for name, module in rest.items():
-        weights = {id(weight) for weight in module.parameters(recurse=False)}
-        if k and (isinstance(module, nn.Embedding) or not weights):
-            places[name] = "host"
-        else:
-            places[name] = "tied" if k and weights & shared else "device"
-    return places
-
-
-def _take_apart(module: nn.Module) -> None:
-    """Give a module a copy of its weights."""
-    for name, weight in list(module.named_parameters(recurse=False)):
-        setattr(module, name, nn.Parameter(weight.data.clone(), requires_grad=False))

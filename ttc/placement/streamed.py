@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,12 @@ import torch
 from accelerate.hooks import add_hook_to_module
 from torch import Tensor, nn
 
-from ttc.errors import OutOfMemory
+from ttc.decoder_layers import decoder_layers, layer_stacks
+from ttc.errors import OutOfMemory, UnsupportedModel
 from ttc.memory.link import Link
 from ttc.memory.manager import as_budget
-from ttc.placement.base import Device, PlacedRunner, Placement, move_own, outside, placed_layers, weight_bytes
+from ttc.placement.base import Device, PlacedRunner, Placement, common_weights, move_own, outside, weight_bytes
+from ttc.placement.sides import weights_of
 from ttc.placement.weight_stream import BUFFERS, HostWeights, Leaves, WeightStream, side_by_side
 
 
@@ -21,14 +23,14 @@ from ttc.placement.weight_stream import BUFFERS, HostWeights, Leaves, WeightStre
 class Streamed(Placement):
     """The layers' weights lie on the host and come to the device one layer after the other (FlexGen, and what
     Accelerate's `cpu_offload` does without the second buffer). What is not a layer stays on the device: embeddings, the
-    final norm and the output projection.
+    final norm and the output projection; and weights that layers have in common.
 
     With a budget_gib, as many of the first layers as it has room for stay there, too.
     """
 
     def decide(self, model: Any, device: torch.device) -> int:
         """How many of the first layers stay on the device."""
-        layers, budget = placed_layers(model), self.device_budget(model, device)
+        layers, budget = _layers(model), self.device_budget(model, device)
         needed, on_host = self._sizes(model, layers, 0)
         if budget is not None and needed > budget:
             raise OutOfMemory(
@@ -44,7 +46,7 @@ class Streamed(Placement):
         return kept
 
     def device_map(self, model: Any, device: torch.device, decided: int) -> dict[str, str]:
-        layers = placed_layers(model)
+        layers = _layers(model)
         names = {id(layer): name for name, layer in model.named_modules()}
         found = dict.fromkeys(outside(model, layers), str(device))
         return found | {names[id(layer)]: str(device) if n < decided else "cpu" for n, layer in enumerate(layers)}
@@ -52,14 +54,17 @@ class Streamed(Placement):
     def place(self, model: Any, device: Device, decided: int | None = None) -> PlacedRunner:
         device = torch.device(device)
         kept = self.decide(model, device) if decided is None else decided
-        layers = placed_layers(model)
+        layers = _layers(model)
         for module in outside(model, layers).values():
             move_own(module, device)
+        common = common_weights(model, layers)
+        for weight in common.values():
+            weight.data = weight.data.to(device)
         for layer in layers[:kept]:
             layer.to(device)
         link = Link(device)
         if streamed := layers[kept:]:
-            weights = [_LayerWeights(layer, device) for layer in streamed]
+            weights = [_LayerWeights(layer, device, common) for layer in streamed]
             stream = WeightStream([layer.host for layer in weights], link, device)
             for index, (layer, its) in enumerate(zip(streamed, weights, strict=True)):
                 add_hook_to_module(layer, _Arrives(stream, index, its))
@@ -71,17 +76,19 @@ class Streamed(Placement):
     @staticmethod
     def _sizes(model: Any, layers: Sequence[nn.Module], kept: int) -> tuple[int, int]:
         """Bytes of weights on the device, the buffers included, and on the host when `kept` layers stay."""
-        sizes = [side_by_side(list(layer.parameters())) for layer in layers]
-        rest = weight_bytes(outside(model, layers).values())
+        around, common = outside(model, layers), common_weights(model, layers)
+        sizes = [side_by_side(_streamed(layer, common)) for layer in layers]
+        outer = weights_of(around.values())
+        rest = weight_bytes(around.values()) + sum(w.nbytes for key, w in common.items() if key not in outer)
         return rest + sum(sizes[:kept]) + BUFFERS * max(sizes[kept:], default=0), sum(sizes[kept:])
 
 
 class _LayerWeights:
     """The weights of one layer: those on the host, or in a buffer of the device while the layer computes. Its buffers,
-    which are few numbers, stay on the device."""
+    which are few numbers, stay on the device, and so do the weights `stay`, by id."""
 
-    def __init__(self, layer: nn.Module, device: torch.device):
-        self.weights = list(layer.parameters())
+    def __init__(self, layer: nn.Module, device: torch.device, stay: Collection[int]):
+        self.weights = _streamed(layer, stay)
         self.host = HostWeights([weight.data for weight in self.weights], device)
         self.use(self.host.on_host)  # what they were in before is freed
         for module in layer.modules():
@@ -107,3 +114,18 @@ class _Arrives(Leaves):
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         self.weights.use(self.weights.host.on_host)
         return super().post_forward(module, output)
+
+
+def _layers(model: Any) -> list[nn.Module]:
+    """The layers that can come one by one. Raises UnsupportedModel for a model without lists of them."""
+    try:
+        return decoder_layers(model)
+    except UnsupportedModel as error:
+        if not (stacks := layer_stacks(model)):
+            raise UnsupportedModel(f"{error} that could come one by one; leave placement out") from error
+        return [layer for layers in stacks for layer in layers]
+
+
+def _streamed(layer: nn.Module, stay: Collection[int]) -> list[nn.Parameter]:
+    """The weights of a layer that cross the link."""
+    return [weight for weight in layer.parameters() if id(weight) not in stay]

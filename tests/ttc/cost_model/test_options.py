@@ -18,7 +18,7 @@ from ttc.tree import tree
 FAST = {1: 1e12}
 DEVICE = DeviceProfile(name="device", bandwidth=100, flops=FAST)
 LINK = LinkProfile(to_device_bandwidth=10, to_host_bandwidth=10)
-BLOCK = Unit(name="b", param_bytes=1000, multiplied=500, hidden=8, kv_elements=5, score_elements=10)
+BLOCK = Unit(name="b", param_bytes=1000, multiplied=500, hidden=8, kv_elements=5, score_elements=10, is_block=True)
 UNITS = (
     Unit(name="e", param_bytes=300, multiplied=0, hidden=0),
     *[BLOCK] * 4,
@@ -133,7 +133,7 @@ def test_activations_are_kept_where_they_are_smaller() -> None:
 
 
 def test_recurrent_states_stay_on_the_device_of_their_layer() -> None:
-    recurrent = Unit(name="r", param_bytes=1000, multiplied=500, hidden=8, state_bytes=7)
+    recurrent = Unit(name="r", param_bytes=1000, multiplied=500, hidden=8, state_bytes=7, is_block=True)
     units = (UNITS[0], recurrent, recurrent, BLOCK, BLOCK, UNITS[-1])
     found = {(o.placement, o.memory): o for o in options(units, 1, machine(), SEARCH, ["resident", "split"])}
     assert found["resident", "resident"].device_bytes == WEIGHTS + KV // 2 + (2 * 2 + 1) * 2 * 7

@@ -11,7 +11,7 @@ from ttc.cost_model.roofline import m_hat, roofline_time, t_attn, t_comm, t_proj
 from ttc.cost_model.unit import Pass, Unit
 
 # A pass of one row reads 1000 bytes of weights and computes 1000 operations; 10 bytes of KV per token, 20 operations.
-BLOCK = Unit(name="b", param_bytes=1000, multiplied=500, hidden=8, kv_elements=5, score_elements=10)
+BLOCK = Unit(name="b", param_bytes=1000, multiplied=500, hidden=8, kv_elements=5, score_elements=10, is_block=True)
 SLOW_MEMORY = DeviceProfile(name="d", bandwidth=100, flops={1: 1000})
 SLOW_PRODUCTS = DeviceProfile(name="d", bandwidth=1000, flops={1: 100})
 

@@ -18,7 +18,7 @@ from ttc.errors import InvalidInput, OutOfMemory
 CPU = DeviceProfile(name="cpu", bandwidth=10, flops={1: 1000, 64: 2000})
 GPU = DeviceProfile(name="gpu", bandwidth=100, flops={1: 10_000, 64: 100_000})
 LINK = LinkProfile(to_device_bandwidth=50, to_host_bandwidth=50, to_device_latency_s=1)
-BLOCK = Unit(name="b", param_bytes=1000, multiplied=500, hidden=8, kv_elements=5, score_elements=10)
+BLOCK = Unit(name="b", param_bytes=1000, multiplied=500, hidden=8, kv_elements=5, score_elements=10, is_block=True)
 EMBEDDING = Unit(name="e", param_bytes=300, multiplied=0, hidden=8)
 OUTPUT = Unit(name="o", param_bytes=400, multiplied=200, hidden=8)
 UNITS = (EMBEDDING, BLOCK, BLOCK, BLOCK, OUTPUT)
@@ -56,14 +56,14 @@ def test_kv_counts_on_the_device_unless_it_is_offloaded() -> None:
 
 
 def test_states_stay_with_their_layer_where_kv_is_offloaded() -> None:
-    recurrent = Unit(name="r", param_bytes=1000, multiplied=500, hidden=8, state_bytes=70)
+    recurrent = Unit(name="r", param_bytes=1000, multiplied=500, hidden=8, state_bytes=70, is_block=True)
     for kv_offload in (True, False):
         plan = split_plan(1, [BLOCK, recurrent], CPU, GPU, LINK, Generation(10, 10, 4), kv_offload=kv_offload)
         assert plan.device_bytes == 1000 + 9 * 70  # of four branches before and after a step, and where they part
 
 
 def test_a_tied_embedding_needs_a_copy_only_where_the_model_is_split() -> None:
-    tied = (replace(EMBEDDING, param_bytes=0, tied_bytes=400), *UNITS[1:])
+    tied = (replace(EMBEDDING, param_bytes=0, tied=(("o", 400),)), *UNITS[1:])
     plans = [split_plan(k, tied, CPU, GPU, LINK, Generation(1, 1)) for k in (0, 1, 5)]
     assert [plan.device_bytes for plan in plans] == [3400, 3400, 0]
     assert plans[1].host_bytes == 400 + 3 * 2 * 10  # and the KV, which is offloaded

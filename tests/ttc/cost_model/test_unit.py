@@ -20,6 +20,7 @@ BLOCK = Unit(
     hidden=4096,
     kv_elements=2 * 8 * 128,
     score_elements=2 * 32 * 128,
+    is_block=True,
 )
 
 
@@ -82,6 +83,6 @@ def test_bad_passes_are_refused() -> None:
 
 
 def test_a_state_is_read_and_written_for_each_branch_however_long_it_is() -> None:
-    recurrent = Unit(name="r", param_bytes=10, multiplied=5, hidden=4, state_bytes=100)
-    assert recurrent.is_block
+    recurrent = Unit(name="r", param_bytes=10, multiplied=5, hidden=4, state_bytes=100, is_block=True)
+    assert replace(recurrent, state_elements=25).f_proj(2) == 2 * 2 * (5 + 3 * 25)
     assert recurrent.w_kv(Pass(3, shared_tokens=9)) == recurrent.w_kv(Pass(3, own_tokens=5)) == 2 * 3 * 100

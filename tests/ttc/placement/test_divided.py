@@ -21,8 +21,7 @@ from ttc import BeamGroups, Engine, InvalidInput, OutOfMemory, Split
 from ttc.approximate.early_exit import EarlyExit
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.profile_file import hardware
-from ttc.decoder_layers import large_linears
-from ttc.placement.base import placed_layers
+from ttc.decoder_layers import decoder_layers, large_linears
 from ttc.placement.divided import DividedLinear
 
 KIB = 1 / 2**20
@@ -46,7 +45,7 @@ def test_a_tree_over_divided_layers_equals_plain_transformers(family: str) -> No
     branches = grow(engine)
     for branch in branches:
         assert_like_plain(plain, branch)
-    divided = [layer for layer in placed_layers(plain)[: LAYERS - 1] if large_linears(layer)]
+    divided = [layer for layer in decoder_layers(plain)[: LAYERS - 1] if large_linears(layer)]
     assert (engine.memory.link.to_device_bytes["weights"] > 0) == (len(divided) > 2)  # else all are in the buffers
     assert any(isinstance(module, DividedLinear) for module in engine.model.modules())
     engine.release(branches)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 
 from experiments.bench import architectures
 from tests.helpers.engines import GREEDY
@@ -150,19 +151,33 @@ def test_a_budget_that_is_too_small_is_refused_before_a_weight_is_read(
         load()  # now the weights are looked at
 
 
-def test_layers_that_share_weights_are_refused() -> None:
-    model = deeper("llama")
-    model.model.layers[2].mlp = model.model.layers[0].mlp
-    with pytest.raises(UnsupportedModel, match="layer 2 of LlamaForCausalLM shares weights with layer 0"):
-        Streamed().place(model, "cpu")
+def test_what_layers_have_in_common_stays_on_the_device() -> None:
+    plain = deeper("llama")
+    plain.model.layers[2].mlp = plain.model.layers[0].mlp
+    engine = streamed(plain)
+    branch = engine.root(prompt(1, 4))
+    before = engine.memory.link.to_device_bytes["weights"]
+    engine.generate([branch], 3, sampling=GREEDY)
+    mlp_bytes = sum(4 * weight.numel() for weight in plain.model.layers[0].mlp.parameters())
+    assert engine.memory.link.to_device_bytes["weights"] - before == 3 * (4 * layer_bytes(plain) - 2 * mlp_bytes)
+    around = sum(4 * w.numel() for w in plain.parameters()) - (4 * layer_bytes(plain) - mlp_bytes) + 2 * 4 * 4
+    assert engine.runner.device_bytes == around + mlp_bytes + 2 * layer_bytes(plain)  # layers 1 and 3 are whole
+    assert_like_plain(plain, branch)
 
 
-def test_layers_that_are_in_no_single_list_are_refused() -> None:
-    model = architectures.build("longcat_flash")
-    with pytest.raises(
-        UnsupportedModel, match="no list of its 8 decoder layers that could lie in different places; leave"
-    ):
-        Streamed().place(model, "cpu")
+def test_layers_that_run_several_times_in_a_pass_come_each_time() -> None:
+    config = architectures.config_of("hrm_text")  # two stacks of layers, which run in turn
+    torch.manual_seed(0)
+    plain = hf.AutoModelForCausalLM.from_config(type(config)(**config.to_dict() | {"num_layers_per_stack": 2})).eval()
+    engine = streamed(plain)
+    for branch in grow(engine):
+        assert_like_plain(plain, branch)
+    assert engine.memory.link.to_device_bytes["weights"] > 0
+
+
+def test_a_model_without_lists_of_layers_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="no list of its 4 decoder layers that could come one by one; leave"):
+        Streamed().place(architectures.build("xlstm"), "cpu")
 
 
 def test_two_speeds_of_one_link_are_refused() -> None:

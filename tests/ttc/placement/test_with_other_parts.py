@@ -24,6 +24,11 @@ KIB = 1 / 2**20
 PLACEMENTS = {"split": Split(k=3), "streamed": Streamed()}
 PLACED = pytest.mark.parametrize("placement", PLACEMENTS)
 RECURRENT = ["qwen3_5_text", "jamba", "lfm2: convolutions", "mamba2", "falcon_h1"]
+OWN_CODE = ["bloom", "codegen", "falcon", "falcon: alibi", "falcon: shared heads", "gpt_neo", "gpt_neox_japanese"]
+OWN_CODE += ["gptj", "mpt", "openai-gpt", "xglm"]
+"""Attention by code of their own, some with biases or tables of positions."""
+MORE = ["deepseek_v32", "gemma4_text: shared KV", "longcat_flash", "minimax", "mllama", "nemotron_h", "zamba"]
+"""Indexers, KV of another layer, two layers in one, layers that don't run or keep nothing, and weights in common."""
 UNUSUAL = ["dbrx", "diffllama", "gemma3n_text: shared KV", "gemma4", "granitemoe", "minicpm3", "stablelm"]
 """Experts and tables of their own, two calls of attention in a layer, KV of another layer, low-rank KV, no keyword
 arguments for attention."""
@@ -49,7 +54,21 @@ def test_layers_of_other_kinds_give_the_same_where_they_are_placed(case: str, pl
     assert_nothing_left(engine, branches)
 
 
-@pytest.mark.parametrize(("case", "on_host"), [("lfm2: convolutions", 1), ("diffllama", 4), ("qwen3_5_text", 0)])
+@PLACED
+@pytest.mark.parametrize("case", OWN_CODE + MORE)
+def test_all_that_can_be_served_can_be_placed(case: str, placement: str) -> None:
+    engine = placed(case, placement)
+    recurrent = engine.runner.recurrent
+    branches = architectures.grow(engine)
+    worst, allowed = architectures.difference(plain(case), branches, bool(recurrent and recurrent.knows_opening))
+    assert worst <= allowed
+    assert engine.memory.link.to_device_bytes["activations" if placement == "split" else "weights"] > 0
+    assert_nothing_left(engine, branches)
+
+
+@pytest.mark.parametrize(
+    ("case", "on_host"), [("lfm2: convolutions", 1), ("diffllama", 4), ("qwen3_5_text", 0), ("longcat_flash", 4)]
+)
 def test_kv_lies_with_the_layers_that_keep_some(case: str, on_host: int) -> None:
     assert placed(case, "split").memory.fixed_layers == on_host  # of the first two layers
 

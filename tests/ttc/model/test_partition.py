@@ -8,9 +8,10 @@ import transformers as hf
 
 from experiments.bench import architectures
 from tests.helpers.models import COMMON, FAMILIES, build
-from ttc.cost_model.partition import partition_units
+from ttc.cost_model.unit import held_bytes
 from ttc.errors import UnsupportedModel
 from ttc.model.check import check_model, examine
+from ttc.model.partition import partition, partition_units
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -27,12 +28,15 @@ def test_units_hold_the_weights_of_the_model_and_the_kv_of_the_engine(family: st
 
 
 RECURRENT = ["qwen3_5_text", "jamba", "lfm2: convolutions", "mamba2", "falcon_h1"]
-ODD = ["dbrx", "diffllama", "emu3", "gemma4", "jetmoe", "stablelm"]
-"""They look at values, have a configuration of another kind than their class, call attention twice in a layer, or pass
-no keyword arguments on to it."""
+ODD = ["dbrx", "diffllama", "emu3", "gemma4", "jetmoe", "longcat_flash", "mllama", "stablelm"]
+"""They look at values, have a configuration of another kind than their class, call attention twice in a layer, pass
+no keyword arguments on to it, or have a layer that does not run where there is text alone."""
+OWN_CODE = ["bloom", "codegen", "falcon: alibi", "falcon: shared heads", "gpt_neo", "mpt", "openai-gpt", "xglm"]
+MORE = ["deepseek_v32", "minimax", "nemotron_h", "qwen4_exp_text", "zamba", "zamba2"]
+"""Indexers, a cache of their own, layers of an MLP alone, and weights that layers have in common."""
 
 
-@pytest.mark.parametrize("case", RECURRENT + ODD)
+@pytest.mark.parametrize("case", RECURRENT + ODD + OWN_CODE + MORE)
 def test_units_hold_what_the_engine_keeps_of_other_layers_too(case: str) -> None:
     model = architectures.build(case)
     units = partition_units(model.config, torch.float32, type(model))
@@ -79,6 +83,24 @@ def test_a_row_goes_through_two_of_four_experts() -> None:
 def test_what_is_no_decoder_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="T5Config"):
         partition_units(hf.T5Config(vocab_size=64, d_model=16, num_layers=2, num_heads=2, d_kv=8, d_ff=32))
-    gptj = hf.GPTJConfig(vocab_size=64, n_embd=16, n_layer=2, n_head=2, rotary_dim=4)
-    with pytest.raises(UnsupportedModel, match="0 of the 2 layers of GPTJForCausalLM call attention"):
-        partition_units(gptj)
+    with pytest.raises(UnsupportedModel, match="layer 0 of RwkvForCausalLM neither calls attention"):
+        partition_units(architectures.config_of("rwkv"))
+
+
+def test_what_layers_have_in_common_is_counted_by_the_last_and_read_by_each() -> None:
+    units = partition_units(architectures.config_of("zamba"), torch.float32)
+    first, last = units[2], units[4]  # the layers that have attention, by the same weights
+    assert [name for name, _ in first.tied] == ["block 3"] and not last.tied
+    assert last.param_bytes - first.param_bytes == first.tied_bytes > 0
+    assert first.w_param(1) == last.w_param(1) and first.multiplied == last.multiplied
+    assert held_bytes(units[:3]) == sum(unit.param_bytes for unit in units[:3]) + first.tied_bytes + units[0].tied_bytes
+    assert held_bytes(units[2:5]) == sum(unit.param_bytes for unit in units[2:5])
+
+
+def test_modules_run_before_or_after_the_layers() -> None:
+    found = partition(architectures.config_of("bloom"), torch.float32)
+    names = ("word_embeddings", "word_embeddings_layernorm", "ln_f")
+    assert [found.begun[f"transformer.{name}"] for name in names] == [(0, 0), (0, 0), (4, 4)]
+    assert found.units[0].param_bytes == 4 * 2 * 32  # the norm; the table is tied
+    model = architectures.build("mllama")
+    assert partition(model.config, torch.float32, type(model)).runs == (True, True, True, False)

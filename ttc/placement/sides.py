@@ -1,0 +1,72 @@
+"""Which parts of a model lie on which side of a split, and what both sides need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from ttc.decoder_layers import decoder_layers
+from ttc.errors import UnsupportedModel
+from ttc.model.partition import Partition, partition
+
+_PARTITIONS: WeakKeyDictionary[Any, Partition] = WeakKeyDictionary()
+
+
+def partition_of(model: Any) -> Partition:
+    """A model's partition, counted once."""
+    if model not in _PARTITIONS:
+        _PARTITIONS[model] = partition(model.config, model.dtype, type(model))
+    return _PARTITIONS[model]
+
+
+def split_layers(model: Any) -> list[nn.Module]:
+    """The decoder layers. Raises UnsupportedModel where the first of them cannot lie elsewhere than the others."""
+    try:
+        layers = decoder_layers(model)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(
+            f"{error}, one of which runs after the other, so it cannot be split; placement=streamed may take it"
+        ) from error
+    owners = dict[int, int]()
+    for n, module in ((n, module) for n, layer in enumerate(layers) for module in layer.modules()):
+        if weights_of([module]) and (owner := owners.setdefault(id(module), n)) != n:
+            raise UnsupportedModel(
+                f"layers {owner} and {n} of {type(model).__name__} are partly the same modules, which cannot lie in "
+                "two places; placement=streamed takes such a model"
+            )
+    return layers
+
+
+def host_names(model: Any, rest: Mapping[str, nn.Module], k: int) -> set[str]:
+    """Which of the modules beside the layers lie on the host: those that run before the device's layers do. Of what is
+    not called as a module, tables and what has no weights; rotations, whenever they are needed first.
+
+    rest: these modules, by name. k: units on the host.
+    """
+    begun, names = partition_of(model).begun, set[str]()
+    for name, module in rest.items() if k else ():
+        has_weights = bool(weights_of([module]))
+        first, last = begun.get(name, (0, 0 if isinstance(module, nn.Embedding) or not has_weights else k))
+        if (last if has_weights else first) < k:
+            names.add(name)
+    return names
+
+
+def weights_of(modules: Iterable[nn.Module]) -> set[int]:
+    """The weights that modules hold themselves, by id."""
+    return {id(weight) for module in modules for weight in module.parameters(recurse=False)}
+
+
+def take_apart(modules: Iterable[nn.Module], others: Iterable[nn.Module], device: torch.device) -> None:
+    """Give modules copies on `device` of the weights that they have in common with others."""
+    theirs, copies = weights_of(others), dict[int, nn.Parameter]()
+    for module in modules:
+        for name, weight in list(module.named_parameters(recurse=False)):
+            if id(weight) in theirs:
+                if id(weight) not in copies:
+                    copies[id(weight)] = nn.Parameter(weight.data.to(device, copy=True), requires_grad=False)
+                setattr(module, name, copies[id(weight)])

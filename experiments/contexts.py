@@ -29,4 +29,5 @@ def uncomputed(engine: Engine) -> Iterator[None]:
         engine.memory.wait_kv_on_host(kv)  # what is under way would overwrite it
     for copy in (copy for kv in engine.memory.live for copy in (*kv.device, *kv.host) if copy is not None):
         for part in copy.both:
-            part.fill_(0.02)
+            with torch.inference_mode():  # as KV was made
+                part.fill_(0.02)

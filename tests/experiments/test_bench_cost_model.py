@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,11 @@ DEVICE = DeviceProfile(name="cpu bfloat16", bandwidth=1e9, flops={1: 1e18}, bloc
 
 class Timer:
     def __init__(self, *_: object):
-        pass
+        limits, memory = SimpleNamespace(vocab_size=2), SimpleNamespace(live=[])
+        self.engine = SimpleNamespace(runner=SimpleNamespace(forward=None), limits=limits, memory=memory)
+
+    def prefix(self, context: int) -> None:
+        assert self.engine.runner.forward([0], None).shape == (1, 2)  # the model does not run
 
     def seconds(self, rows: int, context: int) -> float:
         return 10.0

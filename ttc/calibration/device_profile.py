@@ -157,11 +157,9 @@ class ProfileBeside:
             *((self._far, count, LONG) for count in counts),
             model,
         ]
-        turns = [
-            (read_bandwidth(self.device), {a_pass: _seconds(*a_pass, TURN_S) for a_pass in passes})
-            for _ in range(TURNS)
-        ]
-        fastest = {a_pass: min(turn[a_pass] for _, turn in turns) for a_pass in passes}
+        bandwidth = read_bandwidth(self.device)
+        turns = [{a_pass: _seconds(*a_pass, TURN_S) for a_pass in passes} for _ in range(TURNS)]
+        fastest = {a_pass: min(turn[a_pass] for turn in turns) for a_pass in passes}
 
         def seconds(*a_pass: Any) -> float:
             return fastest[a_pass]
@@ -173,7 +171,7 @@ class ProfileBeside:
         )
         profile = DeviceProfile(
             name=str(self.device),
-            **self.memory._replace(bandwidth=max(bandwidth for bandwidth, _ in turns))._asdict(),
+            **self.memory._replace(bandwidth=bandwidth)._asdict(),
             flops=self._layers.products([rows], block_overhead_s, seconds),
             attention_flops=_attention(self.dtype, near, far),
             block_overhead_s=block_overhead_s,

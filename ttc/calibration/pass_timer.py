@@ -68,11 +68,8 @@ class PassTimer:
         The first pass is not counted, and after `enough_s` no more are timed. A branch has a dozen tokens of its own at
         most. The prefix is kept for the next call, until that wants another length.
         """
-        if self._root is None or len(self._root.tokens) != context + 1:
-            self.release()
-            vocabulary = self.engine.limits.vocab_size
-            self._root = self.engine.root([7 * (n + 1) % vocabulary for n in range(context + 1)])  # the last has no KV
-        branches = self.engine.fork(self._root, rows)
+        root = self.prefix(context)
+        branches = self.engine.fork(root, rows)
         try:
             self._seconds.clear()
             self._between.clear()
@@ -93,6 +90,14 @@ class PassTimer:
     def _decode(self, branches: Sequence[Branch], tokens: int) -> None:
         self._ended = None
         self.engine.generate(branches, tokens)
+
+    def prefix(self, context: int) -> Branch:
+        """The branch that others stand on, with a prefix of `context` tokens."""
+        if self._root is None or len(self._root.tokens) != context + 1:
+            self.release()
+            vocabulary = self.engine.limits.vocab_size
+            self._root = self.engine.root([7 * (n + 1) % vocabulary for n in range(context + 1)])  # the last has no KV
+        return self._root
 
     def release(self) -> None:
         """Free the prefix."""

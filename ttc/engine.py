@@ -78,7 +78,7 @@ class Engine:
         self.limits, self.sharing = ModelLimits.of(model, tokenizer), sharing or Sharing()
         self.residency = bind_policy(memory or Resident(), self.runner)
         self.memory: KVMemory = self.residency.memory
-        self.memory.state_shape = None if self.runner.recurrent is None else self.runner.recurrent.shape
+        self.memory.states.use(None if self.runner.recurrent is None else self.runner.recurrent.shape)
         if isinstance(self.runner, PlacedRunner):
             self.runner.bind(self.residency)
         self.tree = Tree(self.memory, self.residency.block_tokens)
@@ -261,8 +261,7 @@ class Engine:
 
     def kv_bytes(self) -> int:
         """Bytes of KV and recurrent states that exist now, over both tiers and the layers that run on the host."""
-        tiers = dict.fromkeys((self.memory.device, self.memory.host, self.memory.states, self.memory.fixed))
-        return sum(tier.used_bytes for tier in tiers)
+        return sum(tier.used_bytes for tier in (self.memory.device, self.memory.host, self.memory.fixed))
 
     # ---------------------------------------------------------------- generation
 

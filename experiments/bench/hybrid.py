@@ -56,7 +56,7 @@ def engine(own: Engine, ids: list[int], branches: int, new_tokens: int) -> Figur
     children = own.fork(root, branches)
     own.generate(children, new_tokens)
     end = time.perf_counter()
-    held = own.memory.states.used_bytes
+    held = own.kv_bytes()
     own.release([root, *children])
     return {"prefill_s": prefilled - start, "step_ms": (end - prefilled) / new_tokens * 1e3, "bytes": held}
 

@@ -27,7 +27,7 @@ from experiments.contexts import uncomputed
 from experiments.provenance import provenance
 from ttc import Capture, Engine, Paged, Sampling, Streamed
 from ttc.cost_model.capture import CaptureTimes, Line, act_gpu_blocks, fit_line, hybrid_cache_allocation
-from ttc.residency.base import Offloading
+from ttc.residency.offloading import Offloading
 from ttc.tree.branch import Branch
 
 PRINTED = {

@@ -24,11 +24,11 @@ def assert_whole(engine: Engine, branches: Sequence[Branch]) -> None:
     memory, segments = engine.memory, engine.tree.segments()
     assert set(memory.live) == {s.storage for s in segments}
     sizes = [memory.tier_bytes(s.storage) for s in segments]
-    states = memory.state_bytes * sum(s.state is not None for s in segments)
-    if memory.states is not memory.device:
-        assert memory.states.used_bytes == states
-        states = 0
-    on_device, on_host = sum(d for d, _ in sizes) + states, sum(h for _, h in sizes)
+    states = [s.state for s in segments if s.state is not None]
+    assert set(memory.states.live) == set(states)
+    assert all(state.device is not None or state.host is not None for state in states)
+    sizes += [memory.states.tier_bytes(state) for state in states]
+    on_device, on_host = sum(d for d, _ in sizes), sum(h for _, h in sizes)
     assert (memory.device.used_bytes, memory.host.used_bytes) == (on_device, on_host)
     for tier in (memory.device, memory.host):
         assert tier.budget_bytes is None or tier.peak_bytes <= tier.budget_bytes
@@ -41,7 +41,7 @@ def assert_whole(engine: Engine, branches: Sequence[Branch]) -> None:
         leaf = branch.leaf
         assert [t for s in leaf.path() for t in s.tokens] == branch.tokens[: leaf.end]
         missing = len(branch.tokens) - 1 - leaf.end
-        assert missing or leaf.state is not None or leaf.parent is None or not memory.state_bytes
+        assert missing or leaf.state is not None or leaf.parent is None or memory.states.shape is None
         assert missing == 0 or (missing > 0 and engine.cache is not None)  # evicted
         assert len(branch.logprobs) == len(branch.top1) == len(branch.generated)
 

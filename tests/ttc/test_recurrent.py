@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import cache
 from typing import Any
 
 import pytest
@@ -18,16 +17,12 @@ from tests.helpers.engines import GREEDY, fail_at
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import prompt
 from tests.helpers.ownership import Ownership, assert_nothing_left, assert_whole
+from tests.helpers.recurrent import engine_of, plain
 from tests.helpers.tokenizers import Letters
 from ttc import (
-    BeamGroups,
     BlockCache,
-    Capture,
     Engine,
-    Headwise,
-    Layerwise,
     OutOfMemory,
-    Paged,
     Resident,
     Sampling,
     Sharing,
@@ -37,15 +32,6 @@ from ttc.tree.branch import Branch
 
 HYBRIDS = ["qwen3_5_text", "jamba", "lfm2: convolutions"]
 CASES = [*HYBRIDS, "mamba2"]
-
-
-@cache
-def plain(case: str) -> Any:
-    return architectures.build(case)
-
-
-def engine_of(case: str, **options: Any) -> Engine:
-    return Engine(copy.deepcopy(plain(case)), Letters(), **options)
 
 
 def greedy_texts(engine: Engine, branches: list[Branch]) -> list[list[int]]:
@@ -127,38 +113,11 @@ def test_branches_that_join_and_leave_a_running_batch_keep_their_own_states() ->
 # ---------------------------------------------------------------- memory
 
 
-@pytest.mark.parametrize(
-    ("policy", "tokens"), [(Layerwise, 96), (BeamGroups, 80), (Paged, 32), (Headwise, 64)], ids=lambda x: str(x)
-)
-@pytest.mark.parametrize(("case", "token_bytes"), [("qwen3_5_text", 128), ("jamba", 256)])
-def test_attention_layers_may_be_under_any_policy(case: str, token_bytes: int, policy: Any, tokens: int) -> None:
-    engine = engine_of(case, memory=policy(tokens * token_bytes / 2**30, block_tokens=8))
-    assert engine.memory.bytes_per_token == token_bytes
-    branches = grow(engine)
-    assert engine.memory.link.to_device_bytes.total() > 0  # some KV had to move
-    for branch in branches:
-        assert_like_plain(plain(case), branch)
-    assert_whole(engine, branches)
-    assert_nothing_left(engine, branches)
-
-
-@pytest.mark.parametrize("policy", [Layerwise, BeamGroups, Paged, Headwise])
-def test_a_model_without_keys_and_values_has_nothing_to_offload(policy: type) -> None:
-    with pytest.raises(UnsupportedModel, match=rf"{policy.__name__} moves keys and values"):
-        engine_of("mamba2", memory=policy(1.0))
-
-
-@pytest.mark.parametrize("case", ["jamba", "mamba2"])
-def test_activations_are_not_kept_beside_recurrent_layers(case: str) -> None:
-    with pytest.raises(UnsupportedModel, match="Capture generates keys and values by layers of attention alone"):
-        engine_of(case, memory=Capture(1.0))
-
-
 @pytest.mark.parametrize("case", ["jamba", "mamba2"])
 def test_a_fork_costs_nothing_and_states_count(case: str) -> None:
     engine = engine_of(case)
-    root, state_bytes = engine.root(prompt(1, 21)), engine.memory.state_bytes
-    shape = engine.memory.state_shape
+    root, state_bytes = engine.root(prompt(1, 21)), engine.memory.states.nbytes
+    shape = engine.memory.states.shape
     assert shape is not None and state_bytes == sum(t.nbytes for t in shape.zeros(1).values()) > 0
     held = 20 * engine.memory.bytes_per_token + state_bytes
     assert engine.kv_bytes() == held
@@ -173,7 +132,7 @@ def test_a_fork_costs_nothing_and_states_count(case: str) -> None:
 
 
 def test_a_budget_without_room_for_the_states_is_refused_before_any_work() -> None:
-    state_bytes = engine_of("mamba2").memory.state_bytes
+    state_bytes = engine_of("mamba2").memory.states.nbytes
     engine = engine_of("mamba2", memory=Resident(budget_gib=5.5 * state_bytes / 2**30))
     branches = engine.fork(engine.root(prompt(1, 21)), 3)
     with pytest.raises(OutOfMemory, match=f"a budget of {7 * state_bytes:,} bytes"):  # one kept, three twice

@@ -8,12 +8,12 @@ with what crosses once a step. Prefill and rating are not counted: they are much
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.idle_link import HelpedStage
-from ttc.cost_model.policies import BUFFERS, POLICIES, Cache, Read, Steps, Traffic
+from ttc.cost_model.policies import BUFFERS, POLICIES, Cache, Policy, Read, Steps, Traffic
 from ttc.cost_model.roofline import roofline_time, t_comm
 from ttc.cost_model.split_search import ROUNDING
 from ttc.cost_model.unit import Pass, Unit, held_bytes
@@ -21,6 +21,10 @@ from ttc.errors import InvalidInput, OutOfMemory
 
 PLACEMENTS = ("resident", "split", "streamed")
 HOST_TOO_SMALL = "the host is too small"
+STATES_AWAY = ("headwise", "capture")
+"""The policies that keep recurrent states on the host, whatever room the device has."""
+STATES_ALONE = Policy(lambda _: 0, "", lambda *_: Traffic())
+"""Any policy for a model that keeps recurrent states alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +187,7 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
         rates = machine.plain
     weights, host_weights = layout.weight_bytes
     streamed_bytes = host_weights // layout.streamed if layout.streamed else 0
-    states, host_states = (state_bytes(stage, search) for stage in (layout.device, layout.host))
+    state, host_state = (sum(unit.state_bytes for unit in stage) for stage in (layout.device, layout.host))
     cache = Cache(
         [block for block in blocks if block.kv_elements], search, kv_heads, rates, machine.link, streamed_bytes
     )
@@ -194,20 +198,33 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
             device_bytes=ceil(device_bytes), host_bytes=ceil(host_bytes),
         )  # fmt: skip
 
-    if memory != "resident" and not cache.blocks:
-        return not_possible("there is no KV")
-    if memory == "capture" and states + host_states:
-        return not_possible("recurrent layers")
+    if not cache.blocks:
+        if memory != "resident" and (memory == "capture" or not state):
+            return not_possible("there is no KV")
+        policy = STATES_ALONE
     if memory == "capture" and layout.placement == "split":
         return not_possible("not with a split")
     if memory == "capture" and cache.act_bytes >= cache.layer_bytes:
         return not_possible(f"an ACT block is no smaller ({cache.act_bytes:,} bytes, KV {cache.layer_bytes:,})")
     fixed = sum(u.kv_token_bytes for u in layout.host) * (search.kv_tokens + search.branches * search.step_tokens)
-    fixed += host_weights + host_states
-    room = inf if machine.device_bytes is None else machine.device_bytes - weights - states
-    if room < (least := policy.least(cache)):
+    fixed += host_weights + kept_states(search) * host_state
+    room, least = inf if machine.device_bytes is None else machine.device_bytes - weights, policy.least(cache)
+    states, at_once = kept_states(search) * state, search.branches
+    away = memory != "resident" and state and (memory in STATES_AWAY or room < states + least)
+    if away:  # those of segments' ends lie on the host, and come for as many branches as there is room for
+        at_once = at_once if room == inf else min(at_once, max(1, int((room - least) // state)))
+        states = at_once * state
+    room -= states
+    if room < least:
         return not_possible("weights do not fit" if room < 0 else policy.lacks, weights + states + least, fixed)
     traffic = policy.traffic(cache, room)
+    if away:
+        traffic = replace(
+            traffic,
+            rounds=max(traffic.rounds, ceil(search.branches / at_once)),
+            step_bytes=traffic.step_bytes + search.branches * state,
+            host_bytes=traffic.host_bytes + (search.branches + 1) * state,
+        )
     device_bytes, host_bytes = weights + states + traffic.device_bytes, fixed + traffic.host_bytes
     if machine.host_bytes is not None and host_bytes > machine.host_bytes:
         return not_possible(HOST_TOO_SMALL, device_bytes, host_bytes)
@@ -219,9 +236,9 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
     )  # fmt: skip
 
 
-def state_bytes(units: Sequence[Unit], search: Steps) -> int:
+def kept_states(search: Steps) -> int:
     """Recurrent states of all branches before and after a step, and where they part."""
-    return (2 * search.branches + 1) * sum(unit.state_bytes for unit in units)
+    return 2 * search.branches + 1
 
 
 def _link_bytes(layout: Layout, traffic: Traffic, search: Steps) -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ttc.memory.link import Transfer
+from ttc.memory.states import Tensors
 
 
 def first_seen(position: int, window: int | None, chunk: int | None) -> int:
@@ -156,6 +157,7 @@ class KV:
     rows: None, or how many tails of `tokens` tokens lie side by side.
     acts: the layers that are kept as activations (CAPTURE's ACT blocks), `LayerACT` in both tiers.
     inputs: of tails whose tokens may become ACT blocks, these inputs beside their keys and values.
+    states: of tails, what recurrent layers keep of their branches, (rows, ...) each; None for models without.
     pinned: never evicted.
     borrowed: its layers that run on the host are those of other KV.
     block: the device copies of all layers as one tensor (layers, 2, [rows,] kv_heads, tokens, dim), keys before values,
@@ -168,6 +170,7 @@ class KV:
         self.tokens, self.rows, self.pinned = tokens, rows, rows is not None
         self.acts = frozenset(acts)
         self.inputs: KV | None = None
+        self.states: Tensors | None = None
         self.borrowed = False
         self.device: list[LayerKV | None] = [None] * layers
         self.host: list[LayerKV | None] = [None] * layers

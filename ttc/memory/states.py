@@ -10,6 +10,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ttc.memory.link import Transfer
+
 
 class Part(NamedTuple):
     """One tensor of a state: the layer it belongs to, its kind, and its number among those of the layer."""
@@ -34,10 +36,9 @@ class StateShape:
     def of(cls, tensors: Tensors) -> StateShape:
         return cls({part: (tuple(tensor.shape[1:]), tensor.dtype, tensor.device) for part, tensor in tensors.items()})
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one sequence's state."""
-        return sum(prod(shape) * dtype.itemsize for shape, dtype, _ in self.parts.values())
+    def part_bytes(self) -> dict[Part, int]:
+        """Bytes of each part of one sequence's state."""
+        return {part: prod(shape) * dtype.itemsize for part, (shape, dtype, _) in self.parts.items()}
 
     def zeros(self, sequences: int) -> Tensors:
         """States of sequences that have not begun."""
@@ -48,20 +49,33 @@ class StateShape:
 
 
 class State:
-    """The state of one sequence after its last token; it never changes. tensors: (1, ...) each."""
+    """The state of one sequence after its last token, kept at a segment's end; it never changes.
 
-    def __init__(self, tensors: Tensors):
-        self.tensors = tensors
+    device, host: its tensors in each tier, (1, ...) each; None for no copy there. fixed: those of layers that run on
+    the host, where these lie. written, fetched: the last transfer to the host and to the device.
+    """
 
-    @classmethod
-    def copied(cls, tensors: Tensors, sequence: int) -> State:
-        """A copy of the state of one of several sequences."""
-        return cls({part: tensor[sequence : sequence + 1].clone() for part, tensor in tensors.items()})
+    def __init__(self) -> None:
+        self.device: Tensors | None = None
+        self.host: Tensors | None = None
+        self.fixed: Tensors = {}
+        self.written: Transfer | None = None
+        self.fetched: Transfer | None = None
 
+    def near(self, part: Part) -> Tensor | None:
+        """A part where its layer runs, if it is there."""
+        found = self.fixed.get(part)
+        return self.device.get(part) if found is None and self.device is not None else found
 
-def side_by_side(states: Sequence[State]) -> Tensors:
-    """Copies of several states, for a pass to change."""
-    return {part: torch.cat([state.tensors[part] for state in states]) for part in states[0].tensors}
+    @property
+    def is_spare(self) -> bool:
+        """Whether the host copy can be given up, as the device has one too."""
+        return self.device is not None and self.host is not None
+
+    @property
+    def under_way(self) -> list[Transfer]:
+        """Transfers that may still use its tensors."""
+        return [transfer for transfer in (self.written, self.fetched) if transfer is not None]
 
 
 @dataclass(eq=False)

@@ -99,6 +99,9 @@ def grown(memory: KVMemory, tails: KV, rows: int, tokens: int, filled: int) -> K
     Raises OutOfMemory, and leaves `tails` as they are, where there is no room for both.
     """
     larger = memory.allocate(tokens, rows=rows)
+    if tails.states is not None and larger.states is not None:
+        for part, tensor in tails.states.items():
+            larger.states[part][: tails.rows] = tensor
     if tails.block is not None and larger.block is not None:
         larger.block[:, :, : tails.rows, :, :filled] = tails.block[:, :, :, :, :filled]
         memory.free(tails)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from ttc.cost_model.capture import CaptureTimes
-from ttc.errors import InvalidInput, UnsupportedModel
+from ttc.errors import InvalidInput
 from ttc.memory.link import Link
 from ttc.memory.manager import KVMemory
 from ttc.model.device_map import is_spread
@@ -24,11 +24,6 @@ def bind_policy(policy: Residency, runner: ModelRunner) -> Residency:
         check_resident(policy)
     if not isinstance(policy, Capture):
         return policy.bind(runner.shapes, runner.dtype, runner.device)
-    if runner.recurrent is not None:
-        raise UnsupportedModel(
-            f"Capture generates keys and values by layers of attention alone, and {type(runner.model).__name__} has "
-            "recurrent layers; use another policy, as ttc.Paged()"
-        )
     regeneration = Regeneration(runner.model, runner.shapes, timed=policy.act_share is None)
     bound = policy.bind(regeneration.shapes, runner.dtype, runner.device)
     weights = getattr(runner, "streamed_layer_bytes", 0)

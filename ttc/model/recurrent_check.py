@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ttc.errors import UnsupportedModel
-from ttc.memory.states import State, StateBatch, StateShape, side_by_side
+from ttc.memory.states import StateBatch, StateShape, Tensors
 from ttc.model.recording import Call, Rows
 from ttc.model.recurrent import Recurrent
 
@@ -87,18 +87,18 @@ class _Passes:
         self._pass([[(0, t) for t in range(self.prefix)]], [begun], "from the beginning")
         self.recurrent.shape = StateShape.of(begun.tensors)
         try:
-            left = self._go_on(State(begun.tensors))
+            left = self._go_on(begun.tensors)
         except UnsupportedModel:
             self.recurrent.by_token = True
-            left = self._go_on(State(begun.tensors))
+            left = self._go_on(begun.tensors)
         self._single_tokens(left, self.recurrent.shape)
 
-    def _go_on(self, state: State) -> list[StateBatch]:
+    def _go_on(self, state: Tensors) -> list[StateBatch]:
         """Two sequences from the state of the prefix, the second one first."""
         runs = [[(s, t) for t in range(self.prefix, self.ends[s])] for s in (1, 0)]
         first, count = len(runs[0]), len(runs[0]) + len(runs[1])
         rows = [torch.arange(first)[None], torch.arange(first, count)[None]]
-        batches = [StateBatch(numbers, side_by_side([state])) for numbers in rows]
+        batches = [StateBatch(numbers, {part: t.clone() for part, t in state.items()}) for numbers in rows]
         self._pass(runs, batches, "on from a kept state")
         return batches
 

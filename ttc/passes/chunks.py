@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 
 from ttc.attention.plan import Entry, ExtendPlan, Piece, depth_first, shared_entries
 from ttc.memory.kv import KV
+from ttc.memory.states import StateBatch
 from ttc.passes.runtime import Runtime
 from ttc.passes.states import PassStates
 from ttc.tree.branch import Branch, by_problem
@@ -47,47 +47,55 @@ def chunks(
     see `Segment`; that of run i's branch. states_kept: False where nothing goes on from the new segments: they get no
     recurrent states, and runs are not cut for these.
     """
-    runtime.residency.require(sum(map(len, runs)))
     paths = [leaf.path() for leaf in leaves]
     order = depth_first(paths)
     needed = {segment.storage for path in paths for segment in path}
-    states = PassStates(runtime.tree) if runtime.runner.recurrent is not None else None
+    states: PassStates | None = None
     openings = openings or [0] * len(runs)
     writers = [SegmentWriter(runtime, *each, needed, held) for each in zip(leaves, runs, openings, strict=True)]
-    if states is not None:
+    if runtime.runner.recurrent is None:
+        runtime.residency.require(sum(map(len, runs)))
+    else:
         for i, writer in enumerate(writers if states_kept else ()):
             writer.cut_at(cuts[i] if cuts else ())
-        # where no states are kept, some may be copied when others leave the pass
-        ends = sum(len(writer.cuts) for writer in writers) if states_kept else len(writers)
-        states.require(sum(map(len, runs)), ends)
-    while any(writer.left for writer in writers):
-        rows: list[int] = []
-        positions: list[int] = []
-        taken: list[int] = []
-        pieces: list[Piece] = []
-        own: list[Entry] = []
-        firsts: list[int] = []
-        for i in order:
-            writer = writers[i]
-            part = writer.left[: min((limit or runtime.prefill_tokens) - len(rows), writer.most)]
-            if part:
-                span = slice(len(rows), len(rows) + len(part))
-                own += writer.entries(span)
-                taken.append(i)
-                firsts.append(writer.done)
-                positions += range(leaves[i].end + writer.done, leaves[i].end + writer.done + len(part))
-                pieces.append(Piece(span, writer.grow(len(part))))
-                rows += part
-        entries = shared_entries([paths[i] for i in taken], [p.rows.stop - p.rows.start for p in pieces]) + own
-        stream = runtime.residency.stream(entries, positions, None, repeat=False)
-        plan = ExtendPlan(entries, positions, pieces, runtime.memory, stream)
+        ends = sum(len(writer.cuts) for writer in writers)
+        states = PassStates(runtime, len(runs), sum(map(len, runs)), ends, states_kept)
+    most = len(runs) if states is None else states.most
+    try:
+        while any(writer.left for writer in writers):
+            rows: list[int] = []
+            positions: list[int] = []
+            taken: list[int] = []
+            pieces: list[Piece] = []
+            own: list[Entry] = []
+            firsts: list[int] = []
+            for i in order:
+                writer = writers[i]
+                part = writer.left[: min((limit or runtime.prefill_tokens) - len(rows), writer.most)]
+                if part and len(taken) < most:
+                    span = slice(len(rows), len(rows) + len(part))
+                    own += writer.entries(span)
+                    taken.append(i)
+                    firsts.append(writer.done)
+                    positions += range(leaves[i].end + writer.done, leaves[i].end + writer.done + len(part))
+                    pieces.append(Piece(span, writer.grow(len(part))))
+                    rows += part
+            entries = shared_entries([paths[i] for i in taken], [p.rows.stop - p.rows.start for p in pieces]) + own
+            batches: Sequence[StateBatch] = ()
+            if states is not None:
+                before, spans = [writers[i].before for i in taken], [piece.rows for piece in pieces]
+                inside = [leaves[i].end + first < openings[i] for i, first in zip(taken, firsts, strict=True)]
+                batches = states.begin(before, spans, inside, needed)
+            stream = runtime.residency.stream(entries, positions, None, repeat=False)
+            plan = ExtendPlan(entries, positions, pieces, runtime.memory, stream)
+            plan.states = batches
+            yield Chunk(rows, plan, taken, firsts)
+            if states is not None and states_kept:
+                states.end([writers[i].end for i in taken], [writers[i].passed for i in taken])
+            count_pass(usages[i] for i in taken)
+    finally:
         if states is not None:
-            inside = [leaves[i].end + first < openings[i] for i, first in zip(taken, firsts, strict=True)]
-            plan.states = states.begin([writers[i].before for i in taken], [piece.rows for piece in pieces], inside)
-        yield Chunk(rows, plan, taken, firsts)
-        if states is not None and states_kept:
-            states.end([writers[i].end for i in taken])
-        count_pass(usages[i] for i in taken)
+            states.clear()
 
 
 @contextmanager
@@ -140,10 +148,9 @@ class SegmentWriter:
         self.blocks: list[Segment] = []
         self.done = 0
         self.filled = 0  # tokens of the last block that are there
-        self.cuts: list[
-            int
-        ] = []  # where blocks end that would go on, and the run itself, if passes must not cross them
+        self.cuts: list[int] = []  # where blocks end that would go on, and the run itself, if states are kept there
         self.before = leaf  # whose state the last pass began from
+        self.passed: Segment | None = None  # this one, if it is no place where a state is kept
 
     @property
     def left(self) -> list[int]:
@@ -155,15 +162,12 @@ class SegmentWriter:
         return self.held[self.index]
 
     def cut_at(self, places: Collection[int]) -> None:
-        """End a block, and the piece of a pass, at each of these places, at every `SNAPSHOT_TOKENS`, where the opening
-        ends, and where blocks are full: with recurrent layers a segment's end is what others go on from."""
+        """End a block, and the piece of a pass, at each of these places, at every `SNAPSHOT_TOKENS` and where the
+        opening ends: there the states of recurrent layers are kept, which others go on from."""
         length, start = len(self.tokens), self.end.end
         regular = range(SNAPSHOT_TOKENS - start % SNAPSHOT_TOKENS, length, SNAPSHOT_TOKENS)
-        cuts = {length, *regular, *(place for place in (*places, self.opening - start) if 0 < place < length)}
-        if (size := self.runtime.residency.block_tokens) is not None:
-            ends = [0, *sorted(cuts)]
-            cuts |= {n for first, last in pairwise(ends) for n in range(first + size, last, size)}
-        self.cuts = sorted(cuts)
+        inside = (place for place in (*places, self.opening - start) if 0 < place < length)
+        self.cuts = sorted({length, *regular, *inside})
 
     @property
     def most(self) -> int:
@@ -179,6 +183,7 @@ class SegmentWriter:
         """Make place for the next `count` tokens: (KV, first token to fill, how many), in order."""
         places, size = [], self.runtime.residency.block_tokens or len(self.tokens)
         self.before = self.end
+        self.passed = self.before if self.done and self.done not in self.cuts else None
         while count:
             if not self.blocks or self.filled == len(self.blocks[-1].tokens):
                 tokens = self.left[: min(size, self.most)]

@@ -59,7 +59,7 @@ class RunningBatch:
         self.plan: DecodePlan | None = None
         self.recuts = 0  # the tree's count when the plan was made
         self.capacity = 0  # tokens that each tail of the groups has room for
-        self.states = RunningStates(runtime.tree) if runtime.runner.recurrent is not None else None
+        self.states = RunningStates(runtime) if runtime.runner.recurrent is not None else None
 
     # ---------------------------------------------------------------- calls
 
@@ -203,7 +203,6 @@ class RunningBatch:
             self.capacity = max(row.room for row in rows)
             try:
                 chosen = self.runtime.residency.groups(paths(rows), self.capacity)
-                self.runtime.memory.require_states(2 * len(rows), 2 * self.capacity * len(rows))
                 self._check_gate(rows, chosen)
                 break
             except OutOfMemory:
@@ -240,8 +239,7 @@ class RunningBatch:
             grows = (count, capacity) != (self.tails.rows, self.tails.tokens)
             try:  # what all tails will be frozen into, and larger tails
                 new_tokens = sum(row.room for row in rows) + grows * count * capacity
-                self.runtime.residency.require(new_tokens)
-                self.runtime.memory.require_states(2 * len(rows), new_tokens)
+                self.runtime.residency.require(new_tokens, len(rows), grows * count)
                 if grows:
                     filled = max(row.filled for row in self.rows)
                     self.tails = grown(self.runtime.memory, self.tails, count, capacity, filled)
@@ -294,7 +292,7 @@ class RunningBatch:
             filled, places = [row.filled for row in rows], [row.place for row in rows]
             self.plan = DecodePlan(entries, positions, self.tails, filled, stream, places)
             if self.states is not None:
-                self.plan.states = [self.states.of([row.branch for row in rows])]
+                self.plan.states = [self.states.of([row.branch for row in rows], self.tails)]
             self.recuts = tree.recuts
         if self.states is not None:
             self.states.note_opening(self.runtime.opening)
@@ -350,11 +348,11 @@ class RunningBatch:
         assert self.tails is not None
         tree, residency, memory = self.runtime.tree, self.runtime.residency, self.runtime.memory
         size, path = residency.block_tokens or filled, [segment.storage for segment in branch.leaf.path()]
-        state = None if self.states is None else self.states.leave(branch)
         try:
             for first in range(0, filled, size):
                 blocks.append(residency.allocate_frozen(min(size, filled - first), [*path, *blocks]))
                 freeze(memory, self.tails, row.place, first, blocks[-1])
+            state = None if self.states is None else self.states.leave(branch)
         except BaseException:
             for kv in blocks:
                 memory.free(kv)

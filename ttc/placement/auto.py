@@ -11,7 +11,7 @@ import torch
 
 from ttc.checks import check_fields, check_whole
 from ttc.cost_model.device_profile import LinkProfile
-from ttc.cost_model.options import PLACEMENTS, Machine, Option, best, options, state_bytes
+from ttc.cost_model.options import PLACEMENTS, Machine, Option, best, options
 from ttc.cost_model.policies import Steps
 from ttc.cost_model.profile_file import BY_MODULES, PLAIN, read
 from ttc.cost_model.unit import Unit
@@ -153,9 +153,6 @@ class Planned:
     def parts(self, option: Option) -> tuple[Placement | None, Residency]:
         """What an engine is given to run in this way."""
         left = None if self.machine.device_bytes is None else self.machine.device_bytes - option.weight_bytes
-        if left is not None and option.memory != "resident":  # which alone counts recurrent states in its budget
-            on_device = self.units[option.number :] if option.placement == "split" else self.units
-            left -= state_bytes(on_device, self.search)
         budget_gib = None if left is None else left / 2**30
         search, link = self.search, self.link_gbps
         placement: Placement | None = None

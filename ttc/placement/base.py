@@ -14,7 +14,7 @@ from torch import nn
 from ttc.checks import check_fields
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.memory.link import Link
-from ttc.memory.manager import as_budget
+from ttc.memory.tiers import as_budget
 from ttc.model.runner import HuggingFaceRunner
 from ttc.residency.base import Residency, free_device_bytes, to_bytes
 

@@ -21,7 +21,7 @@ from ttc.cost_model.profile_file import read
 from ttc.cost_model.split_search import Generation, Objective, split_plan
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.memory.link import Link
-from ttc.memory.manager import as_budget
+from ttc.memory.tiers import as_budget
 from ttc.model.packed_linear import pack_linears
 from ttc.placement.base import Device, PlacedRunner, Placement, move_own, outside, weight_bytes
 from ttc.placement.divided import divide
@@ -227,7 +227,8 @@ class SplitRunner(PlacedRunner):
         _refuse_capture(policy)
         super().bind(policy)
         memory = policy.memory
-        memory.fix(self._attending(max(0, self.k - 1)))
+        on_host = max(0, self.k - 1)
+        memory.fix(self._attending(on_host), on_host)
         if self.budget_bytes is not None and memory.device.budget_bytes is None:
             memory.device.budget_bytes = self.budget_bytes - self.device_bytes
 

@@ -12,9 +12,12 @@ import torch
 
 from ttc.attention.plan import Entry, private_entries
 from ttc.memory.kv import KV, LayerShape
+from ttc.memory.manager import Block
+from ttc.memory.states import State
 from ttc.memory.tails import mirror
-from ttc.residency.base import Offloading, Paths
+from ttc.residency.base import Paths
 from ttc.residency.grouping import balanced_grouping, schedule_beams
+from ttc.residency.offloading import Offloading
 
 
 @dataclass
@@ -34,7 +37,7 @@ class BeamGroups(Offloading):
 
     needed_bytes: int = field(init=False, repr=False, default=0)
     """What all steps needed and did not find on the device, each block once: no order of work moves less."""
-    _uses: dict[KV, list[int]] = field(init=False, repr=False, default_factory=dict)
+    _uses: dict[Block, list[int]] = field(init=False, repr=False, default_factory=dict)
     _group: int = field(init=False, repr=False, default=0)
     _last: int = field(init=False, repr=False, default=0)
     _copies: dict[KV, list[KV]] = field(init=False, repr=False, default_factory=dict)
@@ -55,18 +58,22 @@ class BeamGroups(Offloading):
     def allocate_frozen(self, tokens: int, path: Sequence[KV] = ()) -> KV:
         """On the host while other groups wait for the room; the next step reads it anyway after them."""
         nbytes = tokens * self.memory.bytes_per_token
-        roomy = self._group == self._last and self.make_room(nbytes, {kv for kv in self._uses if self._next(kv) < inf})
+        read = {kv for kv in self._uses if isinstance(kv, KV) and self._next(kv) < inf}
+        roomy = self._group == self._last and self.make_room(nbytes, read)
         return self.memory.allocate(tokens, device_layers=None if roomy else 0)
 
-    def eviction_order(self) -> list[KV]:
+    def state_on_device(self) -> bool:
+        return self._group == self._last and super().state_on_device()
+
+    def eviction_order(self) -> list[Block]:
         """What is read latest leaves first; of what this step does not read any more, the oldest."""
         return self._order(self._group)
 
-    def _order(self, group: int) -> list[KV]:
+    def _order(self, group: int) -> list[Block]:
         """The eviction order once `group` is next."""
         return sorted(super().eviction_order(), key=lambda kv: self._next(kv, group), reverse=True)
 
-    def _next(self, kv: KV, group: int | None = None) -> float:
+    def _next(self, kv: Block, group: int | None = None) -> float:
         """The next group, from `group` or this one on, that reads `kv`, as this step's plan has it."""
         first = self._group if group is None else group
         return min((use for use in self._uses.get(kv, ()) if use >= first), default=inf)
@@ -75,10 +82,11 @@ class BeamGroups(Offloading):
 
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
         self.read_capacity()
-        memory, tail_bytes = self.memory, capacity * self.memory.bytes_per_token
+        memory, tail_bytes = self.memory, self.memory.tail_bytes(capacity)
         kv_blocks = [[segment.storage for segment in path] for path in paths]
         seen = self._seen(paths)
         missing_bytes = sum(memory.missing_bytes(kv, layers) for kv, layers in seen.items())
+        lacking = sum(state.device is None for state in _states(paths))
         budget = inf if memory.device.budget_bytes is None else memory.device.budget_bytes
 
         def size(kv: KV) -> int:
@@ -93,12 +101,14 @@ class BeamGroups(Offloading):
             # beams taken out of their order may fill the device better, though rarely
             groups = balanced if len(balanced) <= len(groups) else groups
         # with several groups all that the device holds may have to leave
-        self.require_host(capacity * len(paths), len(paths) * tail_bytes + missing_bytes if len(groups) == 1 else inf)
-        self.needed_bytes += missing_bytes
+        beside_bytes = len(paths) * tail_bytes + missing_bytes if len(groups) == 1 else inf
+        self.require_host(capacity * len(paths), len(paths), beside_bytes)
+        self.needed_bytes += missing_bytes + lacking * memory.states.nbytes
         self._uses = {}
         for index, group in enumerate(groups):
-            for kv in {kv for beam in group for kv in kv_blocks[beam]}:
-                self._uses.setdefault(kv, []).append(index)
+            read: set[Block] = {kv for beam in group for kv in kv_blocks[beam]}
+            for block in read | _states([paths[beam] for beam in group]).keys():
+                self._uses.setdefault(block, []).append(index)
         self._group, self._last = -1, len(groups) - 1
         return groups
 
@@ -106,7 +116,7 @@ class BeamGroups(Offloading):
         memory = self.memory
         self._group += 1
         seen = self._seen(paths)
-        tail_bytes = capacity * len(paths) * memory.bytes_per_token
+        tail_bytes, states = memory.tail_bytes(capacity, len(paths)), _states(paths).keys()
         private = not self.shared and self._last > 0
         lacking = Counter(segment.storage for path in paths for segment in path) if private else Counter[KV]()
         if private:
@@ -114,7 +124,8 @@ class BeamGroups(Offloading):
             lacking -= Counter({kv: len(copies) for kv, copies in self._copies.items()})
             self.make_room(tail_bytes + sum(n * self._seen_bytes(kv, seen[kv]) for kv, n in lacking.items()))
         else:
-            self._make_room_beside(seen, tail_bytes + sum(memory.missing_bytes(*block) for block in seen.items()))
+            missing_bytes = sum(memory.missing_bytes(*block) for block in seen.items())
+            self._make_room_beside(seen, states, tail_bytes + missing_bytes)
         tails = memory.allocate(capacity, rows=len(paths))
         try:
             if self._group < self._last:
@@ -128,7 +139,7 @@ class BeamGroups(Offloading):
             if upcoming and private:
                 self._copy_ahead(upcoming)
             elif upcoming:
-                self._prepare(upcoming, seen.keys(), capacity * len(upcoming) * memory.bytes_per_token - tail_bytes)
+                self._prepare(upcoming, seen.keys() | states, memory.tail_bytes(capacity, len(upcoming)) - tail_bytes)
             for kv in [copy for copies in self._copies.values() for copy in copies] if private else seen:
                 memory.wait_kv(kv)
         except BaseException:
@@ -156,23 +167,27 @@ class BeamGroups(Offloading):
             return super().entries(paths)
         return private_entries(paths, [1] * len(paths), self._copies)
 
-    def _make_room_beside(self, seen: Mapping[KV, Collection[int]], nbytes: int) -> None:
-        """Evict what a group does not read until `nbytes` fit: other blocks, else also the hidden layers of its own."""
-        if not self.make_room(nbytes, seen.keys()):
+    def _make_room_beside(self, seen: Mapping[KV, Collection[int]], states: Set[Block], nbytes: int) -> None:
+        """Evict what a group does not read until `nbytes` fit: other blocks, else also the states that it begins from,
+        which are read once, and the hidden layers of its own blocks."""
+        if not self.make_room(nbytes, seen.keys() | states) and not self.make_room(nbytes, set(seen)):
             for kv, layers in seen.items():
                 self.memory.evict(kv, "evict", [n for n in range(len(self.memory.shapes)) if n not in layers])
-            self.make_room(nbytes, seen.keys())
+            self.make_room(nbytes, set(seen))
 
-    def _prepare(self, upcoming: Paths, needed: Set[KV], more_bytes: int) -> None:
+    def _prepare(self, upcoming: Paths, needed: Set[Block], more_bytes: int) -> None:
         """Prefetch what the next group reads, as far as there is room, and start to write back what leaves when it
         enters, with tails of `more_bytes` more."""
-        memory, coming = self.memory, self._seen(upcoming)
-        keep = needed | coming.keys()
+        memory, coming, states = self.memory, self._seen(upcoming), _states(upcoming).keys()
+        keep = needed | coming.keys() | states
         for kv, layers in coming.items() if self.prefetch else ():
             if (missing := memory.missing_bytes(kv, layers)) and self.make_room(missing, keep):
                 memory.fetch(kv, "prefetch", layers)
+        for state in states if self.prefetch else ():
+            if state.device is None and self.make_room(memory.states.nbytes, keep):
+                memory.states.fetch(state)
         wanted = more_bytes + sum(memory.missing_bytes(*block) for block in coming.items())
-        self.write_ahead(wanted, coming.keys(), self._order(self._group + 1))
+        self.write_ahead(wanted, set(coming), self._order(self._group + 1))
 
     def _copy_ahead(self, upcoming: Paths) -> None:
         """Fetch the next group's copies as far as there is room."""
@@ -197,3 +212,8 @@ class BeamGroups(Offloading):
                 layers = (layer for layer, shape in enumerate(shapes) if segment.end > shape.first_seen(step))
                 seen.setdefault(segment.storage, set()).update(layers)
         return {kv: sorted(layers) for kv, layers in seen.items()}
+
+
+def _states(paths: Paths) -> dict[State, None]:
+    """The recurrent states that branches go on from, each once."""
+    return dict.fromkeys(path[-1].state for path in paths if path and path[-1].state is not None)

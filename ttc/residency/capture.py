@@ -24,8 +24,9 @@ from ttc.cost_model.capture import (
 from ttc.errors import InvalidInput
 from ttc.memory.kv import KV, LayerShape
 from ttc.memory.tails import Tails, tail_inputs
-from ttc.residency.base import Offloading, Paths
+from ttc.residency.base import Paths
 from ttc.residency.capture_reader import CaptureReader, generated_bytes
+from ttc.residency.offloading import Offloading
 
 EVEN = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(1.0))
 """What mini-batches are balanced by where no times were measured."""
@@ -152,7 +153,7 @@ class Capture(Offloading):
 
     def _buffers(self, tokens: int) -> float:
         """Bytes of two buffers and of generated KV where there are `tokens` tokens: at most half of the device."""
-        wanted = 3 * min(tokens, self.mini_batch_tokens) * max(self.memory.layer_bytes_per_token)
+        wanted = 3 * min(tokens, self.mini_batch_tokens) * max(self.memory.layer_bytes_per_token, default=0)
         budget = self.memory.device.budget_bytes
         return wanted if budget is None else min(wanted, budget // 2)
 
@@ -169,27 +170,30 @@ class Capture(Offloading):
     def tail_bytes_per_token(self) -> int:
         return self.memory.bytes_per_token + self._act_token_bytes
 
-    def require_host(self, tokens: int, beside_bytes: float = 0) -> None:
+    def require_host(self, tokens: int, ends: int, beside_bytes: float = 0) -> None:
         """All new tokens as KV blocks, and what the device holds beside that, if it may have to leave."""
         memory, leaving = self.memory, 0
         self._expected = sum(self.counts()) + tokens
         if memory.device.budget_bytes is not None:
-            leaving = sum(memory.tier_bytes(kv)[0] for kv in memory.live if not kv.pinned) + self.idle_bytes()
-        memory.host.require(
-            tokens * memory.bytes_per_token + leaving, beside_bytes=memory.host.used_bytes - memory.spare_bytes()
-        )
+            leaving = sum(memory.tier_bytes(kv)[0] for kv in self.evictable()) + self.idle_bytes()
+        new_bytes = tokens * memory.bytes_per_token + ends * memory.states.nbytes
+        memory.host.require(new_bytes + leaving, beside_bytes=memory.host.used_bytes - memory.spare_bytes())
 
     def buffer_bytes(self, paths: Paths) -> int:
         """A KV block and an ACT block of a layer, and what is generated of the latter."""
         longest = max((len(segment.tokens) for path in paths for segment in path), default=0)
-        kv_bytes = max(self.memory.layer_bytes_per_token)
+        kv_bytes = max(self.memory.layer_bytes_per_token, default=0)
         if not self._acts:
             return longest * kv_bytes
         return longest * (2 * kv_bytes + max(self.memory.act_bytes_per_token[layer] for layer in self._acts))
 
+    def state_on_device(self) -> bool:
+        """As KV blocks, on the host: the device holds ACT blocks as far as it has room."""
+        return False
+
     def enter(self, paths: Paths, upcoming: Paths, capacity: int) -> KV:
         memory, rows = self.memory, len(paths)
-        tail_bytes = capacity * rows * self.tail_bytes_per_token
+        tail_bytes = rows * (capacity * self.tail_bytes_per_token + memory.states.nbytes)
         self._tail_bytes = max(self._tail_bytes, tail_bytes)
         self.make_room(tail_bytes)
         tails = memory.allocate(capacity, rows=rows)
@@ -277,6 +281,8 @@ class Capture(Offloading):
 
 
 def _why_none(shapes: Sequence[LayerShape], act_bytes: Sequence[int], kv_bytes: Sequence[int]) -> str:
+    if not shapes:
+        return "the model has no layers of attention, and so no keys and values"
     known = [layer for layer, shape in enumerate(shapes) if shape.input_dim is not None]
     if not known:
         return "the model's keys and values cannot be generated from the inputs of its attention layers"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ttc.errors import OutOfMemory
 from ttc.memory.kv import KV
-from ttc.memory.manager import as_budget
+from ttc.memory.tiers import as_budget
 
 BlockBytes = Callable[[KV], int]
 Beams = Sequence[Sequence[KV]]

@@ -13,7 +13,8 @@ from ttc.attention.plan import Entry
 from ttc.attention.stream import KVReader, Unit, View
 from ttc.memory.kv import KV, LayerShape
 from ttc.memory.tails import Tails
-from ttc.residency.base import Offloading, Paths
+from ttc.residency.base import Paths
+from ttc.residency.offloading import Offloading
 from ttc.residency.streaming_heads import load_streaming_heads
 
 
@@ -52,8 +53,13 @@ class Headwise(Offloading):
     def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
         return self.memory.allocate(tokens, device_layers=0)
 
-    def require_host(self, tokens: int, beside_bytes: float = 0) -> None:
-        self.memory.host.require(tokens * self.memory.bytes_per_token)  # all of it, whatever room the device has
+    def require_host(self, tokens: int, ends: int, beside_bytes: float = 0) -> None:
+        memory = self.memory  # all of it, whatever room the device has
+        memory.host.require(tokens * memory.bytes_per_token + ends * memory.states.nbytes)
+
+    def state_on_device(self) -> bool:
+        """As KV, on the host: what is left of the device makes head groups larger."""
+        return False
 
     def enter(self, paths: Paths, upcoming: Paths, capacity: int) -> KV:
         return self.memory.allocate(capacity, rows=len(paths))
@@ -62,9 +68,8 @@ class Headwise(Offloading):
         """One head of a layer, or what `head_group` asks for, of all tokens."""
         tokens = sum(len(segment.tokens) for segment in {segment for path in paths for segment in path})
         layers = zip(self.memory.shapes, self.memory.layer_bytes_per_token, strict=True)
-        return max(
-            tokens * size // shape.kv_heads * min(self.head_group or 1, shape.kv_heads) for shape, size in layers
-        )
+        sizes = (tokens * n // shape.kv_heads * min(self.head_group or 1, shape.kv_heads) for shape, n in layers)
+        return max(sizes, default=0)
 
     def units(
         self, layer: int, entries: Sequence[Entry], positions: Sequence[int], missing: Sequence[int]

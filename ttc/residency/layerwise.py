@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from math import ceil
 
 from ttc.attention.plan import Entry, private_entries, shared_entries
 from ttc.attention.stream import Unit
 from ttc.memory.kv import KV
+from ttc.memory.manager import Block
 from ttc.memory.tails import Tails
-from ttc.residency.base import Offloading, Paths
+from ttc.residency.base import Paths
+from ttc.residency.grouping import balanced_sizes
+from ttc.residency.offloading import Offloading
 
 
 @dataclass
@@ -26,6 +31,8 @@ class Layerwise(Offloading):
     _charged: int = field(init=False, repr=False, default=0)
     _buffers: int = field(init=False, repr=False, default=0)
     """Bytes that a step's streams need, also between two of them."""
+    _running: int = field(init=False, repr=False, default=0)
+    """Bytes of the recurrent states that the step or pass under way changes, on the device beside the layers."""
 
     def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
         layers = self._place(max(self._live_tokens() + tokens, self._charged))
@@ -33,12 +40,21 @@ class Layerwise(Offloading):
 
     def allocate_frozen(self, tokens: int, path: Sequence[KV] = ()) -> KV:
         """In the resident layers as far as there is room beside tails and buffers; the next step brings the rest."""
-        layers, free = self._layers, self.memory.device.free_bytes - self._buffers
-        while layers and tokens * sum(self.memory.layer_bytes_per_token[:layers]) > free:
+        memory, layers = self.memory, self._layers
+        while layers and not self.make_room(tokens * sum(memory.layer_bytes_per_token[:layers]) + self._buffers):
             layers -= 1
-        return self.memory.allocate(tokens, device_layers=layers)
+        return memory.allocate(tokens, device_layers=layers)
+
+    def state_on_device(self) -> bool:
+        """Where layers and buffers leave room."""
+        return self.memory.device.free_bytes - self._buffers >= self.memory.states.nbytes
+
+    def eviction_order(self) -> list[Block]:
+        """States alone: layers leave by `_place`."""
+        return list(self.memory.states.live)
 
     def enter(self, paths: Paths, upcoming: Paths, capacity: int) -> KV:
+        self._running = len(paths) * self.memory.states.nbytes
         tokens = self._charged_tokens(paths, capacity)
         self._charged = 0 if self.shared else tokens
         layers = self._place(tokens)
@@ -49,26 +65,45 @@ class Layerwise(Offloading):
         return shared_entries(paths, counts) if self.shared else private_entries(paths, counts)
 
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
-        """All at once. On the host there must be room for the layers that leave, and for tails beside what they freeze
-        into."""
+        """All at once, or in as few rounds as their recurrent states take. On the host there must be room for the
+        layers that leave, for tails beside what they freeze into, and for states."""
         self.read_capacity()
         memory, new, tokens = self.memory, capacity * len(paths), self._charged_tokens(paths, capacity)
+        rounds = self._rounds(len(paths), tokens)
+        self._running = max(rounds) * memory.states.nbytes
         layers, buffers = self.layers_in_device(tokens)
         inside = sum(memory.layer_bytes_per_token[:layers])
         outside = memory.bytes_per_token - inside
-        room = self._live_tokens() * inside + 2 * new * inside + buffers
+        room = self._live_tokens() * inside + 2 * new * inside + buffers + self._running
         frozen_inside = memory.device.budget_bytes is None or room <= memory.device.budget_bytes
-        self._require_layers(layers, new * (outside + (outside if frozen_inside else memory.bytes_per_token)))
-        return [list(range(len(paths)))]
+        frozen_bytes = new * (outside + (outside if frozen_inside else memory.bytes_per_token))
+        self._require_layers(layers, frozen_bytes, len(paths))
+        return [list(range(end - size, end)) for size, end in zip(rounds, accumulate(rounds), strict=True)]
 
-    def require(self, tokens: int) -> None:
+    def _rounds(self, branches: int, tokens: int) -> list[int]:
+        """How many branches decode together in each round: all of them, if their states fit beside a buffer."""
+        budget, size = self.memory.device.budget_bytes, self.memory.states.nbytes
+        if budget is None or not size:
+            return [branches]
+        buffer_bytes = tokens * max(self.memory.layer_bytes_per_token, default=0)
+        if (most := (budget - buffer_bytes) // size) < 1:
+            self.memory.device.require(size + buffer_bytes, beside_bytes=0)
+        return balanced_sizes(branches, ceil(branches / most))
+
+    def require(self, tokens: int, ends: int = 0, running: int = 0) -> None:
         self.read_capacity()
+        self._running = running * self.memory.states.nbytes
+        self.memory.device.require(self._running, beside_bytes=0)
         layers, _ = self.layers_in_device(max(self._live_tokens() + tokens, self._charged))
-        self._require_layers(layers, tokens * sum(self.memory.layer_bytes_per_token[layers:]))
+        self._require_layers(layers, tokens * sum(self.memory.layer_bytes_per_token[layers:]), ends)
 
-    def _require_layers(self, layers: int, nbytes: int) -> None:
-        """Raise OutOfMemory unless the host has room for `nbytes` beside all layers from `layers` on."""
+    def _require_layers(self, layers: int, nbytes: int, ends: int) -> None:
+        """Raise OutOfMemory unless the host has room for `nbytes`, and under a budget for all states and those of so
+        many ends, beside all layers from `layers` on."""
         memory = self.memory
+        if memory.device.budget_bytes is not None:
+            on_device = sum(memory.tier_bytes(state)[0] for state in memory.states.live)
+            nbytes += on_device + ends * memory.states.nbytes
         leaving = sum(
             memory.layer_bytes(kv, layer)
             for kv in memory.live
@@ -76,9 +111,6 @@ class Layerwise(Offloading):
             if kv.device[layer] is not None
         )
         memory.host.require(leaving + nbytes, beside_bytes=memory.host.used_bytes - memory.spare_bytes())
-
-    def make_room(self, nbytes: int, keep: Set[KV] = frozenset()) -> bool:
-        return self.memory.device.free_bytes >= nbytes  # layers leave by `_place` alone
 
     def units(
         self, layer: int, entries: Sequence[Entry], positions: Sequence[int], missing: Sequence[int]
@@ -98,14 +130,15 @@ class Layerwise(Offloading):
         of the buffers."""
         memory = self.memory
         budget, sizes = memory.device.budget_bytes, [tokens * n for n in memory.layer_bytes_per_token]
-        if budget is None or sum(sizes) <= budget:
+        if budget is None or sum(sizes) + self._running <= budget:
             return len(sizes), 0
+        budget -= self._running
         for layers in range(len(sizes) - 1, -1, -1):
             buffers = (2 if self.prefetch and layers < len(sizes) - 1 else 1) * max(sizes[layers:])
             if sum(sizes[:layers]) + buffers <= budget:
                 return layers, buffers
-        memory.device.require(max(sizes), beside_bytes=0)
-        return 0, max(sizes)  # one buffer fits, two do not
+        memory.device.require(max(sizes, default=0), beside_bytes=self._running)
+        return 0, max(sizes, default=0)  # one buffer fits, two do not
 
     def _live_tokens(self) -> int:
         return sum(kv.tokens for kv in self.memory.live if kv.rows is None)
@@ -122,7 +155,9 @@ class Layerwise(Offloading):
         for kv in memory.live:
             memory.evict(kv, "evict", range(self._layers, len(memory.shapes)))
         own_bytes = sum(memory.tier_bytes(kv)[0] for kv in memory.live)
-        self.crowd_out(tokens * sum(memory.layer_bytes_per_token[: self._layers]) + self._buffers - own_bytes)
+        needed = tokens * sum(memory.layer_bytes_per_token[: self._layers]) + self._buffers + self._running - own_bytes
+        if not self.make_room(needed):
+            self.crowd_out(needed)
         for kv in memory.live:
             memory.fetch(kv, "resident", range(self._layers))
             memory.wait_kv(kv)

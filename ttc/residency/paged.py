@@ -13,7 +13,8 @@ from ttc.attention.stream import KVReader
 from ttc.errors import InvalidInput
 from ttc.memory.kv import KV, LayerShape
 from ttc.memory.tails import Tails
-from ttc.residency.base import Offloading, Paths
+from ttc.residency.base import Paths
+from ttc.residency.offloading import Offloading
 
 
 @dataclass
@@ -54,8 +55,9 @@ class Paged(Offloading):
         return super().stream(entries, positions, tails, repeat=repeat)
 
     def _allocate(self, tokens: int, rows: int | None) -> KV:
-        roomy = self.make_room(tokens * (rows or 1) * self.memory.bytes_per_token)
-        kv = self.memory.allocate(tokens, rows, device_layers=None if roomy or rows else 0)
-        spare = int((1 - self.watermark) * (self.memory.device.budget_bytes or 0))
+        memory = self.memory
+        roomy = self.make_room(memory.tail_bytes(tokens, rows) if rows else tokens * memory.bytes_per_token)
+        kv = memory.allocate(tokens, rows, device_layers=None if roomy or rows else 0)
+        spare = int((1 - self.watermark) * (memory.device.budget_bytes or 0))
         self.write_ahead(spare, {kv, *self._fresh}, self.eviction_order())
         return kv

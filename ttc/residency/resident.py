@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,14 @@ class Resident(Residency):
     def _make_memory(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> KVMemory:
         return KVMemory(shapes, dtype, device, to_bytes(self.budget_gib), host_budget_bytes=0, by_layer=False)
 
-    def require(self, tokens: int) -> None:
-        self.memory.device.require(tokens * self.memory.bytes_per_token)
+    def require(self, tokens: int, ends: int = 0, running: int = 0) -> None:
+        memory = self.memory
+        memory.device.require(tokens * memory.bytes_per_token + (ends + running) * memory.states.nbytes)
+
+    def most_sequences(self, tokens: int, ends: int) -> int:
+        memory, size = self.memory, self.memory.states.nbytes
+        free = memory.device.free_bytes - tokens * memory.bytes_per_token - ends * size
+        return sys.maxsize if memory.device.budget_bytes is None or not size else max(1, int(free) // size)
 
     def capacity_bytes(self) -> float:
         """Where layers lie on several devices, what there is room for before the first of these is full."""
@@ -42,7 +49,7 @@ class Resident(Residency):
         return self.memory.allocate(tokens)
 
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
-        self.require(2 * capacity * len(paths))  # the tails, then their frozen copies
+        self.require(2 * capacity * len(paths), len(paths), len(paths))  # the tails, then their frozen copies
         return [list(range(len(paths)))]
 
     def enter(self, paths: Paths, upcoming: Paths, capacity: int) -> KV:

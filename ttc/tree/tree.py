@@ -62,10 +62,9 @@ class Tree:
 
     def set_state(self, segment: Segment, state: State | None) -> None:
         """Keep the recurrent layers' state after a segment, or let go of it."""
-        before, segment.state = segment.state, None
-        self.memory.give_state(before)
-        if state is not None:
-            segment.state = self.memory.take_state(state)
+        before, segment.state = segment.state, state
+        if before is not None:
+            self.memory.states.free(before)
 
     def descend(self, segment: Segment, tokens: Sequence[int], opening: int = 0) -> Segment:
         """The deepest segment that holds a prefix of `tokens` below `segment`; it is split where they part.
@@ -75,7 +74,7 @@ class Tree:
         With recurrent layers one cannot go on from the middle of a segment: then it is the deepest one with a state,
         which may lie above `segment`.
         """
-        recurrent = self.memory.state_shape is not None
+        recurrent = self.memory.states.shape is not None
         while tokens:
             shared, child = max(
                 ((common_prefix(c.tokens, tokens), c) for c in segment.children if c.serves(opening)),

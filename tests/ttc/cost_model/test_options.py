@@ -138,9 +138,30 @@ def test_recurrent_states_stay_on_the_device_of_their_layer() -> None:
     found = {(o.placement, o.memory): o for o in options(units, 1, machine(), SEARCH, ["resident", "split"])}
     assert found["resident", "resident"].device_bytes == WEIGHTS + KV // 2 + (2 * 2 + 1) * 2 * 7
     assert found["split", "paged"].host_bytes == 300
-    assert found["resident", "capture"].reason == "recurrent layers"
-    alone = options((UNITS[0], *[recurrent] * 4, UNITS[-1]), 1, machine(), SEARCH, ["resident"])
-    assert [o.reason for o in alone] == ["", *["there is no KV"] * 5]
+    assert found["split", "resident"].host_bytes == 300
+
+
+def test_recurrent_states_leave_for_the_host_where_they_do_not_fit() -> None:
+    recurrent = Unit(name="r", param_bytes=1000, multiplied=500, hidden=8, state_bytes=7)
+    units = (UNITS[0], *[recurrent] * 4, UNITS[-1])  # 28 bytes a branch
+
+    def found(room: int) -> dict[str, Option]:
+        return {o.memory: o for o in options(units, 1, machine(WEIGHTS + room), SEARCH, ["resident"])}
+
+    for name, option in found(5 * 28).items():  # two branches before and after a step, and where they part
+        assert option.reason == ("there is no KV" if name == "capture" else "")
+    whole, both, one = found(5 * 28)["paged"], found(2 * 28)["paged"], found(28)["paged"]
+    assert (whole.device_bytes, whole.host_bytes) == (WEIGHTS + 5 * 28, 0)
+    assert (both.device_bytes, both.host_bytes) == (WEIGHTS + 2 * 28, 3 * 28)
+    assert both.step_s == pytest.approx(whole.step_s + 2 * 28 / 10)
+    assert (one.device_bytes, one.host_bytes) == (WEIGHTS + 28, 3 * 28) and one.step_s > 1.8 * both.step_s
+    too_small = found(27)
+    assert not any(option.feasible for option in too_small.values())
+    assert too_small["paged"].device_bytes == WEIGHTS + 28
+    assert found(5 * 28 - 1)["resident"].device_bytes == WEIGHTS + 5 * 28
+    hybrid = (UNITS[0], recurrent, recurrent, BLOCK, BLOCK, UNITS[-1])
+    heads = {o.memory: o for o in options(hybrid, 1, machine(), SEARCH, ["resident"])}["headwise"]
+    assert heads.host_bytes == 2 * 10 * (10 + 2 * 12) + 3 * 14  # keys and values, and three states
 
 
 @given(budget=st.integers(0, WEIGHTS + KV))

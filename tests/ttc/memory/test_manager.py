@@ -11,7 +11,7 @@ from tests.helpers.engines import make_engine
 from tests.helpers.offloading import KIB
 from tests.helpers.ownership import assert_nothing_left
 from ttc import OutOfMemory, Paged
-from ttc.memory.manager import Tier
+from ttc.memory.tiers import Tier
 from ttc.residency.base import to_bytes
 
 

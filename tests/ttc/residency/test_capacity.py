@@ -8,7 +8,8 @@ import torch
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.offloading import eight
 from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged
-from ttc.residency.base import Offloading, free_device_bytes
+from ttc.residency.base import free_device_bytes
+from ttc.residency.offloading import Offloading
 
 KIB = 1024
 
@@ -16,7 +17,8 @@ KIB = 1024
 def with_free(total: int, engine: Engine, patch: pytest.MonkeyPatch) -> None:
     """As if the engine's device had `total` bytes for KV, used or not."""
     device = engine.memory.device
-    patch.setattr("ttc.residency.base.free_device_bytes", lambda _: total - device.used_bytes)
+    for module in ("base", "offloading"):
+        patch.setattr(f"ttc.residency.{module}.free_device_bytes", lambda _: total - device.used_bytes)
 
 
 def test_a_cuda_device_holds_nine_tenths_of_what_it_has_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,10 @@ from tests.helpers.models import FAMILIES, build, prompt
 from tests.helpers.ownership import Ownership
 from tests.helpers.tokenizers import Letters
 from ttc import Engine
-from ttc.residency.base import Offloading
 from ttc.residency.beam_groups import BeamGroups
 from ttc.residency.headwise import Headwise
 from ttc.residency.layerwise import Layerwise
+from ttc.residency.offloading import Offloading
 from ttc.residency.paged import Paged
 
 POLICIES: dict[str, tuple[type[Offloading], dict[str, Any], float]] = {

@@ -19,7 +19,7 @@ from tests.helpers.models import deep
 from tests.helpers.ownership import assert_nothing_left, assert_whole
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, BlockCache, Capture, Engine, Headwise, Layerwise, OutOfMemory, Paged
-from ttc.residency.base import Offloading
+from ttc.residency.offloading import Offloading
 from ttc.tree.branch import Branch
 
 CONTEXT = 64

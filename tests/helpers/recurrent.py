@@ -1,0 +1,21 @@
+"""Small random models with recurrent layers, and engines of them."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+from experiments.bench import architectures
+from tests.helpers.tokenizers import Letters
+from ttc import Engine
+
+
+@cache
+def plain(case: str) -> Any:
+    """A model by its name in `bench architectures`, in float32."""
+    return architectures.build(case)
+
+
+def engine_of(case: str, **options: Any) -> Engine:
+    return Engine(copy.deepcopy(plain(case)), Letters(), **options)

@@ -1,0 +1,275 @@
+"""Recurrent states under every memory policy: where they lie, what moves, and the same tokens as plain transformers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from transformers import JambaForCausalLM
+
+from experiments.bench import architectures
+from tests.helpers.engines import GREEDY
+from tests.helpers.exactness import assert_like_plain, grow
+from tests.helpers.models import prompt
+from tests.helpers.ownership import Ownership, assert_nothing_left, assert_whole
+from tests.helpers.recurrent import engine_of, plain
+from tests.helpers.tokenizers import Letters
+from ttc import BeamGroups, BlockCache, Capture, Engine, Headwise, Layerwise, OutOfMemory, Paged
+from ttc.tree.branch import Branch
+
+POLICIES: dict[str, Callable[..., Any]] = {
+    "layerwise": Layerwise,
+    "beam_groups": BeamGroups,
+    "paged": Paged,
+    "headwise": Headwise,
+    "capture": partial(Capture, act_share=0.0),
+}
+
+
+@cache
+def sizes(case: str) -> tuple[int, int]:
+    """Bytes of a state, and of a token's KV."""
+    memory = engine_of(case).memory
+    return memory.states.nbytes, memory.bytes_per_token
+
+
+def limited(case: str, policy: str, states: float, tokens: int = 0, **options: Any) -> Engine:
+    """An engine whose device has room for so many states and KV of so many tokens."""
+    state, token = sizes(case)
+    memory = POLICIES[policy]((states * state + tokens * token) / 2**30, block_tokens=8, **options)
+    return engine_of(case, memory=memory)
+
+
+def moved(engine: Engine) -> tuple[float, float]:
+    """How many states have come to the device and gone to the host."""
+    link, size = engine.memory.link, engine.memory.states.nbytes
+    return link.to_device_bytes["states"] / size, link.to_host_bytes["states"] / size
+
+
+def places(branches: list[Branch]) -> list[tuple[bool, bool]]:
+    """Whether each branch's state is on the device, and on the host."""
+    states = [branch.leaf.state for branch in branches]
+    assert None not in states
+    return [(state.device is not None, state.host is not None) for state in states if state is not None]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("case", ["qwen3_5_text", "jamba", "mamba2"])
+def test_a_budget_that_has_states_move_changes_nothing(case: str, policy: str) -> None:
+    engine = limited(case, policy, 2, 48)
+    branches = grow(engine)
+    assert min(moved(engine)) >= 5
+    for branch in branches:
+        assert_like_plain(plain(case), branch)
+    assert_whole(engine, branches)
+    assert_nothing_left(engine, branches)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_state_is_room_enough_for_a_model_without_attention(policy: str) -> None:
+    engine = limited("mamba2", policy, 1)
+    branches = grow(engine)
+    assert engine.memory.device.peak_bytes == engine.memory.states.nbytes
+    assert not engine.memory.link.to_device_bytes.keys() - {"states"}
+    for branch in branches:
+        assert_like_plain(plain("mamba2"), branch)
+    assert_nothing_left(engine, branches)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_less_than_one_state_is_refused_with_the_bytes_that_would_do(policy: str) -> None:
+    state, _ = sizes("mamba2")
+    engine = limited("mamba2", policy, 1 - 1 / state)
+    with pytest.raises(OutOfMemory, match=f"a budget of {state:,} bytes"):
+        engine.root(prompt(1, 9))
+    assert engine.kv_bytes() == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_decoding_step_without_room_for_one_branch_is_refused(policy: str) -> None:
+    state, token = sizes("qwen3_5_text")
+    engine = limited("qwen3_5_text", policy, 1, 12)
+    branch = engine.root(prompt(1, 9))
+    with pytest.raises(OutOfMemory, match="a budget of") as error:
+        engine.generate([branch], 40, sampling=GREEDY)
+    needed = int(str(error.value).partition("a budget of ")[2].partition(" bytes")[0].replace(",", ""))
+    assert needed > state + 40 * token * (policy not in ("layerwise",))
+    assert branch.generated == []
+    roomy = limited("qwen3_5_text", policy, needed / state)
+    branch = roomy.root(prompt(1, 9))
+    roomy.generate([branch], 40, sampling=GREEDY)
+    assert_like_plain(plain("qwen3_5_text"), branch)
+
+
+def test_a_state_on_the_host_crosses_once_for_all_branches_that_go_on_from_it() -> None:
+    engine = limited("mamba2", "headwise", 8)
+    root = engine.root(prompt(1, 21))
+    assert moved(engine) == (0, 1) and places([root]) == [(False, True)]
+    branches = engine.fork(root, 3)
+    engine.generate(branches, 4, sampling=GREEDY)
+    assert moved(engine) == (1, 4) and places(branches) == [(False, True)] * 3
+    assert (engine.memory.device.used_bytes, engine.memory.host.used_bytes) == (0, 4 * engine.memory.states.nbytes)
+    engine.release(branches[:1])
+    assert engine.kv_bytes() == 3 * engine.memory.states.nbytes
+    assert_nothing_left(engine, [root, *branches[1:]])
+
+
+def test_what_fits_stays_on_the_device() -> None:
+    for policy in ("layerwise", "beam_groups", "paged"):
+        engine = limited("jamba", policy, 12, 400)
+        branches = engine.fork(engine.root(prompt(1, 21)), 4)
+        engine.generate(branches, 4, sampling=GREEDY)
+        assert moved(engine) == (0, 0)
+        assert engine.memory.device.used_bytes == engine.kv_bytes() > 0
+
+
+def test_groups_are_as_large_as_states_and_kv_allow() -> None:
+    for case, states, tokens, expected in (
+        ("mamba2", 4, 0, [3, 3]),
+        ("jamba", 6, 20 + 60, [6]),  # 20 tokens that all share, and 10 of each branch
+        ("jamba", 6, 20 + 59, [3, 3]),
+        ("jamba", 3, 20 + 30, [3, 3]),
+        ("jamba", 1, 20 + 10, [1] * 6),
+    ):
+        engine = limited(case, "beam_groups", states, tokens)
+        branches = engine.fork(engine.root(prompt(1, 21)), 6)
+        found = engine.residency.groups([branch.leaf.path() for branch in branches], 10)
+        assert [len(group) for group in found] == expected, case
+
+
+def test_the_next_groups_states_come_while_a_group_decodes() -> None:
+    engine = limited("mamba2", "beam_groups", 4)
+    branches = engine.fork(engine.root(prompt(1, 12)), 5)
+    engine.generate(branches, 2, sampling=GREEDY)  # each at a state of its own from here on
+    coming, own = [], engine.runner.forward
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        coming.append([branch.leaf.state.device is not None for branch in branches if branch.leaf.state])
+        return own(*args, **kwargs)
+
+    engine.runner.forward = watched  # type: ignore[method-assign]
+    batch = engine.running_batch()
+    batch.add(branches, 3, sampling=GREEDY)
+    batch.step()
+    waiting = [row.branch for group in batch.groups for row in group]
+    assert len(waiting) == 3 and sum(coming[-1][branches.index(branch)] for branch in waiting) == 2  # two decode
+    while len(batch):
+        batch.step()
+    for branch in branches:
+        assert_like_plain(plain("mamba2"), branch)
+
+
+def test_states_leave_before_keys_and_values_and_the_oldest_first() -> None:
+    engine = limited("jamba", "paged", 3.5, 100)
+    roots = [engine.root(prompt(seed, 17)) for seed in (1, 2, 3)]
+    assert places(roots) == [(True, False)] * 3
+    residency, state = engine.residency, engine.memory.states.nbytes
+    free = int(engine.memory.device.free_bytes)
+    assert residency.make_room(free + 1) and places(roots) == [(False, True), (True, False), (True, False)]
+    assert residency.make_room(free + 2 * state + 1)
+    assert places(roots) == [(False, True)] * 3
+    kept = [segment.storage for segment in engine.tree.segments()]
+    assert all(engine.memory.is_resident(kv) for kv in kept)
+    assert residency.make_room(free + 3 * state + 1)
+    assert [engine.memory.is_resident(kv) for kv in kept].count(False) == 1
+    engine.generate(roots, 3, sampling=GREEDY)
+    for root in roots:
+        assert_like_plain(plain("jamba"), root)
+    assert_nothing_left(engine, roots)
+
+
+@pytest.mark.parametrize("policy", ["beam_groups", "paged", "headwise", "layerwise"])
+def test_a_host_without_room_for_the_states_is_refused_before_any_work(policy: str) -> None:
+    state, _ = sizes("mamba2")
+    engine = limited("mamba2", policy, 2, host_budget_gib=3 * state / 2**30)
+    branches = engine.fork(engine.root(prompt(1, 21)), 6)
+    with pytest.raises(OutOfMemory, match="the host KV budget"):
+        engine.generate(branches, 2)
+    assert [branch.generated for branch in branches] == [[]] * 6
+    engine.release(branches[1:])
+    engine.generate(branches[:1], 4, sampling=GREEDY)
+    assert_like_plain(plain("mamba2"), branches[0])
+
+
+def test_a_simulated_link_takes_its_time_for_states() -> None:
+    state, _ = sizes("mamba2")
+    engine = limited("mamba2", "paged", 1, link_gbps=state / 0.02 / 1e9)  # 20 ms a state
+    branch = engine.root(prompt(1, 9))
+    before = engine.memory.link.exposed_s
+    assert places([branch]) == [(False, True)]
+    engine.generate([branch], 1, sampling=GREEDY)
+    assert engine.memory.link.exposed_s - before >= 0.02
+    assert_like_plain(plain("mamba2"), branch)
+
+
+@pytest.mark.parametrize("policy", ["paged", "beam_groups"])
+def test_an_evicted_branch_is_computed_again_from_a_state_on_the_host(policy: str) -> None:
+    def texts(**options: Any) -> tuple[Engine, list[Branch]]:
+        engine = limited("jamba", policy, 2, 64)
+        if options:
+            state, token = sizes("jamba")
+            memory = POLICIES[policy]((2 * state + 64 * token) / 2**30, block_tokens=8)
+            engine = engine_of("jamba", memory=memory, **options)
+        root = engine.root(prompt(1, 17))
+        branches = engine.fork(root, 4)
+        engine.release([root])
+        engine.extend(branches, [[11], [12], [13], [14]])
+        engine.generate(branches, 5, sampling=GREEDY)
+        engine.generate(branches, 6, sampling=GREEDY)
+        return engine, branches
+
+    expected = [branch.generated for branch in texts()[1]]
+    engine, branches = texts(cache=BlockCache(capacity_blocks=4, block_tokens=8))
+    assert [branch.generated for branch in branches] == expected
+    assert branches[0].usage.recomputed_tokens > 0
+    assert_nothing_left(engine, branches)
+
+
+@cache
+def multi_head() -> Any:
+    """A Jamba whose layers of attention have as many heads of keys as of queries, so that ACT blocks are smaller."""
+    torch.manual_seed(0)
+    config = architectures.config_of("jamba", architectures.WINDOW)
+    config.num_key_value_heads = config.num_attention_heads
+    model = JambaForCausalLM(config).eval().requires_grad_(False)
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            weight.normal_(0, 0.3, generator=torch.Generator().manual_seed(weight.numel()))
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def test_activations_are_kept_beside_states() -> None:
+    memory = Capture(1e-4, block_tokens=8, act_share=0.5, mini_batch_tokens=32)
+    engine = Engine(copy.deepcopy(multi_head()), Letters(), memory=memory)
+    branches = grow(engine)
+    assert isinstance(engine.residency, Capture)
+    near, far, kv = engine.residency.counts()
+    assert near + far > 0 < kv and moved(engine)[0] > 0
+    for branch in branches:
+        assert_like_plain(multi_head(), branch)
+    assert_nothing_left(engine, branches)
+
+
+class StatesUnderPaged(Ownership):
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = limited("jamba", "paged", 3, 120)
+
+
+class StatesInGroups(Ownership):
+    def __init__(self) -> None:
+        super().__init__()
+        state, token = sizes("jamba")
+        memory = BeamGroups((3 * state + 120 * token) / 2**30, block_tokens=8)
+        self.engine = engine_of("jamba", memory=memory, cache=BlockCache(capacity_blocks=16, block_tokens=4))
+
+
+for machine in (StatesUnderPaged, StatesInGroups):
+    machine.TestCase.settings = settings(max_examples=5, stateful_step_count=10, deadline=None)
+TestStatesUnderPaged, TestStatesInGroups = StatesUnderPaged.TestCase, StatesInGroups.TestCase

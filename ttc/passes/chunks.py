@@ -91,7 +91,8 @@ def chunks(
             plan.states = batches
             yield Chunk(rows, plan, taken, firsts)
             if states is not None and states_kept:
-                states.end([writers[i].end for i in taken], [writers[i].passed for i in taken])
+                ended = [writers[i] for i in taken]
+                states.end([w.end for w in ended], [w.passed for w in ended], [w.done not in w.cuts for w in ended])
             count_pass(usages[i] for i in taken)
     finally:
         if states is not None:

@@ -55,15 +55,16 @@ class PassStates:
             self.batches.append(StateBatch(rows, tensors, [in_opening[run] for run in runs]))
         return self.batches
 
-    def end(self, segments: Sequence[Segment], passed: Sequence[Segment | None]) -> None:
+    def end(self, segments: Sequence[Segment], passed: Sequence[Segment | None], passing: Sequence[bool]) -> None:
         """The pass is done: keep what it left, for each run at the segment that it ends with. passed: a segment whose
-        state was kept for this pass alone."""
+        state was kept for this pass alone. passing: whether what is kept is for the next pass alone."""
         for batch, runs in zip(self.batches, self.members, strict=True):
             for place, run in enumerate(runs):
                 for segment in (segments[run], passed[run]):
                     if segment is not None:
                         self.tree.set_state(segment, None)
-                near = self.residency.state_on_device()
+                fits = self.residency.memory.device.free_bytes >= self.memory.nbytes
+                near = fits if passing[run] else self.residency.state_on_device()
                 self.tree.set_state(segments[run], self.memory.keep(batch.tensors, place, near))
         self.clear()
 

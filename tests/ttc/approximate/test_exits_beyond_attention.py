@@ -166,9 +166,11 @@ POLICIES = [
 def test_exits_over_every_residency_policy(policy: Any, tokens: int, case: str) -> None:
     resident = engine_of(case)
     options = {} if policy is Layerwise else {"block_tokens": 8}  # runs of 13 tokens are of two blocks, in one pass
-    engine = engine_of(case, memory=policy(tokens * resident.memory.bytes_per_token / 2**30, **options))
-    exit = EarlyExit(theta=3.0, eps=1.0)
-    expected, one = ask(resident, *problems(resident), exit)
+    exit, (own, between) = EarlyExit(theta=3.0, eps=1.0), problems(resident)
+    expected, one = ask(resident, own, between, exit)
+    memory = resident.memory  # all branches are in one pass, with two states each
+    budget = tokens * memory.bytes_per_token + 2 * len(own) * memory.states.nbytes
+    engine = engine_of(case, memory=policy(budget / 2**30, **options))
     branches, given = problems(engine)
     found, report = ask(engine, branches, given, exit)
     assert len(set(one.depths)) > 1 and report == one

@@ -73,12 +73,29 @@ def test_kv_lies_with_the_layers_that_keep_some(case: str, on_host: int) -> None
     assert placed(case, "split").memory.fixed_layers == on_host  # of the first two layers
 
 
+def test_states_of_layers_on_the_host_stay_there() -> None:
+    whole = Engine(copy.deepcopy(plain("mamba2")), Letters()).memory.states.nbytes
+    engine = placed("mamba2", "split", memory=Headwise())
+    memory, states = engine.memory, engine.memory.states
+    assert states.fixed_bytes > 0 < states.nbytes and states.fixed_bytes + states.nbytes == whole
+    root = engine.root(prompt(1, 5))
+    branches = engine.fork(root, 2)
+    assert (memory.fixed.used_bytes, memory.host.used_bytes) == (states.fixed_bytes, states.nbytes)
+    engine.generate(branches, 3, sampling=GREEDY)
+    assert memory.link.to_device_bytes["states"] == states.nbytes
+    assert memory.link.to_host_bytes["states"] == 3 * states.nbytes
+    for branch in branches:
+        assert_like_plain(plain("mamba2"), branch)
+    assert_nothing_left(engine, [root, *branches])
+
+
 @PLACED
 @pytest.mark.parametrize("policy", [Layerwise, BeamGroups, Paged, Headwise])
 def test_any_policy_governs_what_a_placement_leaves_it(policy: type[Residency], placement: str) -> None:
     for case, token_bytes in (("llama", 512), ("qwen3_5_text", 128)):
         layers = 0.5 if (case, placement) == ("llama", "split") else 1.0  # of those with KV, two of four are fixed
-        memory = policy(96 * layers * token_bytes / 2**30, block_tokens=8)  # type: ignore[call-arg]
+        states = 2 * placed(case, placement).memory.states.nbytes
+        memory = policy((96 * layers * token_bytes + states) / 2**30, block_tokens=8)  # type: ignore[call-arg]
         engine = placed(case, placement, memory=memory)
         assert engine.memory.bytes_per_token == layers * token_bytes
         branches = grow(engine)

@@ -119,6 +119,15 @@ def test_a_state_on_the_host_crosses_once_for_all_branches_that_go_on_from_it() 
     assert_nothing_left(engine, [root, *branches[1:]])
 
 
+def test_the_state_of_a_long_prompt_stays_on_the_device_from_pass_to_pass() -> None:
+    state, token = sizes("jamba")
+    memory = Headwise((2 * state + 40 * token) / 2**30, block_tokens=8)
+    engine = engine_of("jamba", memory=memory, prefill_tokens=5)
+    root = engine.root(prompt(1, 21))
+    assert moved(engine) == (0, 1) and places([root]) == [(False, True)]
+    assert_nothing_left(engine, [root])
+
+
 def test_what_fits_stays_on_the_device() -> None:
     for policy in ("layerwise", "beam_groups", "paged"):
         engine = limited("jamba", policy, 12, 400)

@@ -142,7 +142,7 @@ def test_recurrent_states_stay_on_the_device_of_their_layer() -> None:
 
 
 def test_recurrent_states_leave_for_the_host_where_they_do_not_fit() -> None:
-    recurrent = Unit(name="r", param_bytes=1000, multiplied=500, hidden=8, state_bytes=7)
+    recurrent = Unit(name="r", param_bytes=1000, multiplied=500, hidden=8, state_bytes=7, is_block=True)
     units = (UNITS[0], *[recurrent] * 4, UNITS[-1])  # 28 bytes a branch
 
     def found(room: int) -> dict[str, Option]:

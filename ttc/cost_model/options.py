@@ -202,8 +202,6 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
         if memory != "resident" and (memory == "capture" or not state):
             return not_possible("there is no KV")
         policy = STATES_ALONE
-    if memory == "capture" and layout.placement == "split":
-        return not_possible("not with a split")
     if memory == "capture" and cache.act_bytes >= cache.layer_bytes:
         return not_possible(f"an ACT block is no smaller ({cache.act_bytes:,} bytes, KV {cache.layer_bytes:,})")
     fixed = sum(u.kv_token_bytes for u in layout.host) * (search.kv_tokens + search.branches * search.step_tokens)

@@ -159,7 +159,7 @@ class KV:
     inputs: of tails whose tokens may become ACT blocks, these inputs beside their keys and values.
     states: of tails, what recurrent layers keep of their branches, (rows, ...) each; None for models without.
     pinned: never evicted.
-    borrowed: its layers that run on the host are those of other KV.
+    borrowed: its layers that run on the host are those of other KV, or of the tails whose inputs it holds.
     block: the device copies of all layers as one tensor (layers, 2, [rows,] kv_heads, tokens, dim), keys before values,
         where they lie so; it is copied in one operation.
     written, fetched: the last transfer to the host copies and to the device copies.

@@ -130,7 +130,7 @@ class KVMemory(Tiers):
         )
         self.claim(self.device, device_bytes)
         self.require_host(host_bytes)
-        for layer in {*range(self.fixed_layers), *on_device}:
+        for layer in {*range(0 if kv.borrowed else self.fixed_layers), *on_device}:
             kv.device[layer] = self.buffer(kv, layer)
         for layer in on_host:
             if layer >= self.fixed_layers:

@@ -122,7 +122,9 @@ def grown(memory: KVMemory, tails: KV, rows: int, tokens: int, filled: int) -> K
 
 def tail_inputs(memory: KVMemory, tokens: int, rows: int, layers: Collection[int]) -> KV:
     """On the device, what goes into the K and V projections of some layers, beside the keys and values of tails."""
-    return memory.fill(KV(len(memory.shapes), tokens, rows, acts=layers), layers, ())
+    inputs = KV(len(memory.shapes), tokens, rows, acts=layers)
+    inputs.borrowed = True
+    return memory.fill(inputs, layers, ())
 
 
 def keep_rows(memory: KVMemory, tails: KV, rows: Sequence[int]) -> None:

@@ -24,7 +24,8 @@ def bind_policy(policy: Residency, runner: ModelRunner) -> Residency:
         check_resident(policy)
     if not isinstance(policy, Capture):
         return policy.bind(runner.shapes, runner.dtype, runner.device)
-    regeneration = Regeneration(runner.model, runner.shapes, timed=policy.act_share is None)
+    fixed = getattr(runner, "fixed_layers", 0)
+    regeneration = Regeneration(runner.model, runner.shapes, timed=policy.act_share is None, first=fixed)
     bound = policy.bind(regeneration.shapes, runner.dtype, runner.device)
     weights = getattr(runner, "streamed_layer_bytes", 0)
     bound.use(regeneration, lambda layer: measured_times(regeneration, bound.memory, layer, weights))

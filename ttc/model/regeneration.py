@@ -105,11 +105,12 @@ class Regeneration:
 
     shapes: those of the model's layers, with `input_dim` where regeneration gives what the layer computes itself. This
     is tried out at once, in another order than that of the pass.
-    kv_gen: T_kv_gen of the first such layer, per token, if `timed`.
+    kv_gen: T_kv_gen of the first such layer, per token, if `timed`. first: the layers before this one are left out, as
+    they run elsewhere.
     """
 
-    def __init__(self, model: Any, shapes: Sequence[LayerShape], timed: bool = False):
-        self.model, self.extras, self.tables = model, Extras(model), list[_Table]()
+    def __init__(self, model: Any, shapes: Sequence[LayerShape], timed: bool = False, first: int = 0):
+        self.model, self.extras, self.tables, self.first = model, Extras(model), list[_Table](), first
         self.modules, self.calls = list[Any](), list[_Call]()
         self.shapes, self.kv_gen = tuple[LayerShape, ...](), cast(Line | None, None)
         with torch.inference_mode():
@@ -188,7 +189,7 @@ class Regeneration:
             self.modules.append(module)
             self.calls.append(call)
             inputs, width = call.inputs, None
-            if inputs is not None and self._gives(layer, inputs, key, value):
+            if inputs is not None and layer >= self.first and self._gives(layer, inputs, key, value):
                 width = inputs.shape[-1]
                 if timed and self.kv_gen is None:
                     self.kv_gen = self._time(layer, inputs)

@@ -221,8 +221,6 @@ def settled(
             raise InvalidInput(f"memory={memory!r} is unknown; give 'auto', or a policy, as ttc.Paged(budget_gib=4)")
         memory = Auto()
     if not isinstance(memory, Auto):
-        if placement is not None:
-            placement.check_policy(memory)
         return placement, memory, None
     planned = memory.plan(name, device=device, dtype=dtype, placement=placement, **source)
     chosen = Chosen(planned, planned.best())

@@ -60,9 +60,6 @@ class Placement(ABC):
         decided: what `decide` has said; None to ask it now, before any weight is moved. Raises what it does.
         """
 
-    def check_policy(self, policy: Residency | None) -> None:  # noqa: B027
-        """Raise InvalidInput where KV cannot be kept by this policy. Asked before a model is loaded."""
-
     def device_budget(self, model: nn.Module, device: torch.device) -> int | None:
         """The bytes of `model` that the device may hold, what is there already included; None for no limit."""
         if self.budget_gib is not None:

@@ -27,7 +27,6 @@ from ttc.placement.base import Device, PlacedRunner, Placement, move_own, outsid
 from ttc.placement.divided import divide
 from ttc.placement.sides import host_names, partition_of, split_layers, take_apart, weights_of
 from ttc.residency.base import Residency, to_bytes
-from ttc.residency.capture import Capture
 
 HOST = torch.device("cpu")
 UNKNOWN = (
@@ -140,9 +139,6 @@ class Split(Placement):
             f"{', or a smaller placement.streamed' if plan.share else ''}, or fewer or shorter branches"
         )
 
-    def check_policy(self, policy: Residency | None) -> None:
-        _refuse_capture(policy)
-
     def _with_kv(self) -> str:
         return (
             f" and KV of {self.branches} branches of {self.output_tokens} tokens on {self.prompt_tokens} shared ones "
@@ -194,18 +190,11 @@ class Split(Placement):
         return Generation(self.prompt_tokens, self.output_tokens, self.branches)
 
 
-def _refuse_capture(policy: Residency | None) -> None:
-    if isinstance(policy, Capture):
-        raise InvalidInput(
-            "memory=capture generates keys and values on the device, for weights that come there; use it with "
-            "placement=streamed or resident, or placement=split with another memory policy"
-        )
-
-
 class SplitRunner(PlacedRunner):
     """Runs `k` units on the host and the others on the device.
 
     budget_bytes: what the device may hold of weights and KV, None where KV has a budget of its own or none.
+    fixed_layers: how many calls of attention are in the host's layers, whose KV stays there.
     """
 
     def __init__(
@@ -221,14 +210,13 @@ class SplitRunner(PlacedRunner):
         super().__init__(model, crossing.device, crossing.link, link_gbps, device_bytes, host_bytes)
         self.crossing, self.budget_bytes = crossing, budget_bytes
         self.k, self.streamed = division
+        self.fixed_layers = self._attending(max(0, self.k - 1))
 
     def bind(self, policy: Residency) -> None:
         """Let KV lie with its layer, and cross the same link; what the weights leave of the budget is KV's."""
-        _refuse_capture(policy)
         super().bind(policy)
         memory = policy.memory
-        on_host = max(0, self.k - 1)
-        memory.fix(self._attending(on_host), on_host)
+        memory.fix(self.fixed_layers, max(0, self.k - 1))
         if self.budget_bytes is not None and memory.device.budget_bytes is None:
             memory.device.budget_bytes = self.budget_bytes - self.device_bytes
 

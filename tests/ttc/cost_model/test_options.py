@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -128,7 +129,7 @@ def test_activations_are_kept_where_they_are_smaller() -> None:
     units = (UNITS[0], *[small] * 4, UNITS[-1])
     found = options(units, 1, machine(WEIGHTS + 1000), SEARCH)
     capture = {option.placement: option for option in found if option.memory == "capture"}
-    assert capture["resident"].feasible and capture["split"].reason == "not with a split"
+    assert capture["resident"].feasible and capture["split"].feasible and capture["split"].step_s < inf
     assert plan()["resident", "capture"].reason == "an ACT block is no smaller (16 bytes, KV 10)"
 
 

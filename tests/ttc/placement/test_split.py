@@ -36,12 +36,14 @@ from ttc import (
 from ttc.approximate.early_exit import EarlyExit
 from ttc.attention.hf_hook import attending
 from ttc.attention.installing import attention_set_to
+from ttc.cost_model.capture import Line
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.profile_file import hardware
 from ttc.cost_model.unit import held_bytes
 from ttc.model.extras import Extras
 from ttc.model.partition import partition_units
 from ttc.model.recording import REPLAY
+from ttc.model.regeneration import Regeneration
 from ttc.placement.split import Division
 
 KIB = 1 / 2**20
@@ -101,6 +103,34 @@ def test_the_devices_layers_keep_kv_under_any_policy(policy: str) -> None:
     engine.release(branches)
     assert engine.kv_bytes() == 0 == memory.fixed.used_bytes
     assert not memory.live
+
+
+@pytest.mark.parametrize(("case", "k"), [("opt", 1), ("opt", 3), ("bloom", 3)])
+def test_the_devices_layers_keep_activations_and_the_hosts_keep_kv(case: str, k: int) -> None:
+    plain = deeper(case) if case == "opt" else architectures.build(case)
+    resident = split(plain, k=k)
+    grow(resident)
+    budget = 0.7 * resident.memory.device.peak_bytes
+    engine = split(plain, Capture(budget / 2**30, act_share=0.5, block_tokens=8), k=k)
+    branches = grow(engine)
+    for branch in branches:
+        assert_like_plain(plain, branch)
+    memory, on_host = engine.memory, k - 1
+    assert memory.device.peak_bytes <= budget
+    assert memory.link.to_device_bytes["act"] > 0 and memory.link.to_device_bytes["kv"] > 0
+    assert {layer for kv in memory.live for layer in kv.acts} == {*range(on_host, LAYERS)}
+    tokens = sum(kv.tokens for kv in memory.live)
+    assert memory.fixed.used_bytes == tokens * 4 * sum(shape.elements for shape in memory.shapes[:on_host])
+    engine.release(branches)
+    assert engine.kv_bytes() == memory.fixed.used_bytes == memory.device.used_bytes == memory.host.used_bytes == 0
+
+
+def test_the_times_that_decide_on_activations_are_those_of_the_devices_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = list[int]()
+    monkeypatch.setattr(Regeneration, "_time", lambda self, layer, inputs: timed.append(layer) or Line(1e-6))
+    engine = split(deeper("opt"), Capture(40 * KIB, block_tokens=8))
+    engine.generate([engine.root(prompt(1, 20))], 3, sampling=GREEDY)
+    assert timed == [2] and engine.residency.times.kv_gen == Line(1e-6)
 
 
 def test_kv_lies_with_its_layer_and_counts_there() -> None:
@@ -300,10 +330,3 @@ def test_what_is_computed_with_lies_where_it_is_computed(case: str, monkeypatch:
     with attention_set_to(model, REPLAY), Extras(model).running() as extras, attending(NoAttention()), OneDevice():
         logits = model(input_ids=ids, position_ids=ids, use_cache=False, **extras).logits
     assert logits.device.type == "meta"
-
-
-def test_act_blocks_and_a_split_are_refused_together() -> None:
-    with pytest.raises(InvalidInput, match=r"memory=capture .* placement=streamed or resident"):
-        split(deeper("opt"), Capture())
-    with pytest.raises(InvalidInput, match="placement=streamed or resident"):  # before the model is looked for
-        Engine.from_pretrained("/no/such/model", placement=Split(k=1), memory=Capture())

@@ -207,7 +207,7 @@ def measured_step(setting: Setting, plan: Planned, option: Option, timed: int = 
         before = crossed.total()
         children = [engine.fork(branch, 1)[0] for branch in branches]
         start = time.perf_counter()
-        engine.generate(children, search.step_tokens, sampling=GREEDY)
+        engine.generate(children, search.step_tokens)
         seconds.append(time.perf_counter() - start)
         engine.release(children)
     engine.release(branches)

@@ -48,6 +48,7 @@ DEPTH = 4
 TURNS, TURN_S = 3, 0.05
 """How often models take turns, and after how many seconds a turn ends, after the least number of passes."""
 
+VOCABULARIES = 256, 1 << 15
 MANY = 16
 """The branches whose pieces are counted, and the most rows with which what streams is measured."""
 FAST_GBPS = 100.0
@@ -78,28 +79,39 @@ class Attention(NamedTuple):
     streamed_flops: dict[int, float]
     piece_s: float
     row_s: float = 0.0
+    logit_s: float = 0.0
 
 
 def profile_attention(device: torch.device, dtype: torch.dtype) -> Attention:
     """Measure attention to a shared prefix, by rows: where it is on the device, and where it comes over the link, waits
-    for it left out; and what a piece that comes so costs besides: the prefix, and what each branch has. The time
-    between passes is measured by the way.
+    for it left out; and what a piece that comes so costs besides: the prefix, and what each branch has. Between two
+    passes, measure what a branch costs with a small and with a large vocabulary.
 
     Raises TTCError when the machine was too busy for times to make sense.
     """
     timer = partial(_timer, device=device, dtype=dtype, runner="auto")
     there, streamed = timer(ATTENDING, DEPTH), timer(ATTENDING, DEPTH, Headwise(link_gbps=FAST_GBPS))
-    least, between = dict[int, float](), dict[int, float]()
-    for rows in ROWS:
-        least[rows], between[rows] = there.seconds(rows, SHORT), there.between_s
+    least = {rows: there.seconds(rows, SHORT) for rows in ROWS}
     streamed_least = {rows: streamed.seconds(rows, SHORT) for rows in ROWS if rows <= MANY}
     piece_s = (streamed_least[MANY] - least[MANY]) / DEPTH / (1 + MANY)
     return Attention(
         _attention(dtype, least, {rows: there.seconds(rows, LONG) for rows in least}),
         _attention(dtype, streamed_least, {rows: streamed.seconds(rows, LONG) for rows in streamed_least}),
         max(0.0, piece_s),
-        between[MANY] / MANY,
+        *_drawing(timer),
     )
+
+
+def _drawing(timer: Callable[..., PassTimer]) -> tuple[float, float]:
+    """(row_s, logit_s) of `DeviceProfile`."""
+    times = {}
+    for vocabulary in VOCABULARIES:
+        passes = timer(NARROW | {"vocab_size": vocabulary}, 1)
+        passes.seconds(MANY, SHORT)
+        times[vocabulary] = passes.between_s / MANY
+    few, many = VOCABULARIES
+    logit_s = max(0.0, times[many] - times[few]) / (many - few)
+    return max(0.0, times[few] - few * logit_s), logit_s
 
 
 def profile_device(

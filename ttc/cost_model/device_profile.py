@@ -33,7 +33,8 @@ class DeviceProfile:
     without any, it is like all other. piece_s: what each of these pieces costs besides.
     bandwidth: M, bytes a second read from memory.
     l3_bytes, l3_bandwidth: C_L3 and B_L3; 0 where no such cache counts.
-    row_s: what a branch costs between two passes, as its token is drawn.
+    row_s, logit_s: what a branch costs between two passes, as its token is drawn: besides, and for each token of the
+    vocabulary.
     block_overhead_s: delta of Table 6.5, what a block costs in any pass. pass_overhead_s: what any pass costs besides.
     eta_c, eta_m: the shares of P and of M that a model reaches.
     Raises InvalidInput for a rate or share that is not above 0, or a size or time below 0.
@@ -48,6 +49,7 @@ class DeviceProfile:
     l3_bandwidth: float = 0
     piece_s: float = 0
     row_s: float = 0
+    logit_s: float = 0
     block_overhead_s: float = 0
     pass_overhead_s: float = 0
     eta_c: float = 1.0
@@ -61,7 +63,7 @@ class DeviceProfile:
         for name in RATES:
             for rows, rate in getattr(self, name).items():
                 _require_above_zero(f"{name} of {self.name} at {rows} rows", rate)
-        for name in ("l3_bytes", "l3_bandwidth", "piece_s", "row_s", "block_overhead_s", "pass_overhead_s"):
+        for name in ("l3_bytes", "l3_bandwidth", "piece_s", "row_s", "logit_s", "block_overhead_s", "pass_overhead_s"):
             _require_from_zero(f"{name} of {self.name}", getattr(self, name))
 
     def p(self, rows: int) -> float:

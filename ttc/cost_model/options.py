@@ -274,7 +274,8 @@ def _helped(host: Sequence[Unit], device: Sequence[Unit], machine: Machine, work
 def _pass_s(layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Machine, work: Pass) -> float:
     blocks, link = layout.blocks, machine.link
     layers_s = roofline_time(blocks, rates, work) - rates.pass_overhead_s
-    rest_s = roofline_time(layout.device, rates, work) - layers_s + rates.row_s * work.rows
+    rest_s = roofline_time(layout.device, rates, work) - layers_s
+    rest_s += work.rows * (rates.row_s + rates.logit_s * layout.device[-1].vocabulary)
     if layout.host:
         rest_s += _helped(layout.host, layout.device, machine, work).seconds(layout.share)
         rest_s += t_comm(layout.host[-1], link, work)

@@ -101,6 +101,11 @@ class Unit:
         return sum(nbytes for _, nbytes in self.tied)
 
     @property
+    def vocabulary(self) -> int:
+        """Of an output projection, the tokens that it gives logits for."""
+        return self.multiplied // self.hidden if self.hidden else 0
+
+    @property
     def group(self) -> float:
         """Queries to a KV head, 1 for a unit without attention."""
         return self.score_elements / self.kv_elements if self.kv_elements else 1.0

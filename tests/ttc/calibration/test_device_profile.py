@@ -29,10 +29,11 @@ class Timer:
     """A layer takes `speed` x 0.1 s, 0.01 s for each row where it is wide, and 1e-5 s for each row and token where it
     has 16 heads."""
 
-    speed, between_s = 1.0, 0.8
+    speed = 1.0
 
     def __init__(self, config: object, *_: object):
         self.layers = config.num_hidden_layers  # type: ignore[attr-defined]
+        self.between_s = 0.8 + 16 * 1e-4 * config.vocab_size  # type: ignore[attr-defined]
         self.row_s = 0.01 if config.hidden_size == 2048 else 0.0  # type: ignore[attr-defined]
         self.token_s = 1e-5 if config.num_attention_heads == 16 else 0.0  # type: ignore[attr-defined]
 
@@ -57,7 +58,7 @@ def test_rates_are_operations_over_the_difference_between_two_depths() -> None:
     assert (found.name, found.bandwidth, found.l3_bytes, found.l3_bandwidth) == ("cpu bfloat16", 5.0, 8, 9.0)
     assert found.block_overhead_s == pytest.approx(0.1)
     assert found.pass_overhead_s == pytest.approx(7)
-    assert found.row_s == pytest.approx(0.05)  # of 16
+    assert (found.row_s, found.logit_s) == pytest.approx((0.05, 1e-4))  # of 16
     assert found.flops == pytest.approx(dict.fromkeys((1, 4, 16, 64, 256), PRODUCT_FLOPS))
     assert found.attention_flops == pytest.approx(dict.fromkeys((1, 4, 16, 64, 256), ATTENTION_FLOPS))
 

@@ -117,6 +117,13 @@ def test_what_streams_is_attended_piece_by_piece() -> None:
     assert few.step_s == pytest.approx(4 * (4 * (LAYER_S + 3 * 100) + OUTPUT_S))  # the prompt, and what each branch has
 
 
+def test_tokens_are_drawn_between_passes() -> None:
+    drawing = replace(machine(), compiled=replace(DEVICE, row_s=5, logit_s=0.1))
+    units = (*UNITS[:-1], replace(UNITS[-1], hidden=2))  # logits of 100 tokens
+    found = options(units, 1, drawing, SEARCH, ["resident"])[0]
+    assert found.step_s == pytest.approx(4 * (4 * LAYER_S + OUTPUT_S + 2 * (5 + 100 * 0.1)))
+
+
 def test_layers_whose_weights_stream_run_by_plain_modules() -> None:
     slow = replace(machine(WEIGHTS + KV - 1000), plain=replace(DEVICE, bandwidth=2))
     found = {o.placement: o for o in options(UNITS, 1, slow, SEARCH) if o.memory == "resident"}

@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -42,8 +42,8 @@ SLOWER = DEVICE_GBPS / HOST_GBPS
 LATENCY_S = 1e-4
 """Of a copy, about what handing it to the thread that makes it takes."""
 GREEDY = Sampling(temperature=0)
-TIMED = 3
-"""Steps that are timed, after one that is not."""
+TURNS = 3
+"""Steps of each way that are timed, after one that is not."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,11 @@ def run(out: Path) -> None:
     """Measure, print the table, and write the figures."""
     torch.set_num_threads(1)  # the other core copies
     cpu = torch.device("cpu")
-    memory, rows, profiles = profile_memory(cpu), list[dict[str, Any]](), list[list[DeviceProfile]]()
+    memory, rows = profile_memory(cpu), list[dict[str, Any]]()
+    warm = planned(SETTINGS[0], *profile(cpu, memory))
+    Way(SETTINGS[0], warm, warm.best()).step()  # what is measured first would be slower
     for setting in SETTINGS:
-        profiles.append(profile(cpu, memory))  # anew, as the machine's speed changes
-        if setting is SETTINGS[0]:  # what is measured first would be slower
-            warm = planned(setting, *profiles[0])
-            measured_step(setting, warm, warm.best())
-        for row in measured(setting, *profiles[-1]):
+        for row in measured(setting, lambda: profile(cpu, memory)):
             rows.append(row)
             print(row, file=sys.stderr, flush=True)
     record = provenance(
@@ -92,7 +90,7 @@ def run(out: Path) -> None:
         model="random weights, bfloat16",
         simulated="the link, and how slow the host is",
     )
-    record |= {"profiles": [[asdict(device) for device in devices] for devices in profiles], "rows": rows}
+    record["rows"] = rows
     out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(table(record))
 
@@ -110,12 +108,16 @@ def link_gbps(device: DeviceProfile) -> float:
 
 
 def planned(
-    setting: Setting, compiled: DeviceProfile, modules: DeviceProfile, plain: DeviceProfile | None = None
+    setting: Setting,
+    compiled: DeviceProfile,
+    modules: DeviceProfile,
+    plain: DeviceProfile | None = None,
+    link: LinkProfile | None = None,
 ) -> Planned:
-    """What the plan of a setting knows."""
+    """What the plan of a setting knows. link: None for one in the paper's proportion to `compiled`."""
     units, search = partition_units(setting.config, DTYPE), setting.search
     gbps = link_gbps(compiled)
-    link = LinkProfile(
+    link = link or LinkProfile(
         to_device_bandwidth=gbps * 1e9, to_host_bandwidth=gbps * 1e9, to_device_latency_s=LATENCY_S, simulated=True
     )
     budget = None
@@ -145,20 +147,46 @@ def slower(device: DeviceProfile) -> DeviceProfile:
     )  # fmt: skip
 
 
-def measured(setting: Setting, *profile: DeviceProfile) -> list[dict[str, Any]]:
-    """A row for each way, with the measured time of those that are possible."""
-    plan, rows = planned(setting, *profile), []
-    found = plan.options()
-    chosen = best(found)
-    for option in found:
+def measured(setting: Setting, profile_now: Callable[[], list[DeviceProfile]]) -> list[dict[str, Any]]:
+    """A row for each way, with the measured time of those that are possible.
+
+    The machine's speed changes within minutes, so its profile and all ways take turns. Of what the profile has and of
+    each way, the fastest turn counts.
+    """
+    profiles = [profile_now()]
+    plan, ways, seconds = planned(setting, *profiles[0]), dict[int, Way](), dict[int, list[float]]()
+    first = plan.options()
+    for turn in range(TURNS):
+        if turn:
+            profiles.append(profile_now())
+        for n, option in enumerate(first):
+            if not option.feasible:
+                continue
+            if n not in ways:
+                ways[n] = Way(setting, plan, option)
+                ways[n].step()
+            seconds.setdefault(n, []).append(ways[n].step())
+    at_best = [fastest(found) for found in zip(*profiles, strict=True)]
+    plan = replace(plan, machine=planned(setting, *at_best, link=plan.machine.link).machine)
+    found = [plan.predicted(option, setting.search) if option.feasible else option for option in first]
+    chosen, rows = best(found), []
+    for n, option in enumerate(found):
         row = {"setting": setting.name, "model": setting.model, "search": asdict(setting.search), **asdict(option)}
         row |= {"budget_bytes": plan.machine.device_bytes, "chosen": option is chosen}
         if option.feasible:
-            row["measured_s"], row["crossed_bytes"] = measured_step(setting, plan, option)
+            row |= {"measured_s": min(seconds[n]), "crossed_bytes": ways[n].crossed_bytes}
         else:
             row["step_s"] = None
         rows.append(row)
+    rows[0]["profile"] = [asdict(device) for device in at_best]
     return rows
+
+
+def fastest(found: Sequence[DeviceProfile]) -> DeviceProfile:
+    """The highest of each of the rates, and the median of each of the times, which are differences."""
+    rates = {name: {n: max(getattr(one, name)[n] for one in found) for n in getattr(found[0], name)} for name in RATES}
+    names = [field.name for field in fields(DeviceProfile) if field.name.endswith("_s")]
+    return replace(found[0], **rates, **{name: median(getattr(one, name) for one in found) for name in names})
 
 
 def engine_of(setting: Setting, plan: Planned, option: Option) -> Engine:
@@ -197,21 +225,24 @@ def _slow_down(layer: nn.Module) -> None:
     layer.forward = slow  # type: ignore[method-assign]
 
 
-def measured_step(setting: Setting, plan: Planned, option: Option, timed: int = TIMED) -> tuple[float, int]:
-    """Steps from half way through the search: (the least of their times, the bytes that crossed to the device in the
-    last)."""
-    engine, search = engine_of(setting, plan, option), setting.search
-    branches, crossed = half_way(engine, search), engine.memory.link.to_device_bytes
-    seconds, before = [], 0
-    for _ in range(1 + timed):
-        before = crossed.total()
-        children = [engine.fork(branch, 1)[0] for branch in branches]
-        start = time.perf_counter()
-        engine.generate(children, search.step_tokens)
-        seconds.append(time.perf_counter() - start)
-        engine.release(children)
-    engine.release(branches)
-    return min(seconds[1:]), crossed.total() - before
+class Way:
+    """An engine that runs as `option` says, with branches half way through the search. crossed_bytes: what came to the
+    device in the last step."""
+
+    def __init__(self, setting: Setting, plan: Planned, option: Option):
+        self.engine, self.search, self.crossed_bytes = engine_of(setting, plan, option), setting.search, 0
+        self.branches = half_way(self.engine, setting.search)
+
+    def step(self) -> float:
+        """The seconds of a step. The next one starts where this one did."""
+        crossed = self.engine.memory.link.to_device_bytes
+        children = [self.engine.fork(branch, 1)[0] for branch in self.branches]
+        before, start = crossed.total(), time.perf_counter()
+        self.engine.generate(children, self.search.step_tokens)
+        seconds = time.perf_counter() - start
+        self.engine.release(children)
+        self.crossed_bytes = crossed.total() - before
+        return seconds
 
 
 @torch.inference_mode()

@@ -14,8 +14,9 @@ from experiments.bench.plan import (
     SETTINGS,
     SLOWER,
     Setting,
+    Way,
+    fastest,
     half_way,
-    measured_step,
     planned,
     ratio,
     slower,
@@ -80,9 +81,19 @@ WEIGHTS_SHORT = Setting("weights", "small", type(OPT)(
 def test_so_many_bytes_cross_as_were_predicted(setting: Setting, placement: str, memory: str) -> None:
     plan_ = planned(setting, COMPILED, MODULES)
     option = next(o for o in plan_.options() if (o.placement, o.memory) == (placement, memory))
-    _, crossed = measured_step(setting, plan_, option, timed=1)
+    way = Way(setting, plan_, option)
+    way.step()
+    way.step()  # finds what the one before it left
     assert option.link_bytes > 0
-    assert crossed == pytest.approx(option.link_bytes, rel=0.04)  # the last pass fetches ahead what no other one reads
+    assert way.crossed_bytes == pytest.approx(
+        option.link_bytes, rel=0.04
+    )  # the last pass fetches ahead what no other one reads
+
+
+def test_of_several_profiles_the_fastest_counts() -> None:
+    slow = replace(COMPILED, flops={1: 1e10, 64: 4e11}, block_overhead_s=3e-5)
+    found = fastest([COMPILED, slow, replace(COMPILED, block_overhead_s=1e-5)])
+    assert found == replace(COMPILED, flops={1: 2e10, 64: 4e11}, block_overhead_s=1e-5)
 
 
 def row(memory: str, measured: float, **more: Any) -> dict[str, Any]:

@@ -78,13 +78,15 @@ class Attention(NamedTuple):
     attention_flops: dict[int, float]
     streamed_flops: dict[int, float]
     piece_s: float
+    fetch_s: float = 0.0
     row_s: float = 0.0
     logit_s: float = 0.0
 
 
 def profile_attention(device: torch.device, dtype: torch.dtype) -> Attention:
     """Measure attention to a shared prefix, by rows: where it is on the device, and where it comes over the link, waits
-    for it left out; and what a piece that comes so costs besides: the prefix, and what each branch has. Between two
+    for it left out; and what a piece that comes so costs besides: the prefix, and what each branch has; and what a copy
+    costs, as each KV head comes by itself. Between two
     passes, measure what a branch costs with a small and with a large vocabulary.
 
     Raises TTCError when the machine was too busy for times to make sense.
@@ -93,11 +95,15 @@ def profile_attention(device: torch.device, dtype: torch.dtype) -> Attention:
     there, streamed = timer(ATTENDING, DEPTH), timer(ATTENDING, DEPTH, Headwise(link_gbps=FAST_GBPS))
     least = {rows: there.seconds(rows, SHORT) for rows in ROWS}
     streamed_least = {rows: streamed.seconds(rows, SHORT) for rows in ROWS if rows <= MANY}
-    piece_s = (streamed_least[MANY] - least[MANY]) / DEPTH / (1 + MANY)
+    piece_s = max(0.0, (streamed_least[MANY] - least[MANY]) / DEPTH / (1 + MANY))
+    heads = ATTENDING["num_key_value_heads"]
+    by_head_s = timer(ATTENDING, DEPTH, Headwise(link_gbps=FAST_GBPS, head_group=1)).seconds(1, SHORT)
+    fetch_s = (by_head_s - streamed_least[1]) / DEPTH / (heads - 1) - 2 * piece_s  # of the prefix and of the branch
     return Attention(
         _attention(dtype, least, {rows: there.seconds(rows, LONG) for rows in least}),
         _attention(dtype, streamed_least, {rows: streamed.seconds(rows, LONG) for rows in streamed_least}),
-        max(0.0, piece_s),
+        piece_s,
+        max(0.0, fetch_s),
         *_drawing(timer),
     )
 

@@ -30,7 +30,8 @@ class DeviceProfile:
     flops: P, floating-point operations a second of matrix products, by rows. P_dec is that of few rows, P_pre of many.
     attention_flops: the same of attention with `GROUP` queries to a KV head. Without any, attention runs at P, as in
     the paper. streamed_flops: the same of attention to KV that comes over the link, which is attended piece by piece;
-    without any, it is like all other. piece_s: what each of these pieces costs besides.
+    without any, it is like all other. piece_s: what each of these pieces costs besides. fetch_s: the same of each copy
+    to the device.
     bandwidth: M, bytes a second read from memory.
     l3_bytes, l3_bandwidth: C_L3 and B_L3; 0 where no such cache counts.
     row_s, logit_s: what a branch costs between two passes, as its token is drawn: besides, and for each token of the
@@ -48,6 +49,7 @@ class DeviceProfile:
     l3_bytes: float = 0
     l3_bandwidth: float = 0
     piece_s: float = 0
+    fetch_s: float = 0
     row_s: float = 0
     logit_s: float = 0
     block_overhead_s: float = 0
@@ -63,7 +65,16 @@ class DeviceProfile:
         for name in RATES:
             for rows, rate in getattr(self, name).items():
                 _require_above_zero(f"{name} of {self.name} at {rows} rows", rate)
-        for name in ("l3_bytes", "l3_bandwidth", "piece_s", "row_s", "logit_s", "block_overhead_s", "pass_overhead_s"):
+        for name in (
+            "l3_bytes",
+            "l3_bandwidth",
+            "piece_s",
+            "fetch_s",
+            "row_s",
+            "logit_s",
+            "block_overhead_s",
+            "pass_overhead_s",
+        ):
             _require_from_zero(f"{name} of {self.name}", getattr(self, name))
 
     def p(self, rows: int) -> float:

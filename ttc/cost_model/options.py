@@ -291,8 +291,8 @@ def _pass_s(layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Mac
             attending_s, fetched_bytes = _piecemeal_s(block, read, rates, work), read.load_bytes
             fetches = read.fetches
         # each fetch but the first is for attention alone; what is left of the layer follows the last
-        computing += [attending_s / fetches] * fetches
-        computing[-1] += each_s
+        computing += [attending_s / fetches + rates.fetch_s * (read is not None)] * fetches
+        computing[-1] += each_s + (rates.fetch_s if weights else 0.0)
         loads += [crossing_s(link, fetched_bytes / fetches)] * fetches
         loads[-fetches] += crossing_s(link, weights)
     return pipelined(computing, loads, rest_s, traffic.buffers)

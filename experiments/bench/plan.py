@@ -78,19 +78,18 @@ def run(out: Path) -> None:
     """Measure, print the table, and write the figures."""
     torch.set_num_threads(1)  # the other core copies
     cpu = torch.device("cpu")
-    memory, rows = profile_memory(cpu), list[dict[str, Any]]()
-    warm = planned(SETTINGS[0], *profile(cpu, memory))
-    Way(SETTINGS[0], warm, warm.best()).step()  # what is measured first would be slower
+    memory, rows, profiles = profile_memory(cpu), list[dict[str, Any]](), list[list[dict[str, Any]]]()
     for setting in SETTINGS:
-        for row in measured(setting, lambda: profile(cpu, memory)):
-            rows.append(row)
-            print(row, file=sys.stderr, flush=True)
+        found, devices = measured(setting, lambda: profile(cpu, memory))
+        rows += found
+        profiles.append([asdict(device) for device in devices])
+        print(*found, sep="\n", file=sys.stderr, flush=True)
     record = provenance(
         f"python -m experiments.bench {' '.join(sys.argv[1:])}",
         model="random weights, bfloat16",
         simulated="the link, and how slow the host is",
     )
-    record["rows"] = rows
+    record |= {"profiles": profiles, "rows": rows}
     out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(table(record))
 
@@ -147,8 +146,10 @@ def slower(device: DeviceProfile) -> DeviceProfile:
     )  # fmt: skip
 
 
-def measured(setting: Setting, profile_now: Callable[[], list[DeviceProfile]]) -> list[dict[str, Any]]:
-    """A row for each way, with the measured time of those that are possible.
+def measured(
+    setting: Setting, profile_now: Callable[[], list[DeviceProfile]]
+) -> tuple[list[dict[str, Any]], list[DeviceProfile]]:
+    """A row for each way, with the measured time of those that are possible; and the profile that is planned with.
 
     The machine's speed changes within minutes, so its profile and all ways take turns. Of what the profile has and of
     each way, the fastest turn counts.
@@ -178,8 +179,7 @@ def measured(setting: Setting, profile_now: Callable[[], list[DeviceProfile]]) -
         else:
             row["step_s"] = None
         rows.append(row)
-    rows[0]["profile"] = [asdict(device) for device in at_best]
-    return rows
+    return rows, at_best
 
 
 def fastest(found: Sequence[DeviceProfile]) -> DeviceProfile:

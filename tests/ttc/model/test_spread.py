@@ -62,6 +62,9 @@ def test_a_tree_over_two_devices_equals_plain_transformers(family: str) -> None:
     for branch in branches:
         assert_like_plain(plain, branch)
     assert kv_devices(engine.memory) == [{"pretend:0"}, {"pretend:1"}]
+    ids = torch.tensor([prompt(1, 9)])
+    with engine.lent() as model, torch.inference_mode():
+        assert torch.allclose(model(ids.to(model.device)).logits.cpu(), plain(ids).logits, atol=1e-4)
     engine.release(branches)
     assert engine.kv_bytes() == 0
 

@@ -1,7 +1,7 @@
 """Policies and placements where device and host are two processors that do not take each other's tensors.
 
-The device is a pretended one (see `tests.helpers.pretended`); `Streamed`, which swaps weights, needs a real
-one.
+The device is a pretended one (see `tests.helpers.pretended`). `Streamed` is left out: it swaps the memory of weights,
+which PyTorch allows between a CPU and CUDA, but not with a device of this kind.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def test_recurrent_states_and_shared_kv_lie_with_their_layers_too(family: str) -
     engine.generate(branches, 3, sampling=GREEDY)
     for branch in branches:
         assert_like_plain(plain, branch)
-    if (shape := engine.memory.state_shape) is not None:
+    if (shape := engine.memory.states.shape) is not None:
         held = {part.layer: device for part, (_, _, device) in shape.parts.items()}
         assert {str(device) for layer, device in held.items() if layer < 2} <= {"pretend:0"}
         assert {str(device) for layer, device in held.items() if layer >= 2} <= {"pretend:1"}

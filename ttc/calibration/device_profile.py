@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from math import ceil
 from typing import Any, NamedTuple
 
 import torch
@@ -163,10 +164,8 @@ class ProfileBeside:
     def measure(self, timer: PassTimer, rows: int, context: int, group: float) -> tuple[DeviceProfile, float]:
         """The profile for so many rows with `group` queries to a KV head, and the seconds of such a pass of the model
         on a prefix of `context` tokens. Raises TTCError when the machine was too busy for times to make sense."""
-        alike = rows * group / GROUP
-        # one row for what each branch attends alone; the others lie around the rows of the shared prefix
-        around = [max(n for n in ROWS if n <= max(1, alike)), min((n for n in ROWS if n >= alike), default=max(ROWS))]
-        counts = sorted({1, *around})
+        # one row for what each branch attends alone; the shared prefix is attended as by so many with `GROUP` queries
+        counts = sorted({1, ceil(rows * group / GROUP)})
         model = (timer, rows, context)
         passes = [
             *((narrow, 1, SHORT) for narrow in self._layers.narrow.values()),

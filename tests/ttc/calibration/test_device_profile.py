@@ -73,7 +73,7 @@ def test_the_machine_is_measured_as_it_is_when_a_model_is_timed(monkeypatch: pyt
     assert found.block_overhead_s == pytest.approx(0.2)
     assert found.pass_overhead_s == pytest.approx(14)
     assert found.flops == pytest.approx({16: PRODUCT_FLOPS / 2})
-    assert found.attention_flops == pytest.approx(dict.fromkeys((1, 16, 64), ATTENTION_FLOPS / 2))
+    assert found.attention_flops == pytest.approx(dict.fromkeys((1, 24), ATTENTION_FLOPS / 2))
     assert seconds == pytest.approx(2 * (7 + 5 * (0.1 + 16 * 1000 * 1e-5)))
 
 
@@ -91,7 +91,7 @@ def test_of_several_turns_the_fastest_counts(monkeypatch: pytest.MonkeyPatch) ->
     found, seconds = beside.measure(Model(device_profile._config(device_profile.NARROW, 1)), 256, 0, group=4)
     assert (found.block_overhead_s, seconds) == (pytest.approx(0.1), pytest.approx(7.1))
     assert found.flops == pytest.approx({256: PRODUCT_FLOPS})
-    assert found.attention_flops == pytest.approx(dict.fromkeys((1, 256), ATTENTION_FLOPS))
+    assert found.attention_flops == pytest.approx(dict.fromkeys((1, 512), ATTENTION_FLOPS))
 
 
 def test_a_machine_that_is_too_busy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from transformers import JambaForCausalLM
 from experiments.bench import architectures
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
+from tests.helpers.links import failing_at
 from tests.helpers.models import prompt
 from tests.helpers.ownership import Ownership, assert_nothing_left, assert_whole
 from tests.helpers.recurrent import engine_of, plain
@@ -61,7 +62,7 @@ def places(branches: list[Branch]) -> list[tuple[bool, bool]]:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("case", ["qwen3_5_text", "jamba", "mamba2"])
 def test_a_budget_that_has_states_move_changes_nothing(case: str, policy: str) -> None:
-    engine = limited(case, policy, 2, 48)
+    engine = limited(case, policy, 2, 48, link_gbps=0.1)
     branches = grow(engine)
     assert min(moved(engine)) >= 5
     for branch in branches:
@@ -214,6 +215,24 @@ def test_a_simulated_link_takes_its_time_for_states() -> None:
     engine.generate([branch], 1, sampling=GREEDY)
     assert engine.memory.link.exposed_s - before >= 0.02
     assert_like_plain(plain("mamba2"), branch)
+
+
+@pytest.mark.parametrize("failing", [1, 2, 4])
+@pytest.mark.parametrize("link_gbps", [None, 1.0])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_copy_that_fails_stops_the_step_and_leaks_nothing(policy: str, link_gbps: float | None, failing: int) -> None:
+    engine = limited("mamba2", policy, 2, link_gbps=link_gbps)
+    root = engine.root(prompt(1, 9))
+    branches = engine.fork(root, 4)
+    link = engine.memory.link
+    for queue in (link._in, link._out):
+        queue._copy = failing_at(failing, queue._copy)  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="the link is down"):
+        for _ in range(4):
+            engine.generate(branches, 2)
+    for queue in (link._in, link._out):
+        del queue._copy
+    assert_nothing_left(engine, [root, *branches])
 
 
 @pytest.mark.parametrize("policy", ["paged", "beam_groups"])

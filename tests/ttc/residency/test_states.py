@@ -217,6 +217,20 @@ def test_a_simulated_link_takes_its_time_for_states() -> None:
     assert_like_plain(plain("mamba2"), branch)
 
 
+def test_states_of_a_model_that_rests_leave_for_those_of_another_one() -> None:
+    resting, working = limited("mamba2", "paged", 2), limited("mamba2", "paged", 2)
+    working.residency.join(resting.residency)
+    roots = [resting.root(prompt(1, 9))]
+    assert places(roots) == [(True, False)]
+    other = working.root(prompt(2, 9))
+    working.generate(working.fork(other, 2), 3, sampling=GREEDY)
+    assert places(roots) == [(False, True)]
+    device = resting.memory.device
+    assert device is working.memory.device and device.peak_bytes == 2 * resting.memory.states.nbytes
+    resting.generate(roots, 3, sampling=GREEDY)
+    assert_like_plain(plain("mamba2"), roots[0])
+
+
 @pytest.mark.parametrize("failing", [1, 2, 4])
 @pytest.mark.parametrize("link_gbps", [None, 1.0])
 @pytest.mark.parametrize("policy", POLICIES)

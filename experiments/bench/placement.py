@@ -2,7 +2,8 @@
 Accelerate.
 
 Host, device and link have the proportions of HELM's smallest machine (RTX 4060, Qwen3-8B). The device is this CPU. A
-layer takes as much longer on the host, and on the link, as the paper's bandwidths say.
+layer takes as much longer on the host, and on the link, as the paper's bandwidths say. Where the device computes some
+of it, the host takes less by that part of its weights, and the layer is done when both are.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -21,29 +23,42 @@ from accelerate import cpu_offload
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from experiments.paper.helm import CHAT, CPU, LINK, MACHINES, qwen3
 from experiments.provenance import machine, provenance
 from ttc import Engine, Split, Streamed
 from ttc.attention.plan import DecodePlan, Plan
+from ttc.cost_model.idle_link import helped_selector
 from ttc.decoder_layers import decoder_layers
 from ttc.memory.link import Link
+from ttc.placement.divided import DividedLinear
+from ttc.placement.split import SplitRunner
 
+GPU = MACHINES["RTX 4060"].gpu
 SHAPE: dict[str, Any] = {
-    "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 9, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 4928, "tie_word_embeddings": False,
+    "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 36, "num_attention_heads": 4,
+    "num_key_value_heads": 1, "head_dim": 128, "vocab_size": 18992, "tie_word_embeddings": False,
 }  # fmt: skip
-"""A quarter of Qwen3-8B's layers; the output projection is 0.8 of a layer, as it is 3.2 of one of 36 there."""
-UNITS_ON_HOST = 6
-"""The embedding and 5 of 9 layers: 20 of 36 in Algorithm 1's plan for 7 GiB."""
-HOST_GBPS, LINK_GBPS, DEVICE_GBPS = 45, 16, 218
+"""Qwen3-8B's layers, with an eighth of its widths and of its vocabulary."""
+VRAM_BYTES = 7 * 2**30
+"""What HELM's machine has for Qwen3-8B."""
+HOST_GBPS, LINK_GBPS, DEVICE_GBPS = (rate / 1e9 for rate in (CPU.bandwidth, LINK.to_device_bandwidth, GPU.bandwidth))
 """The paper's bandwidths."""
 PREFIX, PASSES, BRANCHES = 128, 5, (1, 16)
 SIMULATED = "the link, and how slow the host is"
 ARMS = {
     "resident": "all on the device (for comparison: it does not fit)",
-    "split": "`placement=split`",
+    "split": "`placement=split placement.streamed=0`",
+    "helped": "`placement=split`",
     "streamed": "`placement=streamed`",
     "accelerate": "Accelerate's `cpu_offload`",
 }
+
+
+def split_of(arm: str) -> Split:
+    """The split of an arm, as the search has it for HELM's machine and model."""
+    share = 0.0 if arm == "split" else None
+    plan = helped_selector(qwen3("Qwen3-8B"), CPU, GPU, LINK, VRAM_BYTES, CHAT, share=share)
+    return Split(k=plan.split.k, streamed=plan.share)
 
 
 def run(out: Path) -> None:
@@ -59,11 +74,7 @@ def run(out: Path) -> None:
         for arm in ARMS:
             if any((row["arm"], row["branches"]) == (arm, branches) for row in rows):
                 continue
-            layer_s = [
-                row["pass_s"] / SHAPE["num_hidden_layers"]
-                for row in rows
-                if (row["arm"], row["branches"]) == ("resident", branches)
-            ]
+            layer_s = [row["layer_s"] for row in rows if (row["arm"], row["branches"]) == ("resident", branches)]
             rows.append(measured(arm, branches, *layer_s))
             print(rows[-1], file=sys.stderr, flush=True)
             record = provenance(
@@ -76,28 +87,31 @@ def run(out: Path) -> None:
 
 
 def measured(arm: str, branches: int, layer_s: float = 0.0) -> dict[str, Any]:
-    """The median pass of an arm in seconds, and the bytes that cross the link in it.
+    """The median pass of an arm in seconds, a layer's part of it, and the bytes that cross the link in it.
 
     layer_s: what a layer takes on the device with so many branches.
     """
     model = _model()
-    layer_bytes = sum(weight.numel() * weight.element_size() for weight in decoder_layers(model)[0].parameters())
+    layers = decoder_layers(model)
+    layer_bytes = sum(weight.numel() * weight.element_size() for weight in layers[0].parameters())
     link_gbps = layer_bytes / 1e9 / (layer_s * DEVICE_GBPS / LINK_GBPS) if layer_s else None
     engine = _engine(arm, model, link_gbps)
-    if arm == "split":
-        for layer in decoder_layers(model)[: UNITS_ON_HOST - 1]:
-            _slow_down(layer, layer_s * DEVICE_GBPS / HOST_GBPS)
+    if isinstance(engine.runner, SplitRunner):
+        for layer in layers[: engine.runner.k - 1]:
+            _slow_down(layer, layer_s * DEVICE_GBPS / HOST_GBPS * (1 - _far_bytes(layer) / layer_bytes))
     link = engine.memory.link if arm != "accelerate" else model.ttc_link
     link.gbps = None
     branch = engine.root([7 * (n + 1) % SHAPE["vocab_size"] for n in range(PREFIX + 1)])
     rows = engine.fork(branch, branches)
     link.gbps = link_gbps
     seconds, moved = _timed(engine, link)
+    layer_seconds = _timed_layers(layers)
     engine.generate(rows, 1 + PASSES)
     return {
         "arm": arm,
         "branches": branches,
         "pass_s": median(seconds[1:]),
+        "layer_s": median(layer_seconds[len(layers) :]),
         "moved_bytes": int(median(moved[1:])),
         "link_gbps": link_gbps,
     }
@@ -111,8 +125,9 @@ def _model() -> Any:
 
 def _engine(arm: str, model: Any, link_gbps: float | None) -> Engine:
     tokenizer = SimpleNamespace(eos_token_id=None)
-    if arm == "split":
-        engine = Engine(model, tokenizer, runner=Split(k=UNITS_ON_HOST, link_gbps=link_gbps).place(model, "cpu"))
+    if arm in ("split", "helped"):
+        placement = replace(split_of(arm), link_gbps=link_gbps)
+        engine = Engine(model, tokenizer, runner=placement.place(model, "cpu"))
     elif arm == "streamed":
         engine = Engine(model, tokenizer, runner=Streamed(link_gbps=link_gbps).place(model, "cpu"))
     else:
@@ -142,6 +157,13 @@ class _OverLink(Mapping[str, Tensor]):
         return len(self.weights)
 
 
+def _far_bytes(layer: nn.Module) -> int:
+    """Bytes of the weights that the device computes with, of a layer on the host."""
+    divided = [module for module in layer.modules() if isinstance(module, DividedLinear)]
+    rows = [(m.out_features - m.near.out_features, m.near.weight) for m in divided]
+    return sum(n * weight.shape[1] * weight.element_size() for n, weight in rows)
+
+
 def _slow_down(layer: nn.Module, seconds: float) -> None:
     """Let a layer take so long at least."""
     forward: Callable[..., Any] = layer.forward
@@ -153,6 +175,26 @@ def _slow_down(layer: nn.Module, seconds: float) -> None:
         return output
 
     layer.forward = slow  # type: ignore[method-assign]
+
+
+def _timed_layers(layers: Sequence[nn.Module]) -> list[float]:
+    """Seconds of each call of a layer from now on."""
+    found: list[float] = []
+
+    def watch(layer: nn.Module) -> None:
+        forward: Callable[..., Any] = layer.forward
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            output = forward(*args, **kwargs)
+            found.append(time.perf_counter() - start)
+            return output
+
+        layer.forward = timed  # type: ignore[method-assign]
+
+    for layer in layers:
+        watch(layer)
+    return found
 
 
 def _timed(engine: Engine, link: Link) -> tuple[list[float], list[int]]:
@@ -172,18 +214,19 @@ def _timed(engine: Engine, link: Link) -> tuple[list[float], list[int]]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Markdown: what a pass takes and moves, and how much faster the split is."""
+    """Markdown: what a pass takes and moves, and how much faster the split is, without and with the device's help."""
     lines = [
-        "| branches | where layers run | a pass, ms | MB to the device | split is faster by |",
-        "|---|---|---|---|---|",
+        "| branches | where layers run | a pass, ms | MB to the device | HELM's split is faster by | with help |",
+        "|---|---|---|---|---|---|",
     ]
+    times = {(row["arm"], row["branches"]): row["pass_s"] for row in record["rows"]}
     for row in record["rows"]:
-        split = next(
-            (r["pass_s"] for r in record["rows"] if (r["arm"], r["branches"]) == ("split", row["branches"])), None
-        )
-        faster = f"{row['pass_s'] / split:.1f}" if split and row["arm"] in ("streamed", "accelerate") else "-"
+        faster = ["-", "-"]
+        if row["arm"] in ("streamed", "accelerate"):
+            splits = [times.get((arm, row["branches"])) for arm in ("split", "helped")]
+            faster = [f"{row['pass_s'] / split:.1f}" if split else "-" for split in splits]
         lines.append(
             f"| {row['branches']} | {ARMS[row['arm']]} | {row['pass_s'] * 1e3:.0f} | {row['moved_bytes'] / 1e6:.2f} "
-            f"| {faster} |"
+            f"| {' | '.join(faster)} |"
         )
     return "\n".join(lines)

@@ -3,7 +3,7 @@ link, which a split leaves idle."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -20,10 +20,15 @@ ROWS = 8
 """The device's rows are a multiple of this, as its matrix units take them."""
 
 
-def divide(layers: Sequence[nn.Module], share: float, link: Link, device: torch.device) -> int:
+def divide(
+    layers: Sequence[nn.Module], share: float, link: Link, device: torch.device, whole: Collection[int] = ()
+) -> int:
     """Let `device` compute a share of the rows of the layers' large linear layers. The weights of these rows stay on
-    the host and come to it in every pass. Returns the bytes of the buffers there."""
-    divided = [(layer, linears) for layer in layers if (linears := _divisible(layer, share))]
+    the host and come to it in every pass. Returns the bytes of the buffers there.
+
+    layers: on the host, in the order in which they run. whole: weights that are not divided, by id.
+    """
+    divided = [(layer, linears) for layer in layers if (linears := _divisible(layer, share, whole))]
     if not divided:
         return 0
     weights = [
@@ -85,10 +90,11 @@ class DividedLinear(nn.Module):
         return torch.cat([near, far], -1)
 
 
-def _divisible(layer: nn.Module, share: float) -> dict[str, nn.Linear]:
+def _divisible(layer: nn.Module, share: float, whole: Collection[int]) -> dict[str, nn.Linear]:
     """The linear layers of which the device gets some rows, by name."""
-    large = large_linears(layer).items()
-    return {name: part for name, part in large if is_plain(part) and _kept(part, share) < part.out_features}
+    large = {name: part for name, part in large_linears(layer).items() if is_plain(part)}
+    some = {name: part for name, part in large.items() if _kept(part, share) < part.out_features}
+    return {name: part for name, part in some.items() if id(part.weight) not in whole}
 
 
 def _kept(linear: nn.Linear, share: float) -> int:

@@ -23,7 +23,7 @@ from ttc.errors import InvalidInput, OutOfMemory
 from ttc.memory.link import Link
 from ttc.memory.tiers import as_budget
 from ttc.model.packed_linear import pack_linears
-from ttc.placement.base import Device, PlacedRunner, Placement, move_own, outside, weight_bytes
+from ttc.placement.base import Device, PlacedRunner, Placement, common_weights, move_own, outside, weight_bytes
 from ttc.placement.divided import divide
 from ttc.placement.sides import host_names, partition_of, split_layers, take_apart, weights_of
 from ttc.residency.base import Residency, to_bytes
@@ -180,7 +180,8 @@ class Split(Placement):
                 add_hook_to_module(layer, _Crosses(crossing, first=n == begins))
         on_device_bytes, on_host_bytes = weight_bytes(on_device), weight_bytes(on_host)
         if share:
-            on_device_bytes += divide(layers[:first], share, crossing.link, device)
+            running = [layer for n, layer in enumerate(layers[:first]) if runs[n]]
+            on_device_bytes += divide(running, share, crossing.link, device, common_weights(model, layers))
         for part in [model] if device == HOST else layers[:first]:
             pack_linears(part)
         budget = None if self.kv_offload else to_bytes(self.budget_gib)

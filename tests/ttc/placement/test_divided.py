@@ -58,6 +58,16 @@ def test_a_model_whose_large_matrices_cannot_be_divided_is_refused(family: str) 
         helped(deeper(family))
 
 
+def test_weights_that_layers_have_in_common_stay_whole() -> None:
+    plain = deeper("llama")
+    plain.model.layers[2].mlp.up_proj.weight = plain.model.layers[0].mlp.up_proj.weight
+    engine = helped(plain)
+    for branch in grow(engine):
+        assert_like_plain(plain, branch)
+    assert type(engine.model.model.layers[2].mlp.up_proj) is torch.nn.Linear
+    assert isinstance(engine.model.model.layers[2].mlp.gate_proj, DividedLinear)
+
+
 def test_each_pass_moves_the_rows_of_each_layer_on_the_host_once() -> None:
     engine = helped(deeper("llama"))
     branches = engine.fork(engine.root(prompt(1, 11)), 2)

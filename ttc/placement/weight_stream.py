@@ -71,13 +71,12 @@ class WeightStream:
 
     def leave(self, index: int) -> None:
         """A layer is computed."""
-        if index not in self.held:
-            return
         count = len(self.layers)
-        following = ((index + n) % count for n in range(1, count))
-        missing = next((layer for layer in following if layer not in self.held), None)
-        if missing is not None:
-            self._fetch(missing, self.held.index(index), later=True)
+        for free in (None, index):  # an empty buffer first
+            following = ((index + n) % count for n in range(1, count))
+            missing = next((layer for layer in following if layer not in self.held), None)
+            if free in self.held and missing is not None:
+                self._fetch(missing, self.held.index(free), later=True)
 
     def _needed_last(self, index: int) -> int:
         """The buffer whose layer is the last that is needed again."""

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from experiments.bench import architectures
 from tests.helpers.engines import GREEDY
@@ -34,17 +32,12 @@ from ttc import (
     UnsupportedModel,
 )  # fmt: skip
 from ttc.approximate.early_exit import EarlyExit
-from ttc.attention.hf_hook import attending
-from ttc.attention.installing import attention_set_to
 from ttc.cost_model.capture import Line
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.profile_file import hardware
 from ttc.cost_model.unit import held_bytes
-from ttc.model.extras import Extras
 from ttc.model.partition import partition_units
-from ttc.model.recording import REPLAY
 from ttc.model.regeneration import Regeneration
-from ttc.placement.split import Division
 
 KIB = 1 / 2**20
 STEP: dict[str, Any] = {"prompt_tokens": 16, "output_tokens": 8, "branches": 2}
@@ -289,44 +282,3 @@ def test_weights_that_layers_of_both_sides_have_in_common_are_copied() -> None:
     assert torch.equal(one, other) and one.data_ptr() != other.data_ptr()
     units = partition_units(plain.config, torch.float32, type(plain))
     assert (runner.host_bytes, runner.device_bytes) == (held_bytes(units[:3]), held_bytes(units[3:]))
-
-
-# -------------------------------------------------------------------- where tensors lie
-
-
-class OneDevice(TorchDispatchMode):
-    """Raises where an operation gets tensors of two devices and is no copy."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim()]
-        if len({t.device for t in tensors}) > 1 and not any(name in str(func) for name in ("copy", "aten.index.")):
-            raise RuntimeError(f"{func} got tensors of two devices")
-        return func(*args, **(kwargs or {}))
-
-
-class NoAttention:
-    """In place of a plan: attention that computes nothing, of tensors that lie on one device."""
-
-    positions = range(4)
-
-    def answer(self, module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> torch.Tensor:
-        assert query.device == key.device == value.device
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
-
-
-APART = ["bloom", "codegen", "deepseek_v32", "falcon: alibi", "gemma3n_text: shared KV", "gemma4", "gpt_neo", "gptj"]
-APART += ["llama4_text", "mllama", "mpt", "opt", "qwen3_5_text", "xglm", "zamba", "zamba2"]
-
-
-@pytest.mark.parametrize("case", APART)
-def test_what_is_computed_with_lies_where_it_is_computed(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device is PyTorch's "meta" here, which no tensor of the host can be taken for."""
-    monkeypatch.setattr("ttc.placement.split.SplitRunner", lambda *_: None)
-    model = architectures.build(case)
-    vars(model.config)["pad_token_id"] = None  # else transformers looks at the tokens
-    model.config.get_text_config()._experts_implementation = "batched_mm"
-    Split(k=3).place(model, "meta", Division(3, 0.0))
-    ids = torch.ones(1, 4, dtype=torch.long)
-    with attention_set_to(model, REPLAY), Extras(model).running() as extras, attending(NoAttention()), OneDevice():
-        logits = model(input_ids=ids, position_ids=ids, use_cache=False, **extras).logits
-    assert logits.device.type == "meta"

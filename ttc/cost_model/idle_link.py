@@ -4,8 +4,7 @@ While the host computes its layers, the link to the device has nothing to do, no
 linear layer on the host the device computes a share of the rows, whose weights cross the link in every pass through two
 buffers. The search is over pairs (k, share).
 
-Not counted: that the host's memory serves its processor and the link at once, which may slow down both, and the
-activations that cross with each of these linear layers, which are few beside the weights when decoding.
+Not counted: that the host's memory serves its processor and the link at once, which may slow down both.
 """
 
 from __future__ import annotations
@@ -24,7 +23,10 @@ from ttc.errors import OutOfMemory
 BUFFERS = 2
 LEAST_LAYERS = BUFFERS + 1
 """With fewer layers on the host, the buffers would hold the weights of all."""
-STEPS = 64
+LINK_USE = 0.9
+"""How much of the link the weights are planned to take. What is multiplied crosses as well, and a link that is late
+holds up the host, while a smaller share costs little."""
+STEPS = 256
 """Shares are multiples of one part in so many."""
 
 
@@ -61,7 +63,7 @@ class HelpedStage:
         return cls(
             alone_s=roofline_time(stage, d_cpu, work),
             saved_s=part * t_proj(stage, d_cpu, work),
-            crossing_s=sum(large) / link.to_device_bandwidth,
+            crossing_s=sum(large) / (LINK_USE * link.to_device_bandwidth),
             helping_s=part * t_proj(stage, d_gpu, work),
             beside_s=beside_s,
             layers=len(large),

@@ -215,11 +215,10 @@ def _slow_down(layer: nn.Module) -> None:
     forward: Callable[..., Any] = layer.forward
 
     def slow(*args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
-        output = forward(*args, **kwargs)
-        until = start + SLOWER * (time.perf_counter() - start)
-        while time.perf_counter() < until:
-            time.sleep(0)  # a processor that rests is slower afterwards
+        start, whole = time.perf_counter(), int(SLOWER)
+        for _ in range(whole):  # again and again the same, as a processor that rests is slower afterwards
+            output = forward(*args, **kwargs)
+        time.sleep((SLOWER / whole - 1) * (time.perf_counter() - start))
         return output
 
     layer.forward = slow  # type: ignore[method-assign]

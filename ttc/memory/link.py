@@ -221,7 +221,7 @@ class _Queue:
         assert self.link.gbps is not None
         nbytes, start = _nbytes(copies), max(asked, self.free_at)
         self._copy(copies)
-        self.free_at = max(start + nbytes / (self.link.gbps * 1e9), time.perf_counter())
+        self.free_at = start + nbytes / (self.link.gbps * 1e9)  # what a thread is late by is made up for
         time.sleep(max(0.0, self.free_at - time.perf_counter()))
         if self.link.trace is not None:
             self.link.trace.add(self.name, cause, start, self.free_at, bytes=nbytes)

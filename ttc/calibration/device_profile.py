@@ -141,7 +141,7 @@ def profile_device(
     block_overhead_s, pass_overhead_s = layers.overheads()
     return DeviceProfile(
         name=f"{device.type} {str(dtype).removeprefix('torch.')}{by}",
-        flops=layers.products(ROWS if pack else ROWS[::2], block_overhead_s),
+        flops=layers.products(ROWS, block_overhead_s),
         block_overhead_s=block_overhead_s,
         pass_overhead_s=pass_overhead_s,
         **(memory or profile_memory(device))._asdict(),

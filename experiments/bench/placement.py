@@ -48,7 +48,7 @@ SIMULATED = "the link, and how slow the host is"
 ARMS = {
     "resident": "all on the device (for comparison: it does not fit)",
     "split": "`placement=split placement.streamed=0`",
-    "helped": "`placement=split`",
+    "helped": "`placement=split placement.streamed=0.34`",
     "streamed": "`placement=streamed`",
     "accelerate": "Accelerate's `cpu_offload`",
 }

@@ -56,8 +56,8 @@ class Lens:
 
 
 def parts_of(output: Any) -> tuple[Tensor, tuple[Any, ...] | None]:
-    """The states that a layer returned, and what came beside them (None if it returned no tuple)."""
-    return (output[0], output[1:]) if isinstance(output, tuple) else (output, None)
+    """The states that a layer returned, and what came beside them (None where the states came alone)."""
+    return (output[0], (*output[1:],)) if isinstance(output, tuple | list) else (output, None)
 
 
 def row_dim(states: Tensor) -> int:

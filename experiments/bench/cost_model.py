@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, Qwen3Config
 
-from experiments.contexts import uncomputed
 from experiments.provenance import provenance
 from ttc.calibration.device_profile import ProfileBeside
 from ttc.calibration.pass_timer import PassTimer
@@ -72,8 +71,6 @@ def measured(
     units, timer = partition_units(config, dtype), PassTimer(config, torch.device("cpu"), dtype)
     rows = []
     for context in contexts:
-        with uncomputed(timer.engine):
-            timer.prefix(context)
         for count in branches:
             work = Pass(count, own_tokens=OWN_TOKENS, shared_tokens=context)
             if isinstance(device, DeviceProfile):

@@ -24,9 +24,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig
 from transformers.initialization import no_init_weights
 
 from experiments.bench.placement import DEVICE_GBPS, HOST_GBPS, LINK_GBPS
-from experiments.contexts import uncomputed
 from experiments.provenance import provenance
 from ttc import Engine, Sampling, Split
+from ttc.calibration.contexts import uncomputed
 from ttc.calibration.device_profile import Memory, profile_attention, profile_device, profile_memory
 from ttc.cost_model.device_profile import RATES, DeviceProfile, LinkProfile
 from ttc.cost_model.options import Machine, Option, best

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from transformers import OPTConfig, OPTForCausalLM
 
-from experiments.contexts import uncomputed
 from experiments.provenance import provenance
 from ttc import Capture, Engine, Paged, Sampling, Streamed
+from ttc.calibration.contexts import uncomputed
 from ttc.cost_model.capture import CaptureTimes, Line, act_gpu_blocks, fit_line, hybrid_cache_allocation
 from ttc.residency.offloading import Offloading
 from ttc.tree.branch import Branch

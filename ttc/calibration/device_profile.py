@@ -32,12 +32,13 @@ Seconds = Callable[[PassTimer, int, int], float]
 """From what times passes, rows and the tokens of the shared prefix to the seconds of a pass."""
 
 ROWS = (1, 4, 16, 64, 256)
-SHORT, LONG = 16, 2048
-"""Contexts: attention is the difference between them."""
+SHORT, LONG = 16, 8192
+"""Contexts: attention is the difference between them. At the long one it is most of a pass, and what it reads lies in
+memory, not in a cache."""
 
 WIDE: dict[str, Any] = {
     "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 8,
-    "head_dim": 128, "vocab_size": 256, "max_position_embeddings": 8192, "tie_word_embeddings": False,
+    "head_dim": 128, "vocab_size": 256, "max_position_embeddings": 16384, "tie_word_embeddings": False,
 }  # fmt: skip
 """Blocks of Qwen3-1.7B: their weights lie in memory, not in a cache."""
 
@@ -87,8 +88,8 @@ class Attention(NamedTuple):
 def profile_attention(device: torch.device, dtype: torch.dtype) -> Attention:
     """Measure attention to a shared prefix, by rows: where it is on the device, and where it comes over the link, waits
     for it left out; and what a piece that comes so costs besides: the prefix, and what each branch has; and what a copy
-    costs, as each KV head comes by itself. Between two
-    passes, measure what a branch costs with a small and with a large vocabulary.
+    costs, as each KV head comes by itself. Between two passes, measure what a branch costs with a small vocabulary and
+    with a large one.
 
     Raises TTCError when the machine was too busy for times to make sense.
     """

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from ttc.attention.plan import DecodePlan, Plan
+from ttc.calibration.contexts import uncomputed
 from ttc.engine import Engine
 from ttc.model.choice import Choice, runner_for
 from ttc.residency.base import Residency
@@ -92,11 +93,13 @@ class PassTimer:
         self.engine.generate(branches, tokens)
 
     def prefix(self, context: int) -> Branch:
-        """The branch that others stand on, with a prefix of `context` tokens."""
+        """The branch that others stand on, with a prefix of `context` tokens, which is not computed."""
         if self._root is None or len(self._root.tokens) != context + 1:
             self.release()
             vocabulary = self.engine.limits.vocab_size
-            self._root = self.engine.root([7 * (n + 1) % vocabulary for n in range(context + 1)])  # the last has no KV
+            with uncomputed(self.engine):
+                # the last token has no KV
+                self._root = self.engine.root([7 * (n + 1) % vocabulary for n in range(context + 1)])
         return self._root
 
     def release(self) -> None:

@@ -25,6 +25,18 @@ def test_passes_of_a_random_model_are_counted_and_timed(monkeypatch: pytest.Monk
     assert timer.engine.kv_bytes() == 0
 
 
+def test_a_prefix_is_there_without_having_been_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TTC_FUSED", "0")
+    timer = PassTimer(LlamaConfig(**COMMON), CPU, torch.float32)
+    passes: list[int] = []
+    timer.engine.model.register_forward_pre_hook(lambda *_: passes.append(1))
+    root = timer.prefix(20)
+    assert (len(root.tokens), timer.prefix(20)) == (21, root) and not passes
+    assert timer.seconds(2, 20) > 0 and passes
+    timer.release()
+    assert timer.engine.kv_bytes() == 0
+
+
 class Timer:
     """A layer takes `speed` x 0.1 s, 0.01 s for each row where it is wide, and 1e-5 s for each row and token where it
     has 16 heads."""

@@ -18,7 +18,7 @@ def uncomputed(engine: Engine) -> Iterator[None]:
     forward, vocabulary = engine.runner.forward, engine.limits.vocab_size
 
     def nothing(tokens: Sequence[int], plan: Any, keep: Sequence[int] | None = None) -> Tensor:
-        return torch.zeros(len(keep or tokens), vocabulary)
+        return torch.zeros(len(keep or tokens), vocabulary, device=engine.runner.device)
 
     engine.runner.forward = nothing  # type: ignore[method-assign]
     try:

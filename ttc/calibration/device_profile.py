@@ -47,7 +47,7 @@ ATTENDING = WIDE | {"hidden_size": 128, "intermediate_size": 256}
 DEPTH = 4
 """How many of them."""
 
-TURNS, TURN_S = 3, 0.05
+TURNS, TURN_S = 5, 0.05
 """How often models take turns, and after how many seconds a turn ends, after the least number of passes."""
 
 VOCABULARIES = 256, 1 << 15

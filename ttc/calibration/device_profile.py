@@ -47,7 +47,7 @@ ATTENDING = WIDE | {"hidden_size": 128, "intermediate_size": 256}
 DEPTH = 4
 """How many of them."""
 
-TURNS, TURN_S = 5, 0.05
+TURNS, TURN_S = 4, 0.05
 """How often models take turns, and after how many seconds a turn ends, after the least number of passes."""
 
 VOCABULARIES = 256, 1 << 15
@@ -175,8 +175,10 @@ class ProfileBeside:
             *((self._far, count, LONG) for count in counts),
             model,
         ]
-        bandwidth = read_bandwidth(self.device)
-        turns = [{a_pass: _seconds(*a_pass, TURN_S) for a_pass in passes} for _ in range(TURNS)]
+        bandwidth, turns = 0.0, []
+        for _ in range(TURNS):
+            bandwidth = max(bandwidth, read_bandwidth(self.device))
+            turns.append({a_pass: _seconds(*a_pass, TURN_S) for a_pass in passes})
         fastest = {a_pass: min(turn[a_pass] for turn in turns) for a_pass in passes}
 
         def seconds(*a_pass: Any) -> float:

@@ -91,7 +91,7 @@ def test_the_machine_is_measured_as_it_is_when_a_model_is_timed(monkeypatch: pyt
 
 @pytest.mark.usefixtures("made_up_times")
 def test_of_several_turns_the_fastest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    beside, speeds = ProfileBeside(CPU, torch.bfloat16), iter([1.0, 2.0, 1.0])
+    beside, speeds = ProfileBeside(CPU, torch.bfloat16), iter([2.0, 1.0, 2.0, 1.0])
 
     class Model(Timer):
         def seconds(self, rows: int, context: int, enough_s: float = 1.0) -> float:
@@ -101,7 +101,7 @@ def test_of_several_turns_the_fastest_counts(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Timer, "speed", 3.0)
     found, seconds = beside.measure(Model(device_profile._config(device_profile.NARROW, 1)), 256, 0, group=4)
-    assert (found.block_overhead_s, seconds) == (pytest.approx(0.1), pytest.approx(7.1))
+    assert (found.bandwidth, found.block_overhead_s, seconds) == pytest.approx((5.0, 0.1, 7.1))
     assert found.flops == pytest.approx({256: PRODUCT_FLOPS})
     assert found.attention_flops == pytest.approx(dict.fromkeys((1, 512), ATTENTION_FLOPS))
 

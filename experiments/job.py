@@ -73,7 +73,7 @@ def run(config: DictConfig) -> dict[str, Any]:
     inputs["verifier"] = reward_fingerprint(OmegaConf.to_container(config.verifier, resolve=True))
     inputs["code"] = code_fingerprint(config)
     total = len(task.problems) + len(task.failures)
-    part = "" if shard is None else f", part {shard.index} of {shard.count} on {torch.get_num_threads()} threads"
+    part = "" if shard is None else f", part {shard.index} of {shard.count}, threads: {torch.get_num_threads()}"
     say(f"{_title(search, verifier)}, {config.model.name}, {config.dataset.name}: {total} problems{part}")
     with RunFolder(config) as folder, _told_how_to_go_on(folder):
         if config.run.retry_failed:

@@ -83,6 +83,20 @@ def check_reading(template: Any, extract: Any, answer_kind: Any, seed: Any) -> N
         raise InvalidInput(f"extract={extract!r} cannot be called; give a function of the text, or answer_kind=...")
 
 
+def checked_extract(extract: Extract) -> Extract:
+    """A caller's `extract` whose errors and answers are checked as it is used."""
+
+    def read(text: str) -> str | None:
+        try:
+            answer = extract(text)
+        except Exception as error:
+            raise InvalidInput(f"extract raised {type(error).__name__}: {error}, on the text {text!r:.80}") from error
+        check_kind("the answer of extract", answer, answer is None or isinstance(answer, str), "text, or None for none")
+        return answer
+
+    return read
+
+
 def check_room(concurrency: int | None, max_rows: int | None) -> None:
     """Refuse numbers of problems or rows that nothing could run with."""
     for name, most in (("concurrency", concurrency), ("max_rows", max_rows)):

@@ -29,9 +29,15 @@ class Rater:
             raise VerifierError("the search asked for scores, and there is no verifier; give verifier=...")
         try:
             given = self.verifier.rate(branches, questions, backend)
-            scores = [[float(score) for score in steps] for steps in given]
         except Exception as error:
             raise VerifierError(f"{self.name} raised {type(error).__name__}: {error}") from error
+        try:
+            scores = [[float(score) for score in steps] for steps in given]
+        except Exception as error:
+            raise VerifierError(
+                f"{self.name} returned {given!r:.80}, which does not read as scores ({error}); give a list for each "
+                "branch, as [[0.5], [0.9]]"
+            ) from error
         if len(scores) != len(branches) or not all(scores):
             raise VerifierError(f"{self.name} returned {sum(map(bool, scores))} ratings for {len(branches)} branches")
         for steps in scores:

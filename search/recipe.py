@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from search.base import Case, Search
-from search.options import as_strings, check_parts, check_reading
+from search.options import as_strings, check_parts, check_reading, checked_extract
 from search.rating import Rater
 from ttc.checks import check_fields
 from ttc.errors import InvalidInput
@@ -93,7 +93,7 @@ class Recipe:
         check_reading(template, extract, answer_kind, seed)
         budget = Budget(max_tokens, max_generated_tokens, max_calls, max_wall_s, reserve, final_text)
         extract_answer("", answer_kind)  # refuses an unknown kind before any work
-        extract = extract or partial(extract_answer, kind=answer_kind)
+        extract = checked_extract(extract) if extract else partial(extract_answer, kind=answer_kind)
         return cls(search, Rater(verifier), seed, template or PromptTemplate(), extract, as_strings("end", end), budget)
 
     def seed_of(self, problem: Problem) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -16,7 +17,7 @@ import torch
 from ttc.approximate.early_exit import EarlyExit, ExitReport, score_with_exit
 from ttc.approximate.similar_prompts import share_similar
 from ttc.attention.installing import lent
-from ttc.checks import check_whole
+from ttc.checks import check_kind, check_whole
 from ttc.locking import one_at_a_time
 from ttc.memory.manager import KVMemory
 from ttc.model.binding import bind_policy
@@ -39,7 +40,7 @@ from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.trace import Trace
-from ttc.tree.branch import Branch, check_live
+from ttc.tree.branch import Branch, check_branches, check_live
 from ttc.tree.eviction import BlockCache
 from ttc.tree.sharing import Sharing
 from ttc.tree.tree import Tree
@@ -72,7 +73,7 @@ class Engine:
         gate: Gate | None = None,
         runner: Choice | ModelRunner = "modules",
     ):
-        check_parts(prefill_tokens, memory, cache, sharing, gate)
+        check_parts(model, tokenizer, prefill_tokens, memory, cache, sharing, gate)
         self.runner: ModelRunner = runner_for(model, runner)
         self.model, self.tokenizer, self.device, self.dtype = model, tokenizer, self.runner.device, self.runner.dtype
         self.limits, self.sharing = ModelLimits.of(model, tokenizer), sharing or Sharing()
@@ -114,6 +115,7 @@ class Engine:
         """
         from ttc.placement.loading import load_runner
 
+        inspect.signature(cls).bind(model=None, tokenizer=None, **options)  # a misspelt option fails before the load
         device, over = (device, None) if device_map is None else devices_of(device_map, device)
         source: dict[str, Any] = {"gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
         placement, options["memory"], chosen = settled(memory, placement, name, device, dtype, over, **source)
@@ -251,7 +253,9 @@ class Engine:
     @one_at_a_time
     def release(self, branches: Iterable[Branch]) -> None:
         """Let go of branches. KV that nothing else needs is freed at once; tokens and scores stay readable."""
+        check_kind("branches", branches, isinstance(branches, Iterable), "a list of branches")
         branches = list(branches)
+        check_branches(branches)
         for batch in list(self.batches):
             batch.forget(branches)
         for branch in branches:
@@ -345,6 +349,7 @@ class Engine:
 
     def encode(self, text: str) -> list[int]:
         """Text to tokens, with no special tokens added."""
+        check_kind("text", text, isinstance(text, str), "a string")
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:

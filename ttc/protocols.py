@@ -7,10 +7,12 @@ owns no model and no batching. A driver (`search.solve`) merges the requests of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from ttc.checks import check_kind, check_whole
 from ttc.errors import InvalidInput
 from ttc.results import Problem, Result
 from ttc.sampling import SAMPLED, Sampling
@@ -102,11 +104,11 @@ class Expand:
 
     def parents(self) -> list[Branch]:
         """The parent of each child that is asked for, in order."""
-        counts = [self.n] * len(self.branches) if isinstance(self.n, int) else list(self.n)
+        check_kind("Expand.n", self.n, isinstance(self.n, Integral | Iterable), "a whole number, or one each")
+        given = [self.n] * len(self.branches) if isinstance(self.n, int | Integral) else self.n
+        counts = [check_whole("Expand.n", count, 0) for count in given]
         if len(counts) != len(self.branches):
             raise InvalidInput(f"Expand has {len(self.branches)} branches and {len(counts)} numbers; give one each")
-        if any(count < 0 for count in counts):
-            raise InvalidInput(f"Expand.n={min(counts)} must be 0 or more")
         return [branch for branch, count in zip(self.branches, counts, strict=True) for _ in range(count)]
 
 

@@ -186,7 +186,9 @@ def _sample(logits: Tensor, sampling: Sampling, states: Tensor, sorted_tokens: i
     tail_noise = gumbels(states, torch.full_like(states, TAIL))
     tail = weights.exp_().masked_fill_(in_head, 0).sum(-1, dtype=torch.float64).log() + tail_noise
     among_tail = race.masked_fill_(in_head, float("-inf")).argmax(-1)
-    return torch.where(tail > best, among_tail, tokens).masked_fill(unsure, UNSURE)
+    drawn = torch.where(tail > best, among_tail, tokens).masked_fill(unsure, UNSURE)
+    lost = (top - HEAD >= top)[:, 0]  # so low a temperature is greedy: the noise is lost in rounding
+    return torch.where(lost, logits.argmax(-1), drawn)
 
 
 def filter_logits(logits: Tensor, sampling: Sampling, sorted_tokens: int = SORTED_TOKENS) -> tuple[Tensor, Tensor]:

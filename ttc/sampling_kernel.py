@@ -309,7 +309,7 @@ def _one_row(
     # at a lower temperature the same tokens lie beyond another logit, and some more are counted in, for rounding
     edge = limit if temperature == 1 else np.float32(largest - head * temperature * np.float32(1 - 1e-5))
     total, beyond = _masses(row, shift, None, largest, nothing, edge)
-    if temperature == 0:
+    if temperature == 0 or limit >= top:  # so low a temperature is greedy: the noise is lost in rounding
         token = _first(row, shift, maxima, largest)
     else:
         cut, cut_token = cut_of(row, shift, temperature, maxima, top, total, top_k, top_p, log_min_p, head)

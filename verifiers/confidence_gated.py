@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ttc.approximate.confidence import clear_leader, confidence, gap_ratio
 from ttc.calibration.confidence_gate import GateCalibration, check_threshold
+from ttc.checks import check_kind
 from ttc.errors import InvalidInput, VerifierError
 from ttc.protocols import Backend, Forgets, Need, Priced, Verifier
 from ttc.tree.branch import Branch, by_problem
@@ -47,6 +48,7 @@ class ConfidenceGatedVerifier:
             self.tau_conf, self.r_gap = self.calibration.tau_conf, self.calibration.r_gap
         check_threshold("tau_conf", self.tau_conf)
         check_threshold("r_gap", self.r_gap)
+        check_kind("inner", self.inner, callable(getattr(self.inner, "rate", None)), "a verifier, as SelfVerifier()")
         if isinstance(self.inner, ConfidenceGatedVerifier):
             raise InvalidInput("the inner verifier is a confidence gate itself; give it the verifier to be skipped")
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ttc.checks import check_kind
 from ttc.errors import InvalidInput, VerifierError
 from ttc.protocols import Backend, Forgets, Need, Priced, Verifier
 from ttc.tree.branch import Branch
@@ -24,6 +25,8 @@ class EnsembleVerifier:
     steps: Literal["last", "min", "mean"] = "last"
 
     def __post_init__(self) -> None:
+        listed = isinstance(self.parts, Sequence) and all(callable(getattr(part, "rate", None)) for part in self.parts)
+        check_kind("parts", self.parts, listed, "a list of verifiers")
         if not self.parts:
             raise InvalidInput("an ensemble has no parts; give at least one verifier")
         for name, known in (("how", ("mean", "min")), ("steps", ("last", "min", "mean"))):

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from ttc.approximate.early_exit import EarlyExit
 from ttc.calibration.layer_profile import Profile, layer_profile
+from ttc.checks import check_kind
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.protocols import Backend, Need, ScoresWithin, SideBranches
@@ -43,6 +44,7 @@ class SelfVerifier:
     fresh: bool = False
 
     def __post_init__(self) -> None:
+        check_kind("question", self.question, isinstance(self.question, str), "text")
         if not self.question.strip():
             raise InvalidInput("the verifier's question is empty")
 

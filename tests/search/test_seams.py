@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -387,6 +388,37 @@ def test_wrong_types_are_refused_by_name(options: dict[str, Any], message: str) 
     given |= options
     with pytest.raises(InvalidInput, match=message):
         solve(given.pop("search"), **given)
+
+
+@pytest.mark.parametrize(
+    ("extract", "message"),
+    [
+        (lambda text: 5, "the answer of extract=5 is of type int; give text, or None for none"),
+        (lambda text: text[999], "extract raised IndexError: string index out of range, on the text"),
+    ],
+)
+def test_a_way_of_reading_answers_that_fails_is_named(extract: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        solve(SelfConsistency(n=2, max_tokens=2), problem="q", engine=FakeBackend(), extract=extract)
+
+
+@pytest.mark.parametrize("returned", [None, 0.5, {"a": 0.5}, [0.5, 0.9], [[None], [None]]], ids=repr)
+def test_what_does_not_read_as_scores_is_shown(returned: Any) -> None:
+    class Odd(Commas):
+        def rate(self, branches: Any, questions: Any, backend: Any) -> Any:
+            return returned
+
+    result = solve(BestOfN(n=2, max_tokens=2), problem="q", engine=FakeBackend(), verifier=Odd())
+    assert result.error is not None
+    assert f"Odd returned {returned!r}, which does not read as scores" in result.error
+
+
+def test_numbers_of_numpy_count_continuations() -> None:
+    expand = Expand([Branch([1], None, 0, None, None)] * 2, np.int64(3), Step(1))  # type: ignore[arg-type]
+    assert len(expand.parents()) == 6
+    for n, message in ((2.5, "Expand.n=2.5 is of type float"), (-1, "Expand.n=-1 must be at least 0")):
+        with pytest.raises(InvalidInput, match=message):
+            Expand(expand.branches, n, Step(1)).parents()  # type: ignore[arg-type]
 
 
 def test_settings_of_a_wrong_type_are_refused_by_name() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from tests.helpers.engines import GREEDY, make_engine
+from tests.helpers.models import small
 from tests.helpers.ownership import assert_whole
-from ttc import BlockCache, DecodeGate, Engine, InvalidInput, OutOfMemory, Resident, Sampling, Sharing
+from ttc import Auto, BlockCache, DecodeGate, Engine, InvalidInput, OutOfMemory, Resident, Sampling, Sharing, Split
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,11 @@ from ttc import BlockCache, DecodeGate, Engine, InvalidInput, OutOfMemory, Resid
         (lambda e, b: e.score([b], [[[]]]), "continuation is empty"),
         (lambda e, b: e.score([b], [[[1] * 63]]), "65 tokens are more than the model's context of 64"),
         (lambda e, b: e.score([b, b], [[[1]], [[1]]]), "given twice"),
+        (lambda e, b: e.fork(None, 2), "a branch=None is of type NoneType; give what engine.root or engine.fork makes"),
+        (lambda e, b: e.generate(b, 2), "branches=Branch.* is of type Branch; give a list of branches"),
+        (lambda e, b: e.release(b), "branches=Branch.* is of type Branch; give a list of branches"),
+        (lambda e, b: e.release([b, None]), "a branch=None is of type NoneType"),
+        (lambda e, b: e.encode(None), "text=None is of type NoneType; give a string"),
     ],
 )
 def test_bad_input_is_named_and_changes_nothing(call: Any, message: str) -> None:
@@ -87,12 +94,27 @@ def test_bad_input_is_named_and_changes_nothing(call: Any, message: str) -> None
         (lambda: Sampling(top_k=1.5), "top_k=1.5 is of type float; give a whole number"),
         (lambda: Engine.from_pretrained(None), "name=None is of type NoneType; give an alias, a hub id"),
         (lambda: Engine.from_pretrained("smollm2-135m", dtype=32), "dtype=32 is of type int; give its name"),
+        (
+            lambda: Engine("smollm2-135m", None),
+            "model='smollm2-135m' is of type str; give a loaded model",
+        ),
+        (lambda: Engine(small(2, 64), "smollm2-135m"), "tokenizer='smollm2-135m' is of type str; give a loaded token"),
+        (lambda: Engine.from_pretrained("x", placement="split"), "placement='split' is of type str; give an object of"),
+        (lambda: Engine.from_pretrained("x", placement=Split), r"placement=Split is a class; give an object, as Split"),
+        (lambda: Resident(budget_gib=math.nan), "memory.budget_gib=nan must be positive"),
+        (lambda: Split(budget_gib=math.nan), "placement.budget_gib=nan must be positive"),
+        (lambda: Auto(budget_gib=math.nan), "memory.budget_gib=nan must be positive"),
         (lambda: Engine.from_pretrained("smollm2-135m", device=1.0), "device=1.0 is of type float; give its name"),
     ],
 )
 def test_bad_options_are_named(make: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         make()
+
+
+def test_a_misspelt_option_is_named_before_anything_is_loaded() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'memori'"):
+        Engine.from_pretrained("no such model", memori=Resident())
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

@@ -267,6 +267,16 @@ def test_greedy_and_what_filters_leave(way: Way) -> None:
     assert way(torch.tensor([[-1.0, -0.0, 0.0]]), Sampling(0), states[:1]).tokens == [1]  # the first of equals
 
 
+@both
+@pytest.mark.parametrize("temperature", [1e-8, 1e-30, 1e-50])
+def test_a_temperature_at_which_noise_is_lost_in_rounding_is_greedy(way: Way, temperature: float) -> None:
+    states = random_states([1, 2, 3, 4], [0, 0, 0, 0])
+    logits = torch.randn(4, 500, generator=torch.Generator().manual_seed(0)) * 5
+    for sampling in (Sampling(temperature), Sampling(temperature, top_p=0.9), Sampling(temperature, 5, min_p=0.1)):
+        for moved in (logits, logits - 100):
+            assert way(moved, sampling, states).tokens == logits.argmax(-1).tolist()
+
+
 def test_streams_depend_on_key_and_position_alone() -> None:
     keys, positions = [random_key(0, i) for i in range(500)], list(range(500))
     values = random_states(keys, positions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,15 @@ from tests.helpers.engines import words_engine
 from ttc import InvalidInput, UnsupportedModel
 from ttc.tree.branch import Branch
 from ttc.usage import Usage
-from verifiers import ArithmeticVerifier, ConfidenceVerifier, SelfVerifier
+from verifiers import (
+    ArithmeticVerifier,
+    ConfidenceGatedVerifier,
+    ConfidenceVerifier,
+    EnsembleVerifier,
+    LLMJudge,
+    QwenPRM,
+    SelfVerifier,
+)
 from verifiers.equations import find_equations
 
 TRUE = [
@@ -195,3 +204,20 @@ def test_a_tokenizer_without_yes_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(engine.tokenizer, "encode", lambda text, **_: [1, 2])
     with pytest.raises(UnsupportedModel, match="'yes'"):
         SelfVerifier("is it right ?").rate([engine.root([9, 10])], [""], engine)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SelfVerifier(question=None), "question=None is of type NoneType; give text"),
+        (lambda: EnsembleVerifier(ArithmeticVerifier()), "parts=.* is of type ArithmeticVerifier; give a list of veri"),
+        (lambda: EnsembleVerifier(["arithmetic"]), r"parts=\['arithmetic'\] is of type list; give a list of verifiers"),
+        (lambda: ConfidenceGatedVerifier("self"), "inner='self' is of type str; give a verifier"),
+        (lambda: LLMJudge(rubric=None), "rubric=None is of type NoneType; give text"),
+        (lambda: LLMJudge(grades="5"), "grades='5' is of type str; give a whole number"),
+        (lambda: QwenPRM("x", separator=None), "separator=None is of type NoneType; give text"),
+    ],
+)
+def test_what_no_verifier_can_be_made_of_is_named(make: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        make()

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from ttc.checks import check_kind, check_whole
 from ttc.memory.manager import KVMemory
 from ttc.model.lens import Lens
@@ -21,8 +23,15 @@ from ttc.tree.sharing import Sharing
 from ttc.tree.tree import Tree
 
 
-def check_parts(prefill_tokens: Any, memory: Any, cache: Any, sharing: Any, gate: Any) -> None:
-    """Refuse what an engine cannot be made of, by name; None stands for the default."""
+def check_parts(
+    model: Any, tokenizer: Any, prefill_tokens: Any, memory: Any, cache: Any, sharing: Any, gate: Any
+) -> None:
+    """Refuse what an engine cannot be made of, by name; None stands for the default, or for no tokenizer."""
+    check_kind(
+        "model", model, isinstance(model, torch.nn.Module), "a loaded model, or its name to Engine.from_pretrained"
+    )
+    reads = tokenizer is None or callable(getattr(tokenizer, "decode", None))
+    check_kind("tokenizer", tokenizer, reads, "a loaded tokenizer, as AutoTokenizer.from_pretrained gives")
     check_whole("prefill_tokens", prefill_tokens, 1)
     for name, part, kind, example in (
         ("memory", memory, Residency, "Paged(budget_gib=4)"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ttc.checks import check_fields, check_whole
+from ttc.checks import check_fields, check_kind, check_whole
 from ttc.cost_model.device_profile import LinkProfile
 from ttc.cost_model.options import PLACEMENTS, Machine, Option, best, options
 from ttc.cost_model.policies import Steps
@@ -69,7 +69,7 @@ class Auto:
         check_fields(self, "memory.")
         for name in ("budget_gib", "host_budget_gib", "link_gbps"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:
                 raise InvalidInput(f"memory.{name}={value} must be positive, or null for no limit")
         for name in ("branches", "prompt_tokens", "output_tokens", "step_tokens"):
             if getattr(self, name) is not None:
@@ -208,6 +208,8 @@ def settled(
 
     over: a map over several devices, which leaves nothing to choose. Raises InvalidInput for what does not go with it.
     """
+    placed = placement is None or isinstance(placement, Placement)
+    check_kind("placement", placement, placed, "an object of ttc, as ttc.Split(k=12)")
     if over is not None and (placement is not None or isinstance(memory, Auto | str)):
         other = f"memory={memory}" if isinstance(memory, str) else f"{type(placement or memory).__name__}()"
         raise InvalidInput(

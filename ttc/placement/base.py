@@ -38,7 +38,7 @@ class Placement(ABC):
         check_fields(self, "placement.")
         for name in ("budget_gib", "host_budget_gib", "link_gbps"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:
                 raise InvalidInput(f"placement.{name}={value} must be positive, or null for no limit")
 
     @abstractmethod

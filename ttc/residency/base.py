@@ -71,7 +71,7 @@ class Residency(ABC):
     def _check_positive(self, *names: str) -> None:
         for name in names:
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:
                 raise InvalidInput(f"memory.{name}={value} must be positive, or null for no limit")
 
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:

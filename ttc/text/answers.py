@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from fractions import Fraction
 
+from ttc.checks import check_kind
 from ttc.errors import InvalidInput
 
 _NUMBER = re.compile(
@@ -35,6 +36,7 @@ def extract_answer(text: str, kind: str = "number", strict: bool = False) -> str
     strict: only what is said in the form that the prompts ask for: "number" as kind "strict", "choice" a letter after
     "answer is" or "answer:", "math" a `\\boxed{}`. "text" has one form.
     """
+    check_kind("text", text, isinstance(text, str), "a string")
     if kind not in _EXTRACTORS:
         raise InvalidInput(f"answer kind {kind!r} is unknown; use one of {', '.join(_EXTRACTORS)}")
     return (_STRICT if strict else _EXTRACTORS)[kind](text)

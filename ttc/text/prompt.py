@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jinja2 import TemplateError
 
+from ttc.checks import check_fields, check_kind
 from ttc.errors import InvalidInput
 
 STEP_BY_STEP = "{question}\nThink step by step, and end with 'The answer is N.', N being the final answer."
@@ -33,6 +34,12 @@ class PromptTemplate:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        check_kind("options", self.options, isinstance(self.options, Mapping), "a dictionary")
+        if own := self.options.keys() & {"tokenize", "add_generation_prompt", "conversation"}:
+            raise InvalidInput(f"options holds {min(own)!r}, which is set here; leave it out")
+        pairs = isinstance(self.examples, Sequence) and all(map(_is_pair, self.examples))
+        check_kind("examples", self.examples, pairs, "pairs of texts, as ((question, answer), ...)")
         if "{question}" not in self.instruction:
             raise InvalidInput(f"the instruction {self.instruction!r} must hold {{question}}, where the question goes")
         if self.raw and self.chat:
@@ -87,6 +94,10 @@ def next_turn(words: str, tokenizer: Any, options: Mapping[str, Any] | None = No
     ]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **(options or {}))
     return str(text).rpartition(_ANSWER)[2]
+
+
+def _is_pair(example: Any) -> bool:
+    return isinstance(example, list | tuple) and len(example) == 2 and all(isinstance(part, str) for part in example)
 
 
 def _answer(asked: str, answer: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count, pairwise
 from math import nan
 from typing import Literal
 from weakref import WeakSet
 
+from ttc.checks import check_kind
 from ttc.errors import InvalidInput
 from ttc.sampling import random_key
 from ttc.tree.segment import Segment
@@ -221,8 +222,16 @@ class Branch:
         return f"Branch(path={self.path}, tokens={len(self.tokens)}, {state})"
 
 
+def check_branches(branches: Iterable[Branch]) -> None:
+    """Refuse what is no list of branches."""
+    check_kind("branches", branches, isinstance(branches, Iterable), "a list of branches")
+    for branch in branches:
+        check_kind("a branch", branch, isinstance(branch, Branch), "what engine.root or engine.fork makes")
+
+
 def check_live(branches: Sequence[Branch]) -> None:
-    """Refuse branches that were released, and one that comes twice."""
+    """Refuse branches that were released, one that comes twice, and what is no branch."""
+    check_branches(branches)
     for branch in branches:
         _ = branch.leaf  # raises if the branch was released
     if len({id(b) for b in branches}) < len(branches):

@@ -134,6 +134,25 @@ def test_a_question_that_is_no_text_is_refused_by_its_type(question: Any) -> Non
         PLAIN.tokens(question, Marked())
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"instruction": None}, "instruction=None is of type NoneType; give text"),
+        ({"system": 5}, "system=5 is of type int; give text or None"),
+        ({"chat": "yes"}, "chat='yes' is of type str; give True or False or None"),
+        ({"examples": "ab"}, r"examples='ab' is of type str; give pairs of texts, as \(\(question, answer\), ...\)"),
+        ({"examples": ("q", "a")}, "examples=.* give pairs of texts"),
+        ({"examples": (("q", 2),)}, "examples=.* give pairs of texts"),
+        ({"examples": None}, "examples=None is of type NoneType; give pairs"),
+        ({"options": None}, "options=None is of type NoneType; give a dictionary"),
+        ({"options": {"tokenize": True}}, "options holds 'tokenize', which is set here; leave it out"),
+    ],
+)
+def test_what_no_prompt_can_be_made_of_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        PromptTemplate(**fields)
+
+
 def test_half_a_surrogate_pair_is_refused_where_it_stands() -> None:
     with pytest.raises(InvalidInput, match=r"'\\ud83d' at character 3"):
         PLAIN.tokens("ab \ud83d", Marked())

@@ -16,11 +16,12 @@ from ttc.errors import InvalidInput
 Rates = Mapping[int, float]
 """Floating-point operations a second, by rows."""
 
-
 GROUP = 2
 """Queries to a KV head, of the layers that attention is measured with."""
 RATES = ("flops", "attention_flops", "streamed_flops")
 """The fields of a profile that hold rates by rows."""
+BUFFERS = 2
+"""Through which what streams to a device passes: one is worked with, the other takes what comes next meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,15 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
-from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.cost_model.device_profile import BUFFERS, DeviceProfile, LinkProfile
 from ttc.cost_model.roofline import Stage, roofline_time, t_proj
-from ttc.cost_model.split_search import ROUNDING, Generation, Objective, SplitPlan, split_plan, strategy_selector
+from ttc.cost_model.split_search import ROUNDING, Generation, Objective, SplitPlan, fastest, fitting, split_plan
 from ttc.cost_model.unit import Pass
 from ttc.errors import OutOfMemory
 
-BUFFERS = 2
 LEAST_LAYERS = BUFFERS + 1
 """With fewer layers on the host, the buffers would hold the weights of all."""
 LINK_USE = 0.9
@@ -130,27 +128,20 @@ def helped_selector(
     """Algorithm 1 over pairs (k, share): the fastest that fits, the one with most on the device and the smallest share
     among equals.
 
-    ks: the numbers of units on the host that are tried, None for all. share: one that is given, None to search it too.
-    The others: see `strategy_selector`, which also says why no split fits, with OutOfMemory.
+    ks: the numbers of units on the host that are tried, in ascending order; None for all. share: one that is given,
+    None to search it too. The others: see `strategy_selector`.
+    Raises OutOfMemory when no split fits, or none with its buffers; InvalidInput for an unknown objective.
     """
-    ks = range(len(units) + 1) if ks is None else ks
-    options: Any = {"objective": objective, "kv_offload": kv_offload}
-    best: HelpedPlan | None = None
-    least_bytes = 0
-    for k in ks:
-        split = split_plan(k, units, d_cpu, d_gpu, link, generation, **options)
-        if split.device_bytes > vram_bytes or (host_bytes is not None and split.host_bytes > host_bytes):
-            continue
-        plan = with_help(split, units, d_cpu, d_gpu, link, generation.work(objective), share, vram_bytes)
-        if plan.device_bytes > vram_bytes:
-            least_bytes = min(plan.device_bytes, least_bytes or plan.device_bytes)
-        elif best is None or plan.total_s < best.total_s * (1 - ROUNDING):
-            best = plan
-    if best is not None:
-        return best
-    strategy_selector(
-        units, d_cpu, d_gpu, link, vram_bytes, generation, host_bytes=host_bytes, k_most=max(ks), **options
-    )
+    tried = range(len(units) + 1) if ks is None else ks
+    splits = [split_plan(k, units, d_cpu, d_gpu, link, generation, objective, kv_offload) for k in tried]
+    work = generation.work(objective)
+    plans = [
+        with_help(split, units, d_cpu, d_gpu, link, work, share, vram_bytes)
+        for split in fitting(splits, vram_bytes, host_bytes)
+    ]
+    if with_buffers := [plan for plan in plans if plan.device_bytes <= vram_bytes]:
+        return fastest(with_buffers)
+    least_bytes = min(plan.device_bytes for plan in plans)
     raise OutOfMemory(
         f"no split fits {vram_bytes:,} bytes on the device with buffers for a share of {share}; {least_bytes:,} bytes "
         "would do, or a smaller share"

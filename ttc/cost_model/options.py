@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
-from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.cost_model.device_profile import BUFFERS, DeviceProfile, LinkProfile
 from ttc.cost_model.idle_link import HelpedStage
-from ttc.cost_model.policies import BUFFERS, POLICIES, Cache, Policy, Read, Steps, Traffic
+from ttc.cost_model.policies import POLICIES, Cache, Policy, Read, Steps, Traffic
 from ttc.cost_model.roofline import roofline_time, t_comm
 from ttc.cost_model.split_search import ROUNDING
 from ttc.cost_model.unit import Pass, Unit, held_bytes

@@ -13,7 +13,7 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from ttc.cost_model.capture import CaptureTimes, Line, act_gpu_blocks, hybrid_cache_allocation
-from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.cost_model.device_profile import BUFFERS, DeviceProfile, LinkProfile
 from ttc.cost_model.dims import KVShape
 from ttc.cost_model.split_search import Generation
 from ttc.cost_model.transfer import Workload, layers_in_device
@@ -25,8 +25,6 @@ CAPTURE_TOKENS = 64
 """CAPTURE's."""
 MINI_BATCH_TOKENS = 8192
 """CAPTURE's, as by default."""
-BUFFERS = 2
-"""One is computed on while the other is filled."""
 MERGE_RATIO = 4
 """Of a branch's segments, one joins the one after it where it is at most so many times as long, as in `ttc.tree`."""
 

@@ -5,9 +5,11 @@ The first k partition units run on the host, the others on the device. KV lies w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from functools import reduce
+from math import inf
+from typing import Literal, Protocol, TypeVar, get_args
 
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.dims import Positive
@@ -83,17 +85,36 @@ def strategy_selector(
     k_most: the most units on the host that are tried, None for all of them.
     Raises OutOfMemory when no split fits, naming the bytes that would do; InvalidInput for an unknown objective.
     """
-    best: SplitPlan | None = None
     most = len(units) if k_most is None else k_most
     plans = [split_plan(k, units, d_cpu, d_gpu, link, generation, objective, kv_offload) for k in range(most + 1)]
-    for plan in plans:
-        if plan.device_bytes > vram_bytes or (host_bytes is not None and plan.host_bytes > host_bytes):
-            continue
-        if best is None or plan.total_s < best.total_s * (1 - ROUNDING):
-            best = plan
-    if best is None:
+    return fastest(fitting(plans, vram_bytes, host_bytes))
+
+
+def fitting(plans: Sequence[SplitPlan], vram_bytes: int, host_bytes: int | None) -> list[SplitPlan]:
+    """Of the plans that are tried, with ever more units on the host, those that fit both memories (Eq. 4.16).
+
+    host_bytes: None for enough. Raises OutOfMemory when none fits, naming the bytes that would do.
+    """
+    room = inf if host_bytes is None else host_bytes
+    found = [plan for plan in plans if plan.device_bytes <= vram_bytes and plan.host_bytes <= room]
+    if not found:
         raise OutOfMemory(_nothing_fits(plans, vram_bytes, host_bytes))
-    return best
+    return found
+
+
+class Timed(Protocol):
+    """What takes `total_s` seconds."""
+
+    @property
+    def total_s(self) -> float: ...
+
+
+T = TypeVar("T", bound=Timed)
+
+
+def fastest(plans: Iterable[T]) -> T:
+    """The fastest plan, the first among equals."""
+    return reduce(lambda best, plan: plan if plan.total_s < best.total_s * (1 - ROUNDING) else best, plans)
 
 
 def split_plan(
@@ -142,5 +163,6 @@ def _nothing_fits(plans: Sequence[SplitPlan], vram_bytes: int, host_bytes: int |
     return (
         f"no split fits {vram_bytes:,} bytes on the device and {host_bytes:,} on the host: with {fits.k} of "
         f"{fits.units} units on the host, the fewest that the device leaves, the host needs {fits.host_bytes:,} bytes; "
-        f"give it these, or the device {plans[0].device_bytes:,} bytes for all units, or choose a smaller model"
+        f"give it these, or the device {plans[0].device_bytes:,} bytes for "
+        f"{plans[0].units - plans[0].k} units, or choose a smaller model"
     )

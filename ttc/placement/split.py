@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ttc.attention.plan import Plan
 from ttc.checks import check_whole
-from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
-from ttc.cost_model.idle_link import BUFFERS, HelpedPlan, helped_selector, with_help
+from ttc.cost_model.device_profile import BUFFERS, DeviceProfile, LinkProfile
+from ttc.cost_model.idle_link import HelpedPlan, helped_selector, with_help
 from ttc.cost_model.profile_file import read
 from ttc.cost_model.split_search import Generation, Objective, split_plan
 from ttc.errors import InvalidInput, OutOfMemory

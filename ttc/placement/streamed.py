@@ -10,13 +10,14 @@ import torch
 from accelerate.hooks import add_hook_to_module
 from torch import Tensor, nn
 
+from ttc.cost_model.device_profile import BUFFERS
 from ttc.decoder_layers import decoder_layers, layer_stacks
 from ttc.errors import OutOfMemory, UnsupportedModel
 from ttc.memory.link import Link
 from ttc.memory.tiers import as_budget
 from ttc.placement.base import Device, PlacedRunner, Placement, common_weights, move_own, outside, weight_bytes
 from ttc.placement.sides import weights_of
-from ttc.placement.weight_stream import BUFFERS, HostWeights, Leaves, WeightStream, side_by_side
+from ttc.placement.weight_stream import HostWeights, Leaves, WeightStream, side_by_side
 
 
 @dataclass

@@ -10,10 +10,9 @@ import torch
 from accelerate.hooks import ModelHook
 from torch import Tensor, nn
 
+from ttc.cost_model.device_profile import BUFFERS
 from ttc.memory.link import Link, Transfer
 
-BUFFERS = 2
-"""One holds what is computed with, the other takes what comes next meanwhile."""
 PIECES = 32
 """What a buffer takes crosses in so many pieces, so that KV which is needed earlier waits for a piece at most."""
 LEAST_PIECE_BYTES = 1 << 18

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from experiments.plan import show
 from experiments.planned import asked_for, auto_of
 from search import DVTS, BeamSearch, BestOfN, DiversePrompts, Greedy
 from tests.helpers.configurations import configuration
+from tests.helpers.placements import write_profile
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from ttc import Auto, InvalidInput
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
-from ttc.cost_model.profile_file import BY_MODULES, hardware
+from ttc.cost_model.profile_file import BY_MODULES
 
 
 @pytest.fixture
@@ -27,12 +28,10 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     save_model(tmp_path / "model")
     save_rows(tmp_path / "rows.jsonl", ROWS)
     monkeypatch.setattr(experiments.build, "_loaded", {})
-    device = asdict(DeviceProfile(name="cpu float32", bandwidth=1e9, flops={1: 1e10}))
+    device = DeviceProfile(name="cpu float32", bandwidth=1e9, flops={1: 1e10})
     link = LinkProfile(to_device_bandwidth=1e9, to_host_bandwidth=1e9)
-    devices = [device, device | {"name": "cpu float32" + BY_MODULES}]
-    file = tmp_path / "profile.json"
-    file.write_text(json.dumps({"machine": hardware(), "devices": devices, "link": asdict(link)}))
-    return f"memory.profile={file}"
+    devices = [device, replace(device, name=device.name + BY_MODULES)]
+    return f"memory.profile={write_profile(tmp_path / 'profile.json', devices, link)}"
 
 
 def plan_of(tmp_path: Path, *overrides: str) -> Any:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.helpers.models import prompt
-from tests.helpers.placements import deeper
-from tests.helpers.tokenizers import Letters
+from tests.helpers.placements import deeper, write_profile
 from ttc import Auto, Engine, InvalidInput, OutOfMemory, Sampling, Split, Streamed
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
-from ttc.cost_model.profile_file import BY_MODULES, hardware
+from ttc.cost_model.profile_file import BY_MODULES
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
 
@@ -24,13 +23,11 @@ SEARCH: dict[str, Any] = {"branches": 3, "prompt_tokens": 24, "output_tokens": 1
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, letters: None) -> Path:
     """A small model of four layers, and a profile of this machine with made-up figures."""
     deeper("llama").save_pretrained(tmp_path)
-    monkeypatch.setattr("ttc.model.loading._tokenizer", lambda *_: Letters())
-    modules = asdict(DEVICE) | {"name": DEVICE.name + BY_MODULES}
-    record = {"machine": hardware(), "devices": [asdict(DEVICE), modules], "link": asdict(LINK)}
-    (tmp_path / "profile.json").write_text(json.dumps(record))
+    devices = [DEVICE, replace(DEVICE, name=DEVICE.name + BY_MODULES)]
+    write_profile(tmp_path / "profile.json", devices, LINK)
     return tmp_path
 
 

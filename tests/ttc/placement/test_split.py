@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ import torch
 from experiments.bench import architectures
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
-from tests.helpers.models import FAMILIES, prompt
-from tests.helpers.placements import LAYERS, deeper
+from tests.helpers.models import prompt
+from tests.helpers.placements import LAYERS, deeper, placed, save_without_weights, write_profile
 from tests.helpers.tokenizers import Letters
 from ttc import (
     BeamGroups,
@@ -34,7 +34,6 @@ from ttc import (
 from ttc.approximate.early_exit import EarlyExit
 from ttc.cost_model.capture import Line
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
-from ttc.cost_model.profile_file import hardware
 from ttc.cost_model.unit import held_bytes
 from ttc.model.partition import partition_units
 from ttc.model.regeneration import Regeneration
@@ -47,21 +46,7 @@ KV_BYTES = 4 * 2 * 16
 
 
 def split(plain: Any, memory: Any = None, **options: Any) -> Engine:
-    model = copy.deepcopy(plain)
-    runner = Split(**({"k": 3} | options)).place(model, "cpu")
-    return Engine(model, Letters(), prefill_tokens=5, memory=memory, runner=runner)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_tree_over_a_split_model_equals_plain_transformers(family: str) -> None:
-    plain = deeper(family)
-    engine = split(plain)
-    branches = grow(engine)
-    for branch in branches:
-        assert_like_plain(plain, branch)
-    assert engine.memory.link.to_device_bytes["activations"] > 0
-    engine.release(branches)
-    assert engine.kv_bytes() == 0
+    return placed(plain, Split(**({"k": 3} | options)), memory=memory)
 
 
 @pytest.mark.parametrize("k", [0, 1, LAYERS])
@@ -169,7 +154,7 @@ def test_without_sharing_each_branch_computes_its_own_prefix() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_tied_output_projection_gets_a_copy_on_the_device(tied: bool, tmp_path: Path, tokenizer: None) -> None:
+def test_a_tied_output_projection_gets_a_copy_on_the_device(tied: bool, tmp_path: Path, letters: None) -> None:
     plain = deeper("qwen3", tie_word_embeddings=tied)
     plain.save_pretrained(tmp_path)
     engine = Engine.from_pretrained(tmp_path, device="cpu", dtype="float32", placement=Split(k=2))
@@ -181,30 +166,15 @@ def test_a_tied_output_projection_gets_a_copy_on_the_device(tied: bool, tmp_path
     assert_like_plain(plain, branch)
 
 
-def test_bfloat16_weights_are_packed_and_scores_stay_near() -> None:
-    plain = deeper("llama").to(torch.bfloat16)
-    expected = Engine(copy.deepcopy(plain), Letters())
-    found = [e.score([e.root(prompt(1, 12))], [[[3], [4]]]) for e in (expected, split(plain))]
-    torch.testing.assert_close(torch.tensor(found[1]), torch.tensor(found[0]), atol=0.05, rtol=0.02)
-
-
 # -------------------------------------------------------------------- which split
 
 
 @pytest.fixture
-def tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ttc.model.loading._tokenizer", lambda *_: Letters())
-
-
-@pytest.fixture
-def profile(tmp_path: Path) -> Path:
+def profile(tmp_path: Path) -> str:
     """A made-up profile of this machine, on which the one device is both."""
     device = DeviceProfile(name="cpu float32", bandwidth=40e9, flops={1: 20e9}, pass_overhead_s=1e-3)
     link = LinkProfile(to_device_bandwidth=16e9, to_host_bandwidth=16e9, simulated=True)
-    record = {"machine": hardware(), "devices": [asdict(device)], "link": asdict(link)}
-    file = tmp_path / "profile.json"
-    file.write_text(json.dumps(record))
-    return file
+    return write_profile(tmp_path / "profile.json", [device], link)
 
 
 HEAD_BYTES = 4 * (128 * 32 + 32)
@@ -213,10 +183,10 @@ STEP_TOKENS = 16 + 2 * 8
 
 
 @pytest.mark.parametrize(("fitting", "k"), [(3, 2), (2, 3), (1, 4)])
-def test_auto_puts_as_much_on_the_device_as_fits_with_the_steps_kv(profile: Path, fitting: int, k: int) -> None:
+def test_auto_puts_as_much_on_the_device_as_fits_with_the_steps_kv(profile: str, fitting: int, k: int) -> None:
     budget = HEAD_BYTES + fitting * (LAYER_BYTES + STEP_TOKENS * KV_BYTES)
     plain = deeper("llama")
-    engine = split(plain, k="auto", profile=str(profile), budget_gib=budget / 2**30, **STEP)
+    engine = split(plain, k="auto", profile=profile, budget_gib=budget / 2**30, **STEP)
     assert (engine.runner.k, engine.runner.device_bytes) == (k, HEAD_BYTES + fitting * LAYER_BYTES)
     assert engine.memory.device.budget_bytes == fitting * STEP_TOKENS * KV_BYTES
     branch = engine.root(prompt(1, 9))
@@ -231,11 +201,10 @@ def test_a_policys_own_budget_comes_before_what_the_weights_leave() -> None:
 
 @pytest.mark.parametrize("k", ["auto", 4, 2])
 def test_a_split_without_room_for_a_step_is_refused_before_a_weight_is_read(
-    k: Any, profile: Path, tmp_path: Path, tokenizer: None
+    k: Any, profile: str, tmp_path: Path, letters: None
 ) -> None:
-    deeper("llama").save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"no weights")
-    placement = Split(k=k, profile=str(profile), **STEP)
+    save_without_weights(tmp_path)
+    placement = Split(k=k, profile=profile, **STEP)
     layers = LAYERS - (1 if k == 2 else 3)
     needed = HEAD_BYTES + layers * (LAYER_BYTES + STEP_TOKENS * KV_BYTES)
 
@@ -248,7 +217,7 @@ def test_a_split_without_room_for_a_step_is_refused_before_a_weight_is_read(
         load(replace(placement, host_budget_gib=1 * KIB, budget_gib=needed / 2**30))
 
 
-def test_what_cannot_be_split_is_refused(profile: Path) -> None:
+def test_what_cannot_be_split_is_refused(profile: str) -> None:
     model = deeper("llama")
     with pytest.raises(InvalidInput, match=r"placement.k=5 leaves no layer on the device; of 6 units at most 4"):
         Split(k=5).place(model, "cpu")
@@ -256,13 +225,13 @@ def test_what_cannot_be_split_is_refused(profile: Path) -> None:
         Split(k="most")
     with pytest.raises(InvalidInput, match=r"k=auto needs a profile of this machine"):
         Split()
-    record = json.loads(profile.read_text())
-    profile.write_text(json.dumps(record | {"machine": record["machine"] | {"threads": 999}}))
+    record = json.loads(Path(profile).read_text())
+    Path(profile).write_text(json.dumps(record | {"machine": record["machine"] | {"threads": 999}}))
     with pytest.raises(InvalidInput, match=r"a profile of another machine \(threads 999 there"):
-        Split(profile=str(profile)).place(model, "cpu")
-    profile.write_text(json.dumps(record | {"devices": []}))
+        Split(profile=profile).place(model, "cpu")
+    Path(profile).write_text(json.dumps(record | {"devices": []}))
     with pytest.raises(InvalidInput, match=r"no 'cpu float32'"):
-        Split(profile=str(profile)).place(model, "cpu")
+        Split(profile=profile).place(model, "cpu")
 
 
 def test_layers_that_do_not_run_one_after_the_other_or_are_partly_one_are_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,35 +12,20 @@ import transformers as hf
 from experiments.bench import architectures
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
-from tests.helpers.models import FAMILIES, prompt, small
-from tests.helpers.placements import LAYERS, deeper
-from tests.helpers.tokenizers import Letters
+from tests.helpers.models import prompt, small
+from tests.helpers.placements import LAYERS, deeper, placed, save_without_weights
 from ttc import BeamGroups, Engine, InvalidInput, OutOfMemory, Streamed, UnsupportedModel
-from ttc.approximate.early_exit import EarlyExit
 
 KIB = 1 / 2**20
 
 
 def streamed(plain: Any, memory: Any = None, **options: Any) -> Engine:
-    model = copy.deepcopy(plain)
-    return Engine(model, Letters(), prefill_tokens=5, memory=memory, runner=Streamed(**options).place(model, "cpu"))
+    return placed(plain, Streamed(**options), memory=memory)
 
 
 def layer_bytes(model: Any) -> int:
     """Of one layer of a Llama, each weight of which is a multiple of 64 bytes."""
     return sum(4 * weight.numel() for weight in model.model.layers[0].parameters())
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_tree_over_streamed_weights_equals_plain_transformers(family: str) -> None:
-    plain = deeper(family)
-    engine = streamed(plain)
-    branches = grow(engine)
-    for branch in branches:
-        assert_like_plain(plain, branch)
-    assert engine.memory.link.to_device_bytes["weights"] > 0
-    engine.release(branches)
-    assert engine.kv_bytes() == 0
 
 
 def test_each_pass_moves_each_layer_once_and_counts_it() -> None:
@@ -69,44 +53,6 @@ def test_a_budget_keeps_the_first_layers_on_the_device() -> None:
     assert_like_plain(plain, branch)
 
 
-def test_a_late_link_changes_nothing_but_time_and_kv_crosses_it_too() -> None:
-    plain = deeper("llama")
-    engine = streamed(plain, BeamGroups(32 * KIB, block_tokens=8), link_gbps=0.02)
-    for branch in grow(engine):
-        assert_like_plain(plain, branch)
-    link = engine.memory.link
-    assert link.simulated and link.exposed_s > 0
-    assert link.to_device_bytes["weights"] > 0 and link.to_device_bytes.total() > link.to_device_bytes["weights"]
-
-
-def test_a_pass_that_breaks_off_between_layers_leaves_the_weights_right() -> None:
-    plain = deeper("llama")
-    engine = streamed(plain)
-    branches = engine.roots([prompt(1, 12), prompt(2, 12)])
-    exit = EarlyExit(rule="entropy", l_min=1, theta=1e9, eps=1e9)
-    assert len(engine.score(branches, [[[3], [4]]] * 2, exit=exit)) == 2
-    engine.generate(branches, 6, sampling=GREEDY)
-    for branch in branches:
-        assert_like_plain(plain, branch)
-
-
-def test_a_transfer_that_fails_is_raised_and_the_next_pass_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = deeper("llama")
-    engine = streamed(plain)
-    branch = engine.root(prompt(1, 12))
-    link, fetch = engine.memory.link, engine.memory.link.fetch
-
-    def fails(copies: Any, cause: str, **options: Any) -> Any:
-        return fetch([*copies[:-1], (copies[-1][0][:1], copies[-1][1])], cause, **options)  # of different sizes
-
-    monkeypatch.setattr(link, "fetch", fails)
-    with pytest.raises(RuntimeError, match=r"doesn.t match"):
-        engine.generate([branch], 3, sampling=GREEDY)
-    monkeypatch.undo()
-    engine.generate([branch], 3, sampling=GREEDY)
-    assert_like_plain(plain, branch)
-
-
 def test_the_weights_are_the_models_own_wherever_they_lie() -> None:
     plain = deeper("qwen3")
     engine = streamed(plain)
@@ -119,10 +65,9 @@ def test_the_weights_are_the_models_own_wherever_they_lie() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_model_is_loaded_to_where_it_stays(tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_loaded_to_where_it_stays(tied: bool, tmp_path: Path, letters: None) -> None:
     plain = deeper("qwen3", tie_word_embeddings=tied)
     plain.save_pretrained(tmp_path)
-    monkeypatch.setattr("ttc.model.loading._tokenizer", lambda *_: Letters())
     engine = Engine.from_pretrained(tmp_path, device="cpu", dtype="float32", placement=Streamed())
     assert (engine.model.lm_head.weight is engine.model.model.embed_tokens.weight) == tied
     assert len(engine.runner.shapes) == LAYERS
@@ -131,13 +76,9 @@ def test_a_model_is_loaded_to_where_it_stays(tied: bool, tmp_path: Path, monkeyp
     assert_like_plain(plain, branch)
 
 
-def test_a_budget_that_is_too_small_is_refused_before_a_weight_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_budget_that_is_too_small_is_refused_before_a_weight_is_read(tmp_path: Path, letters: None) -> None:
     plain = deeper("llama")
-    plain.save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"no weights")
-    monkeypatch.setattr("ttc.model.loading._tokenizer", lambda *_: Letters())
+    save_without_weights(tmp_path)
 
     def load(**options: Any) -> None:
         Engine.from_pretrained(tmp_path, device="cpu", dtype="float32", placement=Streamed(**options))

@@ -1,4 +1,5 @@
-"""Placed models beside all else that the engine does: recurrent and unusual layers, policies, eviction, scores."""
+"""Placed models give what plain transformers does: all families, recurrent and unusual layers, beside policies,
+eviction, scores."""
 
 from __future__ import annotations
 
@@ -7,21 +8,25 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
 from experiments.bench import architectures
+from tests.helpers import placements
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
-from tests.helpers.models import prompt
+from tests.helpers.models import FAMILIES, prompt
 from tests.helpers.ownership import assert_nothing_left, assert_whole
 from tests.helpers.placements import deeper
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, BlockCache, Engine, Headwise, Layerwise, Paged, Split, Streamed
 from ttc.approximate.early_exit import EarlyExit
+from ttc.placement.base import Placement
 from ttc.residency.base import Residency
 from ttc.tree.branch import Branch
 
 KIB = 1 / 2**20
 PLACEMENTS = {"split": Split(k=3), "streamed": Streamed()}
+CROSSES = {"split": "activations", "streamed": "weights"}
 PLACED = pytest.mark.parametrize("placement", PLACEMENTS)
 RECURRENT = ["qwen3_5_text", "jamba", "lfm2: convolutions", "mamba2", "falcon_h1"]
 OWN_CODE = ["bloom", "codegen", "falcon", "falcon: alibi", "falcon: shared heads", "gpt_neo", "gpt_neox_japanese"]
@@ -36,21 +41,21 @@ arguments for attention."""
 
 @cache
 def plain(case: str) -> Any:
-    return deeper(case) if case == "llama" else architectures.build(case)
+    return deeper(case) if case in FAMILIES else architectures.build(case)
 
 
 def placed(case: str, placement: str, **options: Any) -> Engine:
-    model = copy.deepcopy(plain(case))
-    return Engine(model, Letters(), prefill_tokens=5, runner=PLACEMENTS[placement].place(model, "cpu"), **options)
+    return placements.placed(plain(case), PLACEMENTS[placement], **options)
 
 
 @PLACED
-@pytest.mark.parametrize("case", RECURRENT + UNUSUAL)
-def test_layers_of_other_kinds_give_the_same_where_they_are_placed(case: str, placement: str) -> None:
+@pytest.mark.parametrize("case", [*FAMILIES, *RECURRENT, *UNUSUAL])
+def test_a_tree_over_placed_layers_equals_plain_transformers(case: str, placement: str) -> None:
     engine = placed(case, placement)
     branches = grow(engine)
     for branch in branches:
         assert_like_plain(plain(case), branch)
+    assert engine.memory.link.to_device_bytes[CROSSES[placement]] > 0
     assert_nothing_left(engine, branches)
 
 
@@ -62,7 +67,7 @@ def test_all_that_can_be_served_can_be_placed(case: str, placement: str) -> None
     branches = architectures.grow(engine)
     worst, allowed = architectures.difference(plain(case), branches, bool(recurrent and recurrent.knows_opening))
     assert worst <= allowed
-    assert engine.memory.link.to_device_bytes["activations" if placement == "split" else "weights"] > 0
+    assert engine.memory.link.to_device_bytes[CROSSES[placement]] > 0
     assert_nothing_left(engine, branches)
 
 
@@ -139,3 +144,11 @@ def test_scores_and_exits_are_those_of_the_whole_model(case: str, placement: str
         for ours, expected in zip(found[1], found[0], strict=True):
             for one, two in zip(ours, expected, strict=True):
                 assert one == pytest.approx(two, abs=1e-4)
+
+
+@pytest.mark.parametrize("placement", [Split(k=3), Split(k=4, streamed=0.6), Streamed()], ids=str)
+def test_scores_in_bfloat16_stay_near_those_of_the_whole_model(placement: Placement) -> None:
+    model = deeper("llama").to(torch.bfloat16)
+    whole, parted = Engine(copy.deepcopy(model), Letters()), placements.placed(model, placement)
+    expected, found = (torch.tensor(e.score([e.root(prompt(1, 12))], [[[3], [4]]])) for e in (whole, parted))
+    torch.testing.assert_close(found, expected, atol=0.05, rtol=0.02)

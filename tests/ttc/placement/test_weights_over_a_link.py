@@ -1,0 +1,73 @@
+"""Weights that come to the device in every pass, of whole layers or of a share of their rows: a link that is late, a
+pass that breaks off, and a transfer that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.helpers.engines import GREEDY
+from tests.helpers.exactness import assert_like_plain, grow
+from tests.helpers.models import prompt
+from tests.helpers.placements import LAYERS, deeper, placed
+from ttc import BeamGroups, Split, Streamed
+from ttc.approximate.early_exit import EarlyExit
+from ttc.placement.base import Placement
+
+KIB = 1 / 2**20
+PLACEMENTS: dict[str, Callable[..., Placement]] = {
+    "streamed": Streamed,
+    "split with help": partial(Split, k=LAYERS, streamed=0.6),
+}
+PLACED = pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
+
+
+@PLACED
+def test_a_late_link_changes_nothing_but_time_and_kv_crosses_it_too(placement: Callable[..., Placement]) -> None:
+    plain = deeper("qwen3")
+    engine = placed(plain, placement(link_gbps=0.02), memory=BeamGroups(32 * KIB, block_tokens=8))
+    for branch in grow(engine):
+        assert_like_plain(plain, branch)
+    link = engine.memory.link
+    assert link.simulated and link.exposed_s > 0
+    moved = link.to_device_bytes
+    assert moved["weights"] > 0 and moved.total() > sum(
+        moved[cause] for cause in ("weights", "activations", "positions")
+    )
+
+
+@PLACED
+def test_a_pass_that_breaks_off_leaves_the_next_one_right(placement: Callable[..., Placement]) -> None:
+    plain = deeper("llama")
+    engine = placed(plain, placement(link_gbps=0.002))  # so slow that weights for the next layers are still under way
+    branches = engine.roots([prompt(1, 6), prompt(2, 6)])
+    exit = EarlyExit(rule="entropy", l_min=1, theta=1e9, eps=1e9)
+    assert len(engine.score(branches, [[[3], [4]]] * 2, exit=exit)) == 2
+    engine.generate(branches, 3, sampling=GREEDY)
+    for branch in branches:
+        assert_like_plain(plain, branch)
+
+
+@PLACED
+def test_a_transfer_that_fails_is_raised_and_the_next_pass_is_right(
+    placement: Callable[..., Placement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = deeper("llama")
+    engine = placed(plain, placement())
+    branch = engine.root(prompt(1, 12))
+    link, fetch = engine.memory.link, engine.memory.link.fetch
+
+    def fails(copies: Any, cause: str, **options: Any) -> Any:
+        if cause == "weights":
+            copies = [*copies[:-1], (copies[-1][0][:1], copies[-1][1])]  # of different sizes
+        return fetch(copies, cause, **options)
+
+    monkeypatch.setattr(link, "fetch", fails)
+    with pytest.raises(RuntimeError, match=r"doesn.t match"):
+        engine.generate([branch], 3, sampling=GREEDY)
+    monkeypatch.undo()
+    engine.generate([branch], 3, sampling=GREEDY)
+    assert_like_plain(plain, branch)

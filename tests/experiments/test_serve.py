@@ -1,13 +1,9 @@
-"""The server, by real HTTP on this machine: what clients get, alone and in a crowd, and what those leave who go."""
+"""The server, by real HTTP on this machine: what clients get, alone and in a crowd."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from threading import Thread
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,120 +15,14 @@ pytest.importorskip("openai")
 import httpx2
 import openai
 
-from experiments.serve.app import Api
 from experiments.serve.conversation import Conversation
-from experiments.serve.job import LOCAL, bind, server
-from experiments.serve.offer import Offer
-from experiments.serve.service import Service
-from search import BeamSearch, BestOfN, Case, Greedy, Search, SearchSteps, SelfConsistency, solve
+from search import BestOfN, SelfConsistency, solve
 from tests.helpers.models import small
-from tests.helpers.servers import EOS, Ascii
-from ttc import Branch, Engine
-from ttc.protocols import Backend
+from tests.helpers.servers import EOS
+from tests.helpers.own_server import SEARCHES, Asks, Chatting, Running, make_engine, running, said
 from ttc.text.prompt import PromptTemplate
 
-
-class Chatting(Ascii):
-    """A chat template that writes each role's first letter before its words."""
-
-    chat_template = "made by apply_chat_template"  # type: ignore[assignment]
-
-    def apply_chat_template(self, messages: Sequence[dict[str, str]], **_: Any) -> str:
-        return "".join(f"{m['role'][0]}:{m['content']}\n" for m in messages) + "a:"
-
-
-class Asks:
-    """Rates a branch by how likely it goes on with a letter, which costs verifier tokens."""
-
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
-        return [[float(rows[0][0])] for rows in backend.score(branches, [[[ord("e")]]] * len(branches))]
-
-
-@dataclass(frozen=True)
-class Broken(Search):
-    """Raises where the question says so."""
-
-    @property
-    def needs_verifier(self) -> bool:
-        return False
-
-    def run(self, root: Branch, case: Case) -> SearchSteps:
-        if "break" in case.question:
-            raise ZeroDivisionError("a mistake in the search")
-        return (yield from Greedy(max_tokens=4).run(root, case))
-
-
-SEARCHES = {
-    "best_of_n": BestOfN(n=3, max_tokens=12),
-    "beam_search": BeamSearch(beam_size=2, beam_width=2, step_tokens=4, max_steps=3),
-    "self_consistency": SelfConsistency(n=3, max_tokens=8),
-    "broken": Broken(),
-}
-
-
-ENDLESS: dict[str, Any] = {"model": "tiny", "prompt": "abc", "max_tokens": 900, "temperature": 0}
-"""A request whose answer has no end of its own."""
-
-
-def make_engine(pass_s: float = 0.0) -> Engine:
-    """pass_s: what each pass takes at least."""
-    engine = Engine(small(context=1024), Chatting())
-    forward = engine.runner.forward
-
-    def slow(*given: Any) -> torch.Tensor:
-        time.sleep(pass_s)
-        return forward(*given)
-
-    if pass_s:
-        engine.runner.forward = slow  # type: ignore[method-assign]
-    return engine
-
-
-@dataclass
-class Running:
-    """A server in a thread."""
-
-    api: Api
-    url: str
-    web: Any
-    thread: Thread
-
-    @property
-    def engine(self) -> Engine:
-        assert isinstance(self.api.service.engine, Engine)
-        return self.api.service.engine
-
-    def client(self, **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, **options)
-
-    def wait_until_free(self) -> None:
-        """Until no problem is open and no KV is left."""
-        until = time.monotonic() + 20
-        while self.api.service.open or self.engine.kv_bytes():
-            assert time.monotonic() < until, "something is left"
-            time.sleep(0.01)
-
-
-@contextmanager
-def running(
-    *, most: int = 256, key: str | None = None, hosts: Any = None, shutdown_s: int = 20, pass_s: float = 0.0
-) -> Iterator[Running]:
-    offer = Offer("tiny", SEARCHES, 900, 16)
-    service = Service(make_engine(pass_s), most)
-    api = Api(service, offer, Asks(), 20_000, budget={"max_generated_tokens": 2000})
-    socket = bind("127.0.0.1", 0)
-    web = server(api, key, hosts, shutdown_s)
-    thread = Thread(target=lambda: web.run(sockets=[socket]), daemon=True)
-    thread.start()
-    while not web.started:
-        time.sleep(0.01)
-    try:
-        yield Running(api, f"http://127.0.0.1:{socket.getsockname()[1]}", web, thread)
-    finally:
-        web.should_exit = True
-        thread.join(30)
-        assert not thread.is_alive() and not api.service.thread.is_alive()
-        assert api.service.engine.kv_bytes() == 0  # type: ignore[attr-defined]
+PROMPT = "s:be kind\nu:12 + 3\na:"
 
 
 @pytest.fixture(scope="module")
@@ -141,12 +31,6 @@ def shared() -> Iterator[Running]:
         yield found
         found.wait_until_free()
 
-
-def said(text: str) -> list[Any]:
-    return [{"role": "system", "content": "be kind"}, {"role": "user", "content": text}]
-
-
-PROMPT = "s:be kind\nu:12 + 3\na:"
 
 # ---------------------------------------------------------------- answers
 
@@ -284,124 +168,6 @@ def test_64_requests_at_once_get_what_each_gets_alone(shared: Running) -> None:
     shared.wait_until_free()
 
 
-def test_clients_that_leave_midway_leave_nothing_behind() -> None:
-    with running(pass_s=0.003) as found:
-        for seed in range(2):
-            stream = found.client().completions.create(**ENDLESS, seed=seed, stream=True)
-            for _ in range(5):
-                next(stream)
-            stream.close()
-        with pytest.raises(openai.APITimeoutError):
-            found.client(timeout=0.3).completions.create(**ENDLESS)
-        found.wait_until_free()
-        counted = found.api.metrics.registry.get_sample_value
-        assert counted("ttc_requests_total", {"search": "none", "status": "499"}) == 3
-        assert counted("ttc_requests_total", {"search": "none", "status": "200"}) is None
-
-
-def test_who_finds_no_place_is_told_when_to_come_back() -> None:
-    with running(most=1, pass_s=0.003) as found:
-        stream = found.client().completions.create(**ENDLESS, stream=True)
-        next(stream)
-        with pytest.raises(openai.RateLimitError, match="room for 1") as refused:
-            found.client().completions.create(model="tiny", prompt="go")
-        assert int(refused.value.response.headers["retry-after"]) >= 1
-        stream.close()
-        found.wait_until_free()
-        assert found.client().completions.create(model="tiny", prompt="go").choices
-
-
-# ---------------------------------------------------------------- what goes wrong
-
-
-BAD: list[tuple[dict[str, Any], int, str]] = [
-    ({"model": "huge"}, 404, "use one of tiny, tiny\\+best_of_n"),
-    ({"model": "tiny+nope"}, 404, "does not exist"),
-    ({"search": "nope"}, 400, "use one of none, best_of_n"),
-    ({"search": {"name": "best_of_n", "_target_": "os.system"}}, 400, "_target_ is no setting of BestOfN"),
-    ({"search": {"name": "best_of_n", "n": 17}}, 400, "search.n=17 is more than this server's 16"),
-    ({"search": {"name": "best_of_n", "n": 0}}, 400, "n=0 must be at least 1"),
-    ({"search": {"name": "best_of_n", "n": "many"}}, 400, "search.n='many'|n='many'"),
-    ({"search": {"n": 3}}, 400, "give search.name"),
-    ({"model": "tiny+best_of_n", "n": 2}, 400, "a search gives one answer"),
-    ({"max_tokens": 901}, 400, "max_tokens=901 is more than this server's 900"),
-    ({"max_generated_tokens": 2001}, 400, "more than this server's 2000"),
-    ({"temperature": -1}, 400, "temperature=-1: "),
-    ({"tools": [{"type": "function"}]}, 400, "tools is not offered here"),
-    ({"messages": []}, 400, "messages=\\[\\]"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role='tool'"),
-    ({"messages": [{"role": "assistant", "content": "x"}]}, 400, "end with one of the user"),
-    ({"messages": [{"role": "user", "content": "x" * 1100}]}, 400, "model's context of 1024"),
-    ({"answer_kind": "rhyme"}, 400, "rhyme"),
-    ({"stop": [""]}, 400, "at least one character"),
-]
-
-
-@pytest.mark.parametrize(("fields", "status", "message"), BAD, ids=lambda value: str(value)[:40])
-def test_a_request_that_cannot_be_used_is_refused_by_name(
-    shared: Running, fields: dict[str, Any], status: int, message: str
-) -> None:
-    body: Any = {"model": "tiny", "messages": said("go")} | fields
-    with pytest.raises(openai.APIStatusError, match=message) as refused:
-        shared.client().post("/chat/completions", body=body, cast_to=object)
-    assert refused.value.status_code == status
-    assert isinstance(refused.value.body, dict) and refused.value.body["type"]
-    if "context" in message:
-        assert refused.value.code == "context_length_exceeded"
-
-
-@pytest.mark.parametrize(
-    ("options", "status", "message"),
-    [
-        ({"content": "{", "headers": {"Content-Type": "application/json"}}, 400, "the body is no JSON"),
-        ({"content": "{}", "headers": {"Content-Type": "text/plain"}}, 415, "send it with the header"),
-        ({"json": {"prompt": "x" * 30_000}}, 413, "longer than 20000 bytes"),
-        ({"json": {"prompt": "x"}}, 400, "model is missing"),
-        ({"json": ["x"]}, 400, "the body is list"),
-    ],
-    ids=["no JSON", "text", "long", "no model", "list"],
-)
-def test_a_body_that_cannot_be_read_is_refused(
-    shared: Running, options: dict[str, Any], status: int, message: str
-) -> None:
-    reply = httpx2.post(f"{shared.url}/v1/completions", **options)
-    assert reply.status_code == status and message in reply.json()["error"]["message"]
-
-
-def test_an_unknown_path_says_which_there_are(shared: Running) -> None:
-    for reply in (httpx2.get(f"{shared.url}/v2"), httpx2.get(f"{shared.url}/v1/completions")):
-        assert reply.status_code in (404, 405) and "/v1/chat/completions" in reply.json()["error"]["message"]
-
-
-def test_a_search_that_breaks_fails_its_own_request_alone(shared: Running) -> None:
-    async def both() -> list[Any]:
-        async with openai.AsyncOpenAI(base_url=f"{shared.url}/v1", api_key="unused", max_retries=0) as client:
-            asked = (client.completions.create(model="tiny+broken", prompt=p, seed=1) for p in ("go", "break", "on"))
-            return await asyncio.gather(*asked, return_exceptions=True)
-
-    first, broken, last = asyncio.run(both())
-    assert isinstance(broken, openai.InternalServerError) and "a mistake in the search" in str(broken)
-    assert first.choices[0].text and last.choices[0].text
-
-
-def test_an_engine_that_fails_once_fails_what_is_under_way_and_the_server_goes_on() -> None:
-    with running() as found:
-        forward = found.engine.runner.forward
-
-        def failing(*_: Any) -> Any:
-            found.engine.runner.forward = forward  # type: ignore[method-assign]
-            raise RuntimeError("device lost")
-
-        found.engine.runner.forward = failing  # type: ignore[method-assign]
-        with pytest.raises(openai.InternalServerError, match="device lost"):
-            found.client().completions.create(model="tiny", prompt="go")
-        found.wait_until_free()
-        assert found.client().completions.create(model="tiny", prompt="go").choices
-
-
-# ---------------------------------------------------------------- who may call
-
-
 def test_models_health_and_metrics_can_be_asked_for(shared: Running) -> None:
     names = [model.id for model in shared.client().models.list()]
     assert names == ["tiny", *(f"tiny+{name}" for name in SEARCHES)]
@@ -415,43 +181,3 @@ def test_models_health_and_metrics_can_be_asked_for(shared: Running) -> None:
     assert counts['ttc_requests_total{search="best_of_n",status="200"}'] >= 1
     for kind in ("generated", "verifier", "prompt"):
         assert counts[f'ttc_tokens_total{{kind="{kind}",search="best_of_n"}}'] > 0
-
-
-def test_a_key_keeps_others_out_and_a_strange_host_name_is_refused() -> None:
-    with running(key="secret-é") as found:
-        assert httpx2.get(f"{found.url}/health").status_code == 200
-        for headers in ({}, {"Authorization": "Bearer secret"}, {"Authorization": "Basic secret-é".encode()}):
-            reply = httpx2.get(f"{found.url}/v1/models", headers=headers)  # type: ignore[arg-type]
-            assert reply.status_code == 401 and reply.json()["error"]["code"] == "invalid_api_key"
-            assert httpx2.get(f"{found.url}/metrics", headers=headers).status_code == 401  # type: ignore[arg-type]
-        right = {"Authorization": "Bearer secret-é".encode()}
-        assert httpx2.get(f"{found.url}/v1/models", headers=right).status_code == 200  # type: ignore[arg-type]
-    with running(hosts=LOCAL) as found:
-        assert httpx2.get(f"{found.url}/health").status_code == 200
-        strange = httpx2.get(f"{found.url}/health", headers={"Host": "evil.example:8000"})
-        assert strange.status_code == 403 and "evil.example" in strange.json()["error"]["message"]
-
-
-# ---------------------------------------------------------------- the end
-
-
-def test_a_server_that_is_stopped_ends_what_is_under_way() -> None:
-    ask = ENDLESS | {"max_tokens": 200}
-    with running(pass_s=0.002) as found:
-        whole = found.client().completions.create(**ask).choices[0].text
-        stream = found.client().completions.create(**ask, stream=True)
-        text = next(stream).choices[0].text
-        found.web.should_exit = True
-        assert text + "".join(chunk.choices[0].text for chunk in stream) == whole
-        found.thread.join(20)
-        with pytest.raises(openai.APIConnectionError):
-            found.client().completions.create(**ask)
-
-
-def test_what_takes_too_long_is_broken_off_when_the_server_stops() -> None:
-    with running(shutdown_s=0, pass_s=0.003) as found:
-        stream = found.client().completions.create(**ENDLESS, stream=True)
-        next(stream)
-        found.web.should_exit = True
-        found.thread.join(20)
-        assert not found.thread.is_alive() and found.engine.kv_bytes() == 0

@@ -1,4 +1,4 @@
-"""What searches can ask for besides steps, and what callers see of them: text, counts, results, streams, threads."""
+"""What gates and statistics do to searches, and what callers see of them: results, streams, threads, refusals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from search import (
-    Append,
     BeamSearch,
     BestOfN,
     Case,
@@ -26,7 +25,6 @@ from search import (
     Expand,
     Greedy,
     Rate,
-    Release,
     Search,
     SearchSteps,
     SelfConsistency,
@@ -36,10 +34,8 @@ from search import (
     try_verifier,
 )
 from tests.helpers.backends import FakeBackend
-from tests.helpers.engines import GREEDY, make_engine
-from tests.helpers.tokenizers import Letters
-from ttc import Branch, ContextExceeded, DecodeGate, InvalidInput, VerifierError
-from ttc.text.prompt import PromptTemplate
+from tests.helpers.engines import make_engine
+from ttc import Branch, DecodeGate, InvalidInput, VerifierError
 
 
 class Commas:
@@ -53,39 +49,6 @@ class Commas:
 
     def released(self, branches: Sequence[Branch]) -> None:
         self.forgotten += branches
-
-
-@dataclass(frozen=True)
-class Revision(Search):
-    """Two samples from one branch and none from another; then each is told to think again."""
-
-    @property
-    def needs_verifier(self) -> bool:
-        return False
-
-    def run(self, root: Branch, case: Case) -> SearchSteps:
-        first = yield Expand([root], 2, Step(3, end=case.end), self.sampling)
-        going = [b for b in first if not b.finished] or first
-        told = yield Append(going, "Wait")
-        assert [b.parent for b in told] == going and not any(b.finished for b in told)
-        yield Release([*first, root])
-        children = yield Expand(told, [3, *[0] * (len(told) - 1)], Step(2, end=case.end), self.sampling)
-        assert [b.parent for b in children] == [told[0]] * 3
-        order = case.rng.permutation(3)
-        return [children[i] for i in order]
-
-
-def test_text_is_appended_as_given_tokens_on_an_engine() -> None:
-    engine = make_engine(context=160)
-    before = engine.kv_bytes()
-    (result,) = solve(Revision(), problem=["1 + 1"], engine=engine)
-    again = solve(Revision(), problem=["9", "1 + 1"], engine=make_engine(context=160))[1]
-    assert result.error is None and engine.kv_bytes() == before
-    assert [b.path for b in result.branches] == [b.path for b in again.branches]
-    for branch in result.branches:
-        assert "Wait" in branch.text and branch.step_reasons[-1] in ("length", "eos", "context")
-        assert sum(value != value for value in branch.logprobs) == len(engine.encode("Wait"))
-    assert [node.text for node in result.tree].count("Wait") >= 1
 
 
 def test_what_a_gate_cut_off_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,156 +113,6 @@ def test_a_step_with_statistics_keeps_the_models_own_entropies() -> None:
         assert branch.self_certainties[3:] == pytest.approx(certainties.tolist(), abs=1e-4)
     with pytest.raises(InvalidInput, match=r"FakeBackend\.generate offers no statistics"):
         solve(Told(), problem="1 + 1", engine=FakeBackend())
-
-
-@dataclass(frozen=True)
-class Again(Search):
-    """Samples that are then given a text."""
-
-    append: Any = None
-
-    @property
-    def needs_verifier(self) -> bool:
-        return False
-
-    def run(self, root: Branch, case: Case) -> SearchSteps:
-        first = yield Expand([root], 12, Step(9, end=case.end), self.sampling)
-        children = yield self.append(first)
-        assert [b.parent for b in children] == first and not any(b.finished for b in children)
-        return [b for pair in zip(first, children, strict=True) for b in pair]
-
-
-def before_and_after(append: Any, **options: Any) -> list[tuple[Any, Any]]:
-    backend = FakeBackend()
-    backend.tokenizer = options.pop("tokenizer", backend.tokenizer)
-    result = solve(Again(append=append), problem=["q"], engine=backend, **options)[0]
-    assert result.error is None and not backend.live
-    return list(zip(result.branches[::2], result.branches[1::2], strict=True))
-
-
-def said(before: Any, after: Any) -> str:
-    """What stands after the prompt; given text that no generated token stands before counts as a part of that."""
-    return Letters().decode(after.tokens[before.prompt_length :])
-
-
-class Chat(Letters):
-    """A chat template whose turns end with a zero, as the backend's answers do."""
-
-    chat_template = "turns"
-
-    def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> str:
-        return "".join(f"{message['role'][0]}:{message['content']}0" for message in messages) + "a:"
-
-
-@pytest.mark.parametrize(("tokenizer", "turn"), [(Chat(), "0u:why?0a:"), (Letters(), "\n\nQuestion: why?\nAnswer:")])
-def test_a_turn_is_written_as_the_template_does_with_one_end_before_it(tokenizer: Any, turn: str) -> None:
-    pairs = before_and_after(lambda branches: Append(branches, "why?", turn=True), tokenizer=tokenizer)
-    assert {before.finish_reason for before, _ in pairs} == {"eos", None}
-    for before, after in pairs:
-        assert said(before, after) == before.text.removesuffix("0" if before.finish_reason == "eos" else "") + turn
-
-
-def test_appended_text_takes_the_place_of_an_end_or_of_the_dropped_text() -> None:
-    pairs = before_and_after(lambda branches: Append(branches, "Wait", drop=","), end=[","])
-    assert {before.finish_reason for before, _ in pairs} == {"eos", "end", None}
-    for before, after in pairs:
-        kept = before.text if before.finish_reason is None else before.text[:-1]
-        assert said(before, after) == kept + "Wait" and not kept.endswith((",", "0"))
-    for before, after in before_and_after(lambda branches: Append(branches, "Wait")):
-        assert said(before, after) == (before.text[:-1] if before.finish_reason == "eos" else before.text) + "Wait"
-
-
-def test_no_more_than_one_token_is_taken_back() -> None:
-    for drop, end in ((",0", ()), ("9,", ("9,",))):
-        result = solve(
-            Again(append=lambda b, drop=drop: Append(b, "Wait", drop=drop)), problem=[f"{i}" for i in range(4)],
-            engine=FakeBackend(letters="9,"), end=end,
-        )[0]  # fmt: skip
-        assert (result.error is None) == (not end)
-        assert result.error is None or "drop='9,' is more than the last token" in result.error
-    result = solve(Again(append=lambda b: Append(b, "x", turn=True, drop=",")), problem=["q"], engine=FakeBackend())[0]
-    assert result.error is not None and "leave turn out" in result.error
-
-
-def test_an_engine_goes_on_from_the_new_text_alone() -> None:
-    engine, seen = make_engine(context=160), list[Branch]()
-
-    @dataclass(frozen=True)
-    class Swap(Told):
-        def run(self, root: Branch, case: Case) -> SearchSteps:
-            (first,) = yield Expand([root], 1, Step(5), GREEDY)
-            (told,) = yield Append([first], "Wait", drop=first.text[-1])
-            seen.extend([first, told])
-            return (yield Expand([told], 1, Step(6), GREEDY))
-
-    result = solve(Swap(), problem="1 + 1", engine=engine)
-    assert result.best is not None and result.best.tokens[:-6] == seen[0].tokens[:-1] + engine.encode("Wait")
-    plain = engine.root(result.best.tokens[:-6])
-    engine.generate([plain], 6, sampling=GREEDY)
-    assert plain.tokens == result.best.tokens
-
-
-@pytest.mark.parametrize("engine", [FakeBackend(), make_engine(context=220)])
-def test_after_a_turn_the_new_answer_stands_alone(engine: Any) -> None:
-    seen = list[Branch]()
-
-    @dataclass(frozen=True)
-    class Asks(Told):
-        def run(self, root: Branch, case: Case) -> SearchSteps:
-            first = yield Expand([root], 2, Step(5), self.sampling)
-            told = yield Append(first, "Sure?", turn=True)
-            seen.extend([*first, *told])
-            return (yield Expand(told, 1, Step(6), self.sampling))
-
-    result = solve(Asks(), problem="1 + 1", engine=engine)
-    first, told = seen[:2], seen[2:]
-    for before, asked in zip(first, told, strict=True):
-        assert (asked.text, asked.steps, asked.generated, asked.logprobs) == ("", [], [], [])
-        assert (
-            before.text.rstrip("0") in engine.decode(asked.tokens) and engine.decode(asked.tokens).count("Sure?") == 1
-        )
-    for branch in result.branches:
-        assert len(branch.generated) == len(branch.logprobs) <= 6 and branch.steps == [branch.text]
-        assert branch.tokens[: branch.prompt_length] in [asked.tokens for asked in told]
-
-
-@dataclass(frozen=True)
-class Longer(Told):
-    """Gives a text to a branch; where that is refused, to a shorter one, if it is `careful`."""
-
-    careful: bool = True
-    text: str = "x"
-
-    def run(self, root: Branch, case: Case) -> SearchSteps:
-        (first,) = yield Expand([root], 1, Step(3), self.sampling)
-        try:
-            (told,) = yield Append([first], self.text)
-        except ContextExceeded:
-            if not self.careful:
-                raise
-            (told,) = yield Append([first], "short")
-        return (yield Expand([told], 1, Step(2), self.sampling))
-
-
-@pytest.mark.parametrize("make", [lambda: FakeBackend("123456789", 200), lambda: make_engine(context=200)])
-def test_a_text_with_no_room_is_refused_to_its_problem_alone(make: Any) -> None:
-    questions = ["7", "7 + 7 + 7"]
-    room = 200 - 3 - len(PromptTemplate().tokens(questions[0], Letters()))
-    for careful in (True, False):
-        engine = make()
-        short, long = solve(Longer(careful=careful, text="y" * (room - 1)), problem=questions, engine=engine)
-        assert short.error is None and "y" * (room - 1) in short.best.text
-        if careful:
-            assert long.error is None and "short" in long.best.text
-        else:
-            assert long.error.startswith("ContextExceeded: ")
-        assert not getattr(engine, "live", None)
-
-
-def test_a_text_must_leave_room_for_a_token() -> None:
-    engine = make_engine(context=20)
-    with pytest.raises(ContextExceeded, match="leaves no room to generate"):
-        engine.extend([engine.root([1, 2, 3])], [[4] * 17])
 
 
 def test_a_result_is_plain_values() -> None:

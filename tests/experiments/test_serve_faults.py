@@ -1,0 +1,186 @@
+"""The server where things go wrong: clients that leave or may not call, bad requests, failures, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("openai")
+
+import httpx2
+import openai
+
+from experiments.serve.job import LOCAL
+from tests.helpers.own_server import ENDLESS, Running, running, said
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Running]:
+    with running() as found:
+        yield found
+        found.wait_until_free()
+
+
+# ---------------------------------------------------------------- who leaves, and who finds no place
+
+
+def test_clients_that_leave_midway_leave_nothing_behind() -> None:
+    with running(pass_s=0.003) as found:
+        for seed in range(2):
+            stream = found.client().completions.create(**ENDLESS, seed=seed, stream=True)
+            for _ in range(5):
+                next(stream)
+            stream.close()
+        with pytest.raises(openai.APITimeoutError):
+            found.client(timeout=0.3).completions.create(**ENDLESS)
+        found.wait_until_free()
+        counted = found.api.metrics.registry.get_sample_value
+        assert counted("ttc_requests_total", {"search": "none", "status": "499"}) == 3
+        assert counted("ttc_requests_total", {"search": "none", "status": "200"}) is None
+
+
+def test_who_finds_no_place_is_told_when_to_come_back() -> None:
+    with running(most=1, pass_s=0.003) as found:
+        stream = found.client().completions.create(**ENDLESS, stream=True)
+        next(stream)
+        with pytest.raises(openai.RateLimitError, match="room for 1") as refused:
+            found.client().completions.create(model="tiny", prompt="go")
+        assert int(refused.value.response.headers["retry-after"]) >= 1
+        stream.close()
+        found.wait_until_free()
+        assert found.client().completions.create(model="tiny", prompt="go").choices
+
+
+# ---------------------------------------------------------------- what goes wrong
+
+
+BAD: list[tuple[dict[str, Any], int, str]] = [
+    ({"model": "huge"}, 404, "use one of tiny, tiny\\+best_of_n"),
+    ({"model": "tiny+nope"}, 404, "does not exist"),
+    ({"search": "nope"}, 400, "use one of none, best_of_n"),
+    ({"search": {"name": "best_of_n", "_target_": "os.system"}}, 400, "_target_ is no setting of BestOfN"),
+    ({"search": {"name": "best_of_n", "n": 17}}, 400, "search.n=17 is more than this server's 16"),
+    ({"search": {"name": "best_of_n", "n": 0}}, 400, "n=0 must be at least 1"),
+    ({"search": {"name": "best_of_n", "n": "many"}}, 400, "search.n='many'|n='many'"),
+    ({"search": {"n": 3}}, 400, "give search.name"),
+    ({"model": "tiny+best_of_n", "n": 2}, 400, "a search gives one answer"),
+    ({"max_tokens": 901}, 400, "max_tokens=901 is more than this server's 900"),
+    ({"max_generated_tokens": 2001}, 400, "more than this server's 2000"),
+    ({"temperature": -1}, 400, "temperature=-1: "),
+    ({"tools": [{"type": "function"}]}, 400, "tools is not offered here"),
+    ({"messages": []}, 400, "messages=\\[\\]"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role='tool'"),
+    ({"messages": [{"role": "assistant", "content": "x"}]}, 400, "end with one of the user"),
+    ({"messages": [{"role": "user", "content": "x" * 1100}]}, 400, "model's context of 1024"),
+    ({"answer_kind": "rhyme"}, 400, "rhyme"),
+    ({"stop": [""]}, 400, "at least one character"),
+]
+
+
+@pytest.mark.parametrize(("fields", "status", "message"), BAD, ids=lambda value: str(value)[:40])
+def test_a_request_that_cannot_be_used_is_refused_by_name(
+    shared: Running, fields: dict[str, Any], status: int, message: str
+) -> None:
+    body: Any = {"model": "tiny", "messages": said("go")} | fields
+    with pytest.raises(openai.APIStatusError, match=message) as refused:
+        shared.client().post("/chat/completions", body=body, cast_to=object)
+    assert refused.value.status_code == status
+    assert isinstance(refused.value.body, dict) and refused.value.body["type"]
+    if "context" in message:
+        assert refused.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        ({"content": "{", "headers": {"Content-Type": "application/json"}}, 400, "the body is no JSON"),
+        ({"content": "{}", "headers": {"Content-Type": "text/plain"}}, 415, "send it with the header"),
+        ({"json": {"prompt": "x" * 30_000}}, 413, "longer than 20000 bytes"),
+        ({"json": {"prompt": "x"}}, 400, "model is missing"),
+        ({"json": ["x"]}, 400, "the body is list"),
+    ],
+    ids=["no JSON", "text", "long", "no model", "list"],
+)
+def test_a_body_that_cannot_be_read_is_refused(
+    shared: Running, options: dict[str, Any], status: int, message: str
+) -> None:
+    reply = httpx2.post(f"{shared.url}/v1/completions", **options)
+    assert reply.status_code == status and message in reply.json()["error"]["message"]
+
+
+def test_an_unknown_path_says_which_there_are(shared: Running) -> None:
+    for reply in (httpx2.get(f"{shared.url}/v2"), httpx2.get(f"{shared.url}/v1/completions")):
+        assert reply.status_code in (404, 405) and "/v1/chat/completions" in reply.json()["error"]["message"]
+
+
+def test_a_search_that_breaks_fails_its_own_request_alone(shared: Running) -> None:
+    async def both() -> list[Any]:
+        async with openai.AsyncOpenAI(base_url=f"{shared.url}/v1", api_key="unused", max_retries=0) as client:
+            asked = (client.completions.create(model="tiny+broken", prompt=p, seed=1) for p in ("go", "break", "on"))
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    first, broken, last = asyncio.run(both())
+    assert isinstance(broken, openai.InternalServerError) and "a mistake in the search" in str(broken)
+    assert first.choices[0].text and last.choices[0].text
+
+
+def test_an_engine_that_fails_once_fails_what_is_under_way_and_the_server_goes_on() -> None:
+    with running() as found:
+        forward = found.engine.runner.forward
+
+        def failing(*_: Any) -> Any:
+            found.engine.runner.forward = forward  # type: ignore[method-assign]
+            raise RuntimeError("device lost")
+
+        found.engine.runner.forward = failing  # type: ignore[method-assign]
+        with pytest.raises(openai.InternalServerError, match="device lost"):
+            found.client().completions.create(model="tiny", prompt="go")
+        found.wait_until_free()
+        assert found.client().completions.create(model="tiny", prompt="go").choices
+
+
+# ---------------------------------------------------------------- who may call
+
+
+def test_a_key_keeps_others_out_and_a_strange_host_name_is_refused() -> None:
+    with running(key="secret-é") as found:
+        assert httpx2.get(f"{found.url}/health").status_code == 200
+        for headers in ({}, {"Authorization": "Bearer secret"}, {"Authorization": "Basic secret-é".encode()}):
+            reply = httpx2.get(f"{found.url}/v1/models", headers=headers)  # type: ignore[arg-type]
+            assert reply.status_code == 401 and reply.json()["error"]["code"] == "invalid_api_key"
+            assert httpx2.get(f"{found.url}/metrics", headers=headers).status_code == 401  # type: ignore[arg-type]
+        right = {"Authorization": "Bearer secret-é".encode()}
+        assert httpx2.get(f"{found.url}/v1/models", headers=right).status_code == 200  # type: ignore[arg-type]
+    with running(hosts=LOCAL) as found:
+        assert httpx2.get(f"{found.url}/health").status_code == 200
+        strange = httpx2.get(f"{found.url}/health", headers={"Host": "evil.example:8000"})
+        assert strange.status_code == 403 and "evil.example" in strange.json()["error"]["message"]
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_a_server_that_is_stopped_ends_what_is_under_way() -> None:
+    ask = ENDLESS | {"max_tokens": 200}
+    with running(pass_s=0.002) as found:
+        whole = found.client().completions.create(**ask).choices[0].text
+        stream = found.client().completions.create(**ask, stream=True)
+        text = next(stream).choices[0].text
+        found.web.should_exit = True
+        assert text + "".join(chunk.choices[0].text for chunk in stream) == whole
+        found.thread.join(20)
+        with pytest.raises(openai.APIConnectionError):
+            found.client().completions.create(**ask)
+
+
+def test_what_takes_too_long_is_broken_off_when_the_server_stops() -> None:
+    with running(shutdown_s=0, pass_s=0.003) as found:
+        stream = found.client().completions.create(**ENDLESS, stream=True)
+        next(stream)
+        found.web.should_exit = True
+        found.thread.join(20)
+        assert not found.thread.is_alive() and found.engine.kv_bytes() == 0

@@ -1,0 +1,130 @@
+"""The project's own server in a thread, over a tiny model, and what is asked of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Thread
+from typing import Any
+
+import openai
+import torch
+
+from experiments.serve.app import Api
+from experiments.serve.job import bind, server
+from experiments.serve.offer import Offer
+from experiments.serve.service import Service
+from search import BeamSearch, BestOfN, Case, Greedy, Search, SearchSteps, SelfConsistency
+from tests.helpers.models import small
+from tests.helpers.servers import Ascii
+from ttc import Branch, Engine
+from ttc.protocols import Backend
+
+
+class Chatting(Ascii):
+    """A chat template that writes each role's first letter before its words."""
+
+    chat_template = "made by apply_chat_template"  # type: ignore[assignment]
+
+    def apply_chat_template(self, messages: Sequence[dict[str, str]], **_: Any) -> str:
+        return "".join(f"{m['role'][0]}:{m['content']}\n" for m in messages) + "a:"
+
+
+class Asks:
+    """Rates a branch by how likely it goes on with a letter, which costs verifier tokens."""
+
+    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
+        return [[float(rows[0][0])] for rows in backend.score(branches, [[[ord("e")]]] * len(branches))]
+
+
+@dataclass(frozen=True)
+class Broken(Search):
+    """Raises where the question says so."""
+
+    @property
+    def needs_verifier(self) -> bool:
+        return False
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        if "break" in case.question:
+            raise ZeroDivisionError("a mistake in the search")
+        return (yield from Greedy(max_tokens=4).run(root, case))
+
+
+SEARCHES = {
+    "best_of_n": BestOfN(n=3, max_tokens=12),
+    "beam_search": BeamSearch(beam_size=2, beam_width=2, step_tokens=4, max_steps=3),
+    "self_consistency": SelfConsistency(n=3, max_tokens=8),
+    "broken": Broken(),
+}
+
+
+ENDLESS: dict[str, Any] = {"model": "tiny", "prompt": "abc", "max_tokens": 900, "temperature": 0}
+"""A request whose answer has no end of its own."""
+
+
+def make_engine(pass_s: float = 0.0) -> Engine:
+    """pass_s: what each pass takes at least."""
+    engine = Engine(small(context=1024), Chatting())
+    forward = engine.runner.forward
+
+    def slow(*given: Any) -> torch.Tensor:
+        time.sleep(pass_s)
+        return forward(*given)
+
+    if pass_s:
+        engine.runner.forward = slow  # type: ignore[method-assign]
+    return engine
+
+
+@dataclass
+class Running:
+    """A server in a thread."""
+
+    api: Api
+    url: str
+    web: Any
+    thread: Thread
+
+    @property
+    def engine(self) -> Engine:
+        assert isinstance(self.api.service.engine, Engine)
+        return self.api.service.engine
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, **options)
+
+    def wait_until_free(self) -> None:
+        """Until no problem is open and no KV is left."""
+        until = time.monotonic() + 20
+        while self.api.service.open or self.engine.kv_bytes():
+            assert time.monotonic() < until, "something is left"
+            time.sleep(0.01)
+
+
+@contextmanager
+def running(
+    *, most: int = 256, key: str | None = None, hosts: Any = None, shutdown_s: int = 20, pass_s: float = 0.0
+) -> Iterator[Running]:
+    offer = Offer("tiny", SEARCHES, 900, 16)
+    service = Service(make_engine(pass_s), most)
+    api = Api(service, offer, Asks(), 20_000, budget={"max_generated_tokens": 2000})
+    socket = bind("127.0.0.1", 0)
+    web = server(api, key, hosts, shutdown_s)
+    thread = Thread(target=lambda: web.run(sockets=[socket]), daemon=True)
+    thread.start()
+    while not web.started:
+        time.sleep(0.01)
+    try:
+        yield Running(api, f"http://127.0.0.1:{socket.getsockname()[1]}", web, thread)
+    finally:
+        web.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive() and not api.service.thread.is_alive()
+        assert api.service.engine.kv_bytes() == 0  # type: ignore[attr-defined]
+
+
+def said(text: str) -> list[Any]:
+    return [{"role": "system", "content": "be kind"}, {"role": "user", "content": text}]

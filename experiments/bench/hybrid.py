@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-from experiments.bench.architectures import Characters
 from experiments.bench.prefix import timed_generate
+from experiments.bench.small_models import Characters
 from experiments.provenance import provenance
 from ttc.engine import Engine
 from ttc.model.choice import runner_for

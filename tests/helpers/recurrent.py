@@ -6,7 +6,7 @@ import copy
 from functools import cache
 from typing import Any
 
-from experiments.bench import architectures
+from experiments.bench import small_models
 from tests.helpers.tokenizers import Letters
 from ttc import Engine
 
@@ -14,7 +14,7 @@ from ttc import Engine
 @cache
 def plain(case: str) -> Any:
     """A model by its name in `bench architectures`, in float32."""
-    return architectures.build(case)
+    return small_models.build(case)
 
 
 def engine_of(case: str, **options: Any) -> Engine:

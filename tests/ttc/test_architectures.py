@@ -14,7 +14,7 @@ import transformers as hf
 import ttc.attention.plan
 import ttc.model.check
 import ttc.residency.base
-from experiments.bench import architectures
+from experiments.bench import architectures, small_models
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import FAMILIES, VOCAB, build, prompt
 from tests.helpers.tokenizers import Letters
@@ -46,7 +46,7 @@ def test_double_precision(family: str) -> None:
 @pytest.mark.parametrize("case", ["nemotron", "stablelm"])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, None), (torch.float64, 1e-9)])
 def test_models_that_pass_no_keyword_arguments_on_to_attention(case: str, dtype: torch.dtype, bound: Any) -> None:
-    plain = architectures.build(case).to(dtype)
+    plain = small_models.build(case).to(dtype)
     for branch in grow(Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5)):
         assert_like_plain(plain, branch, bound)
 
@@ -145,7 +145,7 @@ def test_the_sweeps_record_holds_no_wrong_model_and_the_families_known_to_be_exa
     assert set(verdicts) >= set(FAMILIES) - {"gemma3"} and len(verdicts) > 150
     assert "wrong" not in verdicts.values()
     assert list(verdicts.values()).count("exact") >= 155
-    assert [verdict for case, verdict in verdicts.items() if architectures.is_decoder(case)].count("refused") <= 15
+    assert [verdict for case, verdict in verdicts.items() if small_models.is_decoder(case)].count("refused") <= 15
     assert {verdicts[case] for case in (*EXACT, *FAMILIES)} == {"exact"}
     assert {verdicts[case] for case in REFUSED} == {"refused"}
 
@@ -158,7 +158,7 @@ def test_the_page_on_models_shows_the_record() -> None:
 def test_decoders_are_counted_apart_from_encoders() -> None:
     decoders = ["llama", "gpt2", "ctrl", "mllama", "qwen3_5", "bloom", "gemma3n_text: shared KV", "deepseek_v32"]
     others = ["bert", "roberta", "xlm", "bart", "prophetnet", "musicgen", "trocr", "whisper", "reformer"]
-    assert all(map(architectures.is_decoder, decoders)) and not any(map(architectures.is_decoder, others))
+    assert all(map(small_models.is_decoder, decoders)) and not any(map(small_models.is_decoder, others))
     rows = [{"case": case, "verdict": "exact"} for case in ("llama", "qwen3", "bert")]
     summary = architectures.summary({"rows": [*rows, {"case": "bart", "verdict": "refused"}]})
     assert summary.startswith("decoders: 2 exact, 0 refused,")
@@ -174,7 +174,7 @@ def test_a_model_of_the_sweep_gets_its_verdict(case: str, verdict: str) -> None:
 
 @pytest.mark.slow
 def test_no_causal_model_of_transformers_is_accepted_and_wrong() -> None:
-    rows = {row["case"]: row for row in architectures.sweep(architectures.cases())}
+    rows = {row["case"]: row for row in architectures.sweep(small_models.cases())}
     assert not [row for row in rows.values() if row["verdict"] == "wrong"]
     if hf.__version__ == json.loads(RECORD.read_text())["machine"]["transformers"]:
         recorded = {row["case"]: row["verdict"] for row in json.loads(RECORD.read_text())["rows"]}

@@ -12,7 +12,7 @@ import torch
 import ttc.attention.hf_hook
 import ttc.attention.kernels
 import ttc.model.extras
-from experiments.bench import architectures
+from experiments.bench import small_models
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged, UnsupportedModel
@@ -37,7 +37,7 @@ POLICIES = {
 
 @cache
 def plain() -> Any:
-    return architectures.build("llama4_text", CHUNK)
+    return small_models.build("llama4_text", CHUNK)
 
 
 def grown(model: Any, **options: Any) -> Engine:

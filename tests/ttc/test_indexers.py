@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.bench import architectures
+from experiments.bench import small_models
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import prompt
@@ -28,7 +28,7 @@ CHOICES: dict[str, tuple[dict[str, int], int]] = {
 
 @cache
 def plain(case: str) -> Any:
-    return architectures.build(case)
+    return small_models.build(case)
 
 
 def with_few_chosen(case: str) -> Any:

@@ -12,7 +12,7 @@ from transformers.models.mamba2 import modeling_mamba2
 
 import ttc.passes.chunks
 import ttc.tree.tree
-from experiments.bench import architectures
+from experiments.bench import small_models
 from tests.helpers.engines import GREEDY, fail_at
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import prompt
@@ -253,7 +253,7 @@ def test_similar_prompts_are_refused_by_name() -> None:
 
 
 def test_modules_that_give_something_else_token_by_token_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = architectures.build("mamba2")
+    model = small_models.build("mamba2")
     ids = torch.tensor([prompt(1, 12)])
     before = model(ids).logits
     update = modeling_mamba2.mamba2_selective_state_update

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.bench import architectures
+from experiments.bench import small_models
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import prompt
 from tests.helpers.ownership import assert_nothing_left, assert_whole
@@ -30,7 +30,7 @@ CASE = "gemma4_text: shared KV"
 
 @cache
 def plain() -> Any:
-    return architectures.build(CASE)
+    return small_models.build(CASE)
 
 
 def engine_of(**options: Any) -> Engine:

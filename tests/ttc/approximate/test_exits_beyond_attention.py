@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from experiments.bench import architectures
+from experiments.bench import small_models
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.exits import (
@@ -52,7 +52,7 @@ attention in a layer."""
 
 @cache
 def plain(case: str) -> Any:
-    return architectures.build(case)
+    return small_models.build(case)
 
 
 def engine_of(case: str, **options: Any) -> Engine:

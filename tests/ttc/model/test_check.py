@@ -14,7 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
 
 import ttc.attention.hf_hook
-from experiments.bench import architectures
+from experiments.bench import architectures, small_models
 from tests.helpers.models import COMMON, FAMILIES, build, prompt
 from ttc import UnsupportedModel
 from ttc.attention.hf_hook import IMPLEMENTATION
@@ -138,26 +138,26 @@ def test_every_supported_family_is_accepted_in_16_bits(family: str) -> None:
 )
 def test_masks_that_do_not_reach_the_attention_function_are_refused(case: str, reason: str, window: int) -> None:
     with pytest.raises(UnsupportedModel, match=reason):
-        check_model(architectures.build(case, window))
+        check_model(small_models.build(case, window))
 
 
 @pytest.mark.parametrize("chunk", [16, 100])  # run over; read off the mask
 @pytest.mark.parametrize("case", ["llama4", "llama4_text"])
 def test_chunks_that_only_the_mask_has_are_found(case: str, chunk: int) -> None:
-    shapes = check_model(architectures.build(case, chunk))
+    shapes = check_model(small_models.build(case, chunk))
     assert [(shape.window, shape.chunk) for shape in shapes] == [(None, chunk)] * 3 + [(None, None)]
 
 
 def test_chunks_that_no_configuration_states_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ttc.model.check, "stated_windows", lambda _: [99, 101])
     with pytest.raises(UnsupportedModel, match="position 100 does not see the one at 0"):
-        check_model(architectures.build("llama4_text", 100))
+        check_model(small_models.build("llama4_text", 100))
 
 
 @pytest.mark.parametrize("window", [16, 100])  # run over; read off the mask
 @pytest.mark.parametrize(("case", "layers"), [("qwen2_moe", [0]), ("phimoe", [0, 1, 2, 3])])
 def test_a_window_that_only_the_mask_has_is_found(case: str, layers: list[int], window: int) -> None:
-    shapes = check_model(architectures.build(case, window))
+    shapes = check_model(small_models.build(case, window))
     assert [shape.window for shape in shapes] == [window if layer in layers else None for layer in range(4)]
 
 
@@ -167,18 +167,18 @@ def test_a_window_that_only_the_mask_has_and_no_configuration_states_is_refused(
 ) -> None:
     monkeypatch.setattr(ttc.model.check, "stated_windows", lambda _: [50])
     with pytest.raises(UnsupportedModel, match="told of no sliding window"):
-        check_model(architectures.build(case, 100))
+        check_model(small_models.build(case, 100))
 
 
 @pytest.mark.parametrize("case", ["llama4_text: no chunks", "qwen2_moe: no window", "phimoe: no window"])
 def test_the_same_families_without_such_masks_are_accepted(case: str) -> None:
-    assert all(shape.window is None for shape in check_model(architectures.build(case)))
+    assert all(shape.window is None for shape in check_model(small_models.build(case)))
 
 
 @pytest.mark.parametrize("case", ["gemma4_unified", "gemma3_text"])  # the first one's masks look at tokens
 @pytest.mark.parametrize(("told", "accepted"), [(100, True), (99, False), (101, False)])
 def test_a_long_window_is_compared_to_the_token(case: str, told: int, accepted: bool) -> None:
-    model = architectures.build(case, window=100)
+    model = small_models.build(case, window=100)
     for module in model.modules():
         if getattr(module, "sliding_window", None) == 100:
             module.sliding_window = told
@@ -203,14 +203,14 @@ def test_a_chunk_that_no_configuration_names_is_found(monkeypatch: pytest.Monkey
 
 
 def test_layers_that_text_alone_leaves_out_are_left_out() -> None:
-    model = architectures.build("mllama")  # its fourth layer attends to images
+    model = small_models.build("mllama")  # its fourth layer attends to images
     assert len(check_model(model)) == 3
     assert architectures.examine("mllama")["verdict"] == "exact"
 
 
 def test_a_layer_that_runs_and_calls_no_attention_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="layer 0 of 4 neither calls attention"):
-        check_model(architectures.build("recurrent_gemma"))
+        check_model(small_models.build("recurrent_gemma"))
 
 
 def test_positions_that_are_not_used_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +238,7 @@ def test_tokens_that_mix_outside_attention_are_noticed(monkeypatch: pytest.Monke
 @torch.no_grad()
 @pytest.mark.parametrize("case", ["doge", "xlnet", "inkling_text", "xlm", "bart"])
 def test_a_refused_model_runs_as_before(case: str) -> None:
-    model = architectures.build(case)
+    model = small_models.build(case)
     ids = torch.tensor([prompt(1, 30)])
     before, own = model(ids).logits, model.config._attn_implementation
     with pytest.raises(UnsupportedModel):
@@ -249,7 +249,7 @@ def test_a_refused_model_runs_as_before(case: str) -> None:
 
 @torch.no_grad()
 def test_parts_of_a_model_get_their_own_attention_back() -> None:
-    model = architectures.build("got_ocr2")
+    model = small_models.build("got_ocr2")
     ids = torch.tensor([prompt(1, 30)])
     choice = {"": "sdpa", "vision_config": "eager", "text_config": "sdpa"}
     model.set_attn_implementation(choice)

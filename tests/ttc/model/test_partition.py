@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers as hf
 
-from experiments.bench import architectures
+from experiments.bench import small_models
 from tests.helpers.models import COMMON, FAMILIES, build
 from ttc.cost_model.unit import held_bytes
 from ttc.errors import UnsupportedModel
@@ -38,7 +38,7 @@ MORE = ["deepseek_v32", "minimax", "nemotron_h", "qwen4_exp_text", "zamba", "zam
 
 @pytest.mark.parametrize("case", RECURRENT + ODD + OWN_CODE + MORE)
 def test_units_hold_what_the_engine_keeps_of_other_layers_too(case: str) -> None:
-    model = architectures.build(case)
+    model = small_models.build(case)
     units = partition_units(model.config, torch.float32, type(model))
     shapes, recurrent = examine(model)
     assert sum(unit.kv_elements for unit in units) == sum(shape.elements for shape in shapes)
@@ -85,11 +85,11 @@ def test_what_is_no_decoder_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="T5Config"):
         partition_units(hf.T5Config(vocab_size=64, d_model=16, num_layers=2, num_heads=2, d_kv=8, d_ff=32))
     with pytest.raises(UnsupportedModel, match="layer 0 of RwkvForCausalLM neither calls attention"):
-        partition_units(architectures.config_of("rwkv"))
+        partition_units(small_models.config_of("rwkv"))
 
 
 def test_what_layers_have_in_common_is_counted_by_the_last_and_read_by_each() -> None:
-    units = partition_units(architectures.config_of("zamba"), torch.float32)
+    units = partition_units(small_models.config_of("zamba"), torch.float32)
     first, last = units[2], units[4]  # the layers that have attention, by the same weights
     assert [name for name, _ in first.tied] == ["block 3"] and not last.tied
     assert last.param_bytes - first.param_bytes == first.tied_bytes > 0
@@ -99,9 +99,9 @@ def test_what_layers_have_in_common_is_counted_by_the_last_and_read_by_each() ->
 
 
 def test_modules_run_before_or_after_the_layers() -> None:
-    found = partition(architectures.config_of("bloom"), torch.float32)
+    found = partition(small_models.config_of("bloom"), torch.float32)
     names = ("word_embeddings", "word_embeddings_layernorm", "ln_f")
     assert [found.begun[f"transformer.{name}"] for name in names] == [(0, 0), (0, 0), (4, 4)]
     assert found.units[0].param_bytes == 4 * 2 * 32  # the norm; the table is tied
-    model = architectures.build("mllama")
+    model = small_models.build("mllama")
     assert partition(model.config, torch.float32, type(model)).runs == (True, True, True, False)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.models.qwen3_5 import modeling_qwen3_5 as plain
 
-from experiments.bench import architectures
+from experiments.bench import small_models
 from tests.helpers.tokenizers import Letters
 from ttc import Engine
 from ttc.model.single_token import convolution, gated_delta_rule
@@ -57,7 +57,7 @@ def test_several_tokens_and_a_beginning_are_left_to_transformers(several: bool) 
 
 
 def test_a_replacement_that_gives_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = architectures.build("qwen3_5_text")
+    model = small_models.build("qwen3_5_text")
     recurrent = Engine(model, Letters()).runner.recurrent
     assert recurrent is not None and all(module.replaced for module in recurrent.modules)
     monkeypatch.setattr(

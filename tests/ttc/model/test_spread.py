@@ -14,7 +14,7 @@ import torch
 from accelerate import dispatch_model
 
 import ttc.residency.resident
-from experiments.bench import architectures
+from experiments.bench import small_models
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import build, deep, prompt
@@ -71,7 +71,7 @@ def test_a_tree_over_two_devices_equals_plain_transformers(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3_next", "gemma4_text: shared KV"])
 def test_recurrent_states_and_shared_kv_lie_with_their_layers_too(family: str) -> None:
-    plain = architectures.build(family)
+    plain = small_models.build(family)
     engine = Engine(spread(copy.deepcopy(plain)), Letters())
     root = engine.root(prompt(1, 18))
     branches = engine.fork(root, 2)

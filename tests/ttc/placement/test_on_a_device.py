@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from experiments.bench import architectures
+from experiments.bench import architectures, small_models
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import build
@@ -59,10 +59,10 @@ weights that both sides need."""
 
 @pytest.mark.parametrize("case", APART)
 def test_what_a_layer_computes_with_lies_where_it_runs(case: str) -> None:
-    plain, (device, _) = architectures.build(case), pretended_devices()
+    plain, (device, _) = small_models.build(case), pretended_devices()
     model = copy.deepcopy(plain)
     engine = Engine(model, Letters(), prefill_tokens=16, runner=Split(k=3).place(model, device))
-    branches = engine.fork(engine.root(architectures.tokens(1, 20)), 2)
+    branches = engine.fork(engine.root(small_models.tokens(1, 20)), 2)
     engine.extend(branches, [[3, 4, 5], [6]])
     engine.generate(branches, [4, 2], sampling=GREEDY)
     recurrent = engine.runner.recurrent

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.bench import architectures
+from experiments.bench import small_models
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import prompt
@@ -85,7 +85,7 @@ def test_the_devices_layers_keep_kv_under_any_policy(policy: str) -> None:
 
 @pytest.mark.parametrize(("case", "k"), [("opt", 1), ("opt", 3), ("bloom", 3)])
 def test_the_devices_layers_keep_activations_and_the_hosts_keep_kv(case: str, k: int) -> None:
-    plain = deeper(case) if case == "opt" else architectures.build(case)
+    plain = deeper(case) if case == "opt" else small_models.build(case)
     resident = split(plain, k=k)
     grow(resident)
     budget = 0.7 * resident.memory.device.peak_bytes
@@ -236,7 +236,7 @@ def test_what_cannot_be_split_is_refused(profile: str) -> None:
 
 def test_layers_that_do_not_run_one_after_the_other_or_are_partly_one_are_refused() -> None:
     with pytest.raises(UnsupportedModel, match="no list of its 4 decoder layers, one of which runs after the other"):
-        Split(k=2).place(architectures.build("hrm_text"), "cpu")
+        Split(k=2).place(small_models.build("hrm_text"), "cpu")
     model = deeper("llama")
     model.model.layers[2].mlp = model.model.layers[0].mlp
     with pytest.raises(UnsupportedModel, match="layers 0 and 2 of LlamaForCausalLM are partly the same modules"):
@@ -244,7 +244,7 @@ def test_layers_that_do_not_run_one_after_the_other_or_are_partly_one_are_refuse
 
 
 def test_weights_that_layers_of_both_sides_have_in_common_are_copied() -> None:
-    plain = architectures.build("zamba")  # layers 1 and 3 attend by the same weights
+    plain = small_models.build("zamba")  # layers 1 and 3 attend by the same weights
     model = copy.deepcopy(plain)
     runner = Split(k=3).place(model, "cpu")
     one, other = (model.model.layers[n].shared_transf.self_attn.q_proj.weight for n in (1, 3))

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers as hf
 
-from experiments.bench import architectures
+from experiments.bench import small_models
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import prompt, small
@@ -107,7 +107,7 @@ def test_what_layers_have_in_common_stays_on_the_device() -> None:
 
 
 def test_layers_that_run_several_times_in_a_pass_come_each_time() -> None:
-    config = architectures.config_of("hrm_text")  # two stacks of layers, which run in turn
+    config = small_models.config_of("hrm_text")  # two stacks of layers, which run in turn
     torch.manual_seed(0)
     plain = hf.AutoModelForCausalLM.from_config(type(config)(**config.to_dict() | {"num_layers_per_stack": 2})).eval()
     engine = streamed(plain)
@@ -118,7 +118,7 @@ def test_layers_that_run_several_times_in_a_pass_come_each_time() -> None:
 
 def test_a_model_without_lists_of_layers_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="no list of its 4 decoder layers that could come one by one; leave"):
-        Streamed().place(architectures.build("xlstm"), "cpu")
+        Streamed().place(small_models.build("xlstm"), "cpu")
 
 
 def test_two_speeds_of_one_link_are_refused() -> None:

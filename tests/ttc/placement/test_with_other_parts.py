@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.bench import architectures
+from experiments.bench import architectures, small_models
 from tests.helpers import placements
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
@@ -41,7 +41,7 @@ arguments for attention."""
 
 @cache
 def plain(case: str) -> Any:
-    return deeper(case) if case in FAMILIES else architectures.build(case)
+    return deeper(case) if case in FAMILIES else small_models.build(case)
 
 
 def placed(case: str, placement: str, **options: Any) -> Engine:

@@ -12,7 +12,7 @@ import torch
 from hypothesis import settings
 from transformers import JambaForCausalLM
 
-from experiments.bench import architectures
+from experiments.bench import small_models
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.links import failing_at
@@ -276,7 +276,7 @@ def test_an_evicted_branch_is_computed_again_from_a_state_on_the_host(policy: st
 def multi_head() -> Any:
     """A Jamba whose layers of attention have as many heads of keys as of queries, so that ACT blocks are smaller."""
     torch.manual_seed(0)
-    config = architectures.config_of("jamba", architectures.WINDOW)
+    config = small_models.config_of("jamba", small_models.WINDOW)
     config.num_key_value_heads = config.num_attention_heads
     model = JambaForCausalLM(config).eval().requires_grad_(False)
     for weight in model.parameters():

@@ -14,7 +14,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.schema import is_own, schema_of
+from experiments.run_name import is_own
+from experiments.schema import schema_of
 from search import Search
 from ttc.errors import InvalidInput
 

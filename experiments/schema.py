@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
 import search
 import ttc
 import verifiers
-from experiments.records import MAY_CHANGE
+from experiments.run_name import register_names
 from ttc.approximate.early_exit import Rule
 from ttc.text.prompt import STEP_BY_STEP
 
@@ -311,11 +304,6 @@ def target_of(target: type) -> str:
     return f"{target.__module__.partition('.')[0]}.{target.__name__}"
 
 
-def is_own(path: str | None) -> bool:
-    """Whether `path`, the `_target_` of a search or a verifier, names a class that is not this project's."""
-    return path is not None and path.partition(".")[0] not in ("search", "verifiers", "ttc")
-
-
 def schema_of(target: type, path: str | None = None) -> type:
     """A configuration class with the fields of `target`, a dataclass of plain values, and its `_target_`.
 
@@ -339,61 +327,9 @@ def extended(name: str, part: type) -> type:
     return make_dataclass(f"{part.__name__}Job", [*kept, (name, part, field(default_factory=part))], bases=(Config,))
 
 
-IN_NAME = ("dataset", "dataset.path", "search", "verifier", "run.seed", "search._target_", "verifier._target_")
-"""Overrides that the default name of a run shows by itself."""
-
-
-def data_label(name: str, path: str | None) -> str:
-    """The data set as a part of a run's name: its name and that of its file, so that each file has its own runs."""
-    stem = "" if path is None else Path(path).stem
-    parts = [part for part in ("" if name == "file" and stem else name, "" if stem == name else stem) if part]
-    return re.sub(r"[^\w.=+-]+", "_", "-".join(parts))
-
-
-def class_label(part: Any, choice: str) -> str:
-    """A search or verifier as a part of a run's name: the choice, or the name of the user's own class in its place."""
-    path = part.get("_target_")
-    return str(path).rpartition(".")[2] if is_own(path) else choice
-
-
-def verifier_label(search: Any, verifier: str) -> str:
-    """The verifier as a part of a run's name, nothing for a search that asks for no ratings."""
-    try:
-        rated = instantiate(search, _convert_="all").needs_verifier
-    except Exception:  # a wrong setting, which the run itself refuses by name
-        rated = True
-    return f"-{verifier}" if rated else ""
-
-
-def overrides_suffix(overrides: Sequence[str], silent: Sequence[str]) -> str:
-    """The other overrides of a run as a part of its name, so that each setting of a sweep has a folder of its own."""
-    kept = [o for o in overrides if o.partition("=")[0].lstrip("+~") not in (*IN_NAME, *silent)]
-    text = "".join("-" + re.sub(r"[^\w.=+-]+", "_", o) for o in sorted(kept))
-    if len(text) > 120:
-        text = f"{text[:100]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    return text
-
-
 def register() -> None:
-    """Make the schemas known to Hydra."""
-    OmegaConf.register_new_resolver(
-        "overrides_suffix",
-        lambda: overrides_suffix(HydraConfig.get().overrides.task, (*MAY_CHANGE, "run.name")),
-        replace=True,
-    )
-    OmegaConf.register_new_resolver("data_label", data_label, replace=True)
-    OmegaConf.register_new_resolver(
-        "verifier_label",
-        lambda *, _root_: verifier_label(
-            _root_.search, class_label(_root_.verifier, HydraConfig.get().runtime.choices.verifier)
-        ),
-        replace=True,
-    )
-    OmegaConf.register_new_resolver(
-        "search_label",
-        lambda *, _root_: class_label(_root_.search, HydraConfig.get().runtime.choices.search),
-        replace=True,
-    )
+    """Make the schemas, and the parts of a run's name, known to Hydra."""
+    register_names()
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     for group, node in (

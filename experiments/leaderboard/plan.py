@@ -13,7 +13,7 @@ import yaml
 
 from experiments.help import choices
 from experiments.records import check_name
-from experiments.schema import overrides_suffix
+from experiments.run_name import overrides_suffix
 from ttc.errors import InvalidInput
 
 GROUPS = {"models": "model", "datasets": "dataset", "searches": "search"}

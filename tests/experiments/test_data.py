@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from experiments.build import make_template, resolved
 from experiments.data import load_examples, load_task
-from experiments.schema import DatasetConfig, data_label, register
+from experiments.schema import DatasetConfig, register
 from tests.helpers.tokenizers import Letters
 from ttc import InvalidInput
 from ttc.protocols import Problem
@@ -158,21 +158,6 @@ def test_cells_of_tables_are_read_as_text(tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_text("question\tanswer\nIs it 1, 2 or None?\t007\nNone\tNA\n")
     task = load_task(dataset(path=str(tmp_path / "rows.tsv"), answer_kind="text"))
     assert [(p.question, p.answer) for p in task.problems] == [("Is it 1, 2 or None?", "007"), ("None", "NA")]
-
-
-@pytest.mark.parametrize(
-    ("name", "path", "label"),
-    [
-        ("sums", None, "sums"),
-        ("file", "/x/mine.jsonl", "mine"),
-        ("file", None, "file"),
-        ("gsm8k", "../y/hard test.jsonl", "gsm8k-hard_test"),
-        ("gsm8k", "gsm8k.jsonl", "gsm8k"),
-        ("../a/b", None, ".._a_b"),
-    ],
-)
-def test_runs_on_other_files_have_other_names(name: str, path: str | None, label: str) -> None:
-    assert data_label(name, path) == label
 
 
 def test_a_data_set_of_the_hub_is_refused_at_once_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:

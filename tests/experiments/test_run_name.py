@@ -1,9 +1,11 @@
-"""The configuration's schema and the names of runs."""
+"""The default names of runs."""
 
 from __future__ import annotations
 
+import pytest
+
 from experiments.records import MAY_CHANGE
-from experiments.schema import overrides_suffix
+from experiments.run_name import data_label, overrides_suffix
 
 
 def test_settings_of_a_sweep_have_folders_of_their_own() -> None:
@@ -16,3 +18,18 @@ def test_settings_of_a_sweep_have_folders_of_their_own() -> None:
     )
     long = [overrides_suffix([f"dataset.instruction={'x' * 200}{i}"], ()) for i in range(2)]
     assert long[0] != long[1] and max(map(len, long)) < 120
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "label"),
+    [
+        ("sums", None, "sums"),
+        ("file", "/x/mine.jsonl", "mine"),
+        ("file", None, "file"),
+        ("gsm8k", "../y/hard test.jsonl", "gsm8k-hard_test"),
+        ("gsm8k", "gsm8k.jsonl", "gsm8k"),
+        ("../a/b", None, ".._a_b"),
+    ],
+)
+def test_runs_on_other_files_have_other_names(name: str, path: str | None, label: str) -> None:
+    assert data_label(name, path) == label

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from time import perf_counter
@@ -52,7 +52,7 @@ class Setting:
     context: int = 4096
     block_tokens: int = 512
     mini_batch_tokens: int = 8192
-    steps: int = 3
+    turns: int = 3
 
     @property
     def tokens(self) -> int:
@@ -85,17 +85,15 @@ def main(arguments: argparse.Namespace) -> None:
     setting = Setting()
     torch.set_num_threads(1)  # the other core copies
     torch.manual_seed(0)
-    calibrated(setting)  # a processor that was idle is slower at first
-    rows, calibrations = [], []
+    rows, calibrations, computing = list[dict[str, Any]](), list[CaptureTimes](), Computing(setting)
+    computing.times()  # a processor that was idle is slower at first
     for point in POINTS:
-        calibrations.append(calibrated(setting))
+        calibrations.append(computing.times())
         at_point = times_at(point, calibrations[-1], setting)
         for arm in point.arms:
-            rows.append({"point": point.name, "arm": arm, **measured(setting, point, arm, at_point)})
+            rows.append({"point": point.name, "arm": arm, **measured(setting, point, arm, at_point, computing.times)})
             print(f"{point.name}, {arm}: {rows[-1]['step_s']:.3f} s", file=sys.stderr, flush=True)
     times = mean(calibrations)
-    for row in rows:
-        row["predicted_s"] = predicted_s(row, times, setting)
     record = provenance(
         f"python -m experiments.paper {' '.join(sys.argv[1:])}",
         model=f"OPT's proportions, hidden size {setting.hidden}, {setting.layers} layers, random weights, bfloat16",
@@ -183,30 +181,71 @@ def engine_of(setting: Setting, memory: Offloading, gbps: float | None = None) -
     return engine
 
 
-def calibrated(setting: Setting) -> CaptureTimes:
-    """What a layer computes in a pass over KV blocks alone, and T_kv_gen: how much more with ACT blocks alone, a line
-    through three numbers of branches. Waits for copies are left out."""
-    policy = {"block_tokens": setting.block_tokens, "mini_batch_tokens": setting.mini_batch_tokens}
+class Decoding:
+    """Branches that decode together, a token of each in a step. The first step is not counted."""
 
-    def computing_s(act_share: float, branches: int) -> float:
-        at = replace(setting, branches=branches)
-        return decoded(engine_of(at, Capture(act_share=act_share, **policy), CALIBRATION_GBPS), at).computed_s
+    def __init__(self, engine: Engine, setting: Setting, steps: int):
+        self.engine, self.link = engine, engine.memory.link
+        self.branches, self.batch = given_contexts(engine, setting), engine.running_batch()
+        self.batch.add(self.branches, steps + 2, sampling=Sampling(temperature=0))
+        self.batch.step()
 
-    def generating_s(branches: int) -> float:
-        return computing_s(1.0, branches) - computing_s(0.0, branches)
+    def step(self) -> tuple[float, float]:
+        """The time of a step, and how much of it computing waited for copies."""
+        start, waited_s = perf_counter(), self.link.exposed_s
+        self.batch.step()
+        return perf_counter() - start, self.link.exposed_s - waited_s
 
-    counts = [setting.branches * part // 14 for part in (1, 2, 4)]
-    points = [(n * setting.context, generating_s(n) / setting.layers) for n in counts]
-    forward_s = computing_s(0.0, setting.branches) / setting.layers
-    return CaptureTimes(kv_gen=fit_line(points, proportional=True), load_kv=Line(0.0), forward_s=forward_s)
+    def close(self) -> None:
+        self.batch.close()
+        self.engine.release(self.branches)
 
 
-def measured(setting: Setting, point: Point, arm: str, times: CaptureTimes) -> dict[str, Any]:
-    """A step's time, its bytes by cause, and the blocks that there are."""
+class Computing:
+    """What a layer computes, measured as often as it is asked for: a shared machine's speed changes within seconds."""
+
+    STEPS = 100
+    """The most times that it can be asked for."""
+
+    def __init__(self, setting: Setting):
+        self.setting = setting
+        self.counts = [setting.branches * part // 14 for part in (1, 2, 4)]
+        ways = [(share, n) for n in self.counts for share in (0.0, 1.0)] + [(0.0, setting.branches)]
+        self.decoding = {way: self._decoding(*way) for way in ways}
+
+    def _decoding(self, act_share: float, branches: int) -> Decoding:
+        setting = replace(self.setting, branches=branches)
+        memory = Capture(
+            act_share=act_share, block_tokens=setting.block_tokens, mini_batch_tokens=setting.mini_batch_tokens
+        )
+        return Decoding(engine_of(setting, memory, CALIBRATION_GBPS), setting, self.STEPS)
+
+    def times(self) -> CaptureTimes:
+        """What a layer computes in a pass over KV blocks alone, and T_kv_gen: how much more with ACT blocks alone, a
+        line through three numbers of branches. Waits for copies are left out."""
+        setting, steps = self.setting, {way: decoding.step() for way, decoding in self.decoding.items()}
+        layer_s = {way: (step_s - waited_s) / setting.layers for way, (step_s, waited_s) in steps.items()}
+        points = [(n * setting.context, layer_s[1.0, n] - layer_s[0.0, n]) for n in self.counts]
+        return CaptureTimes(
+            kv_gen=fit_line(points, proportional=True),
+            load_kv=Line(0.0),
+            forward_s=layer_s[0.0, setting.branches],
+        )
+
+
+def measured(
+    setting: Setting, point: Point, arm: str, times: CaptureTimes, times_now: Callable[[], CaptureTimes]
+) -> dict[str, Any]:
+    """A step's time, what the model says, its bytes by cause, and the blocks that there are.
+
+    times: what the link's speed and Algorithm 1 go by. times_now: measures what a layer computes at this moment. In
+    each turn the model goes by that and a step is timed; the turn counts whose prediction is off by the median.
+    """
     token_bytes = 2 * 2 * setting.hidden
     gbps = token_bytes / times.load_kv.slope / 1e9
     act_bytes = round(point.act_gpu * setting.tokens) * setting.layers * token_bytes // 2
-    tail_bytes = setting.branches * (setting.steps + 2) * setting.layers * token_bytes * 3 // 2
+    steps = 2 * setting.turns
+    tail_bytes = setting.branches * (steps + 2) * setting.layers * token_bytes * 3 // 2
     kept = act_bytes + tail_bytes
     budget = kept + min(kept, 3 * setting.mini_batch_tokens * token_bytes)  # the policy's buffers: at most half of it
     options: dict[str, Any] = {"budget_gib": budget / 2**30, "block_tokens": setting.block_tokens}
@@ -218,49 +257,25 @@ def measured(setting: Setting, point: Point, arm: str, times: CaptureTimes) -> d
     engine = engine_of(setting, memory, gbps)
     if isinstance(engine.residency, Capture) and arm == CHOSEN:
         engine.residency.times = times
-    run = decoded(engine, setting)
-    act_gpu, act_host, kv_host = run.counts
-    return {
-        "step_s": run.step_s,
-        "waited_s": run.waited_s,
+    decoding, link = Decoding(engine, setting, steps), engine.memory.link
+    before, (act_gpu, act_host, kv_host) = dict(link.to_device_bytes), block_tokens(engine)
+    row = {
         "link_gbps": gbps,
         "device_bytes": budget,
         "act_gpu": act_gpu,
         "act_host": act_host,
         "kv_host": kv_host,
-        "bytes_per_step": run.moved,
     }
-
-
-@dataclass(frozen=True)
-class Run:
-    """The least time of a step and what computing waited for copies meanwhile, the least time without such waits, bytes
-    to the device of a step by cause, and the tokens of ACT blocks on the device, of ACT blocks and of KV blocks on the
-    host."""
-
-    step_s: float
-    waited_s: float
-    computed_s: float
-    moved: dict[str, float]
-    counts: tuple[int, int, int]
-
-
-def decoded(engine: Engine, setting: Setting) -> Run:
-    """Steps of all branches. The first one is not counted."""
-    branches = given_contexts(engine, setting)
-    batch, link, steps = engine.running_batch(), engine.memory.link, list[tuple[float, float]]()
-    batch.add(branches, setting.steps + 2, sampling=Sampling(temperature=0))
-    batch.step()
-    before, counts = dict(link.to_device_bytes), block_tokens(engine)
-    for _ in range(setting.steps):
-        start, waited = perf_counter(), link.exposed_s
-        batch.step()
-        steps.append((perf_counter() - start, link.exposed_s - waited))
-    moved = {cause: (n - before.get(cause, 0)) / setting.steps for cause, n in link.to_device_bytes.items()}
-    batch.close()
-    engine.release(branches)
-    computed_s = min(step_s - waited_s for step_s, waited_s in steps)
-    return Run(*min(steps), computed_s, {cause: n for cause, n in moved.items() if n}, counts)
+    turns = list[dict[str, Any]]()
+    for _ in range(setting.turns):
+        predicted = predicted_s(row, times_now(), setting)
+        decoding.step()  # what the link has brought ahead while other things were timed is used up
+        step_s, waited_s = decoding.step()
+        turns.append({"step_s": step_s, "waited_s": waited_s, "predicted_s": predicted})
+    moved = {cause: (n - before.get(cause, 0)) / steps for cause, n in link.to_device_bytes.items()}
+    decoding.close()
+    bytes_per_step = {cause: n for cause, n in moved.items() if n}
+    return {**sorted(turns, key=error)[len(turns) // 2], **row, "bytes_per_step": bytes_per_step}
 
 
 def block_tokens(engine: Engine) -> tuple[int, int, int]:

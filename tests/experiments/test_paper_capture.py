@@ -25,14 +25,14 @@ from experiments.paper.capture import (
 )
 from ttc.cost_model.capture import CaptureTimes, Line
 
-SMALL = Setting(hidden=64, layers=3, branches=3, context=64, block_tokens=8, mini_batch_tokens=64, steps=2)
+SMALL = Setting(hidden=64, layers=3, branches=3, context=64, block_tokens=8, mini_batch_tokens=64, turns=1)
 TIMES = CaptureTimes(kv_gen=Line(2e-6), load_kv=Line(0.0), forward_s=1e-4)
 
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_bytes_of_a_step_are_those_of_its_blocks(arm: str) -> None:
     point = replace(POINTS[1], act_gpu=0.25)
-    row = measured(SMALL, point, arm, times_at(point, TIMES, SMALL))
+    row = measured(SMALL, point, arm, times_at(point, TIMES, SMALL), lambda: TIMES)
     token, moved = 4 * SMALL.hidden, row["bytes_per_step"]
     assert moved["weights"] == pytest.approx(SMALL.layers * layer_weight_bytes(SMALL), rel=0.01)  # aligned
     held = row["act_gpu"] + row["act_host"] + row["kv_host"]

@@ -10,9 +10,10 @@ computes more than KV (`forward_s`). Both are 0 as the paper has it.
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf
 
 from ttc.errors import InvalidInput
 
@@ -146,35 +147,45 @@ def imbalance(
     return max(gen / load, load / gen)
 
 
+NEAR_LEAST = 1.05
+"""How near a mini-batch stays to its least F_b while it takes more."""
+
+
 def mini_batches(
     requests: Sequence[tuple[int, int]],
-    act_max: int,
-    kv_max: int,
+    most: int,
     kv_gen: Callable[[float], float],
     load_kv: Callable[[float], float],
 ) -> list[list[int]]:
     """Dynamic mini-batch formation (section IV-C.3): which requests load together, greedily.
 
-    requests: (#ACT, #KV) of each. act_max, kv_max: #ACT_max and #KV_max, what the buffers hold. A mini-batch begins
-    with the first request that is left, and takes of the others, in order, each that fits and leaves F_b no larger.
+    requests: (#ACT, #KV) of each. most: the blocks that a mini-batch has room for. It takes one request after the
+    other: of those that fit the one that leaves F_b least, of equals the first. It ends where F_b was last within
+    `NEAR_LEAST` of the least on the way, which makes it large as well as balanced. The paper takes requests in their
+    order, each that lowers F_b; with small requests that ends at the first balance that comes by chance.
     Raises InvalidInput for a request that fits no mini-batch.
     """
-    for act, kv in requests:
-        if act > act_max or kv > kv_max:
+    left, found = dict[tuple[int, int], deque[int]](), list[list[int]]()  # requests that are alike, in order
+    for index, (act, kv) in enumerate(requests):
+        if act + kv > most:
             raise InvalidInput(
-                f"a request of {act} ACT and {kv} KV blocks fits no mini-batch of {act_max} and {kv_max}; raise the "
-                "limits or cut the request"
+                f"a request of {act} ACT and {kv} KV blocks fits no mini-batch of {most}; raise the limit or cut the "
+                "request"
             )
-    left, found = list(range(len(requests))), list[list[int]]()
+        left.setdefault((act, kv), deque()).append(index)
     while left:
-        batch, (act, kv) = [left[0]], requests[left[0]]
-        for index in left[1:]:
-            more = act + requests[index][0], kv + requests[index][1]
-            before, after = (imbalance(*blocks, kv_gen, load_kv) for blocks in ((act, kv), more))
-            if more[0] <= act_max and more[1] <= kv_max and (after <= before * (1 + 1e-9) or not isfinite(before)):
-                batch.append(index)
-                act, kv = more
-        found.append(batch)
-        taken = set(batch)
-        left = [index for index in left if index not in taken]
+        batch, kept, act, kv, least = list[tuple[int, int]](), 0, 0, 0, inf
+        taken = Counter[tuple[int, int]]()
+        while fitting := [
+            one for one, alike in left.items() if taken[one] < len(alike) and act + kv + sum(one) <= most
+        ]:
+            ways = [(imbalance(act + one[0], kv + one[1], kv_gen, load_kv), one) for one in fitting]
+            f_b, request = min(ways, key=lambda way: way[0])
+            batch.append(request)
+            taken[request] += 1
+            act, kv, least = act + request[0], kv + request[1], min(least, f_b)
+            if f_b <= least * NEAR_LEAST:
+                kept = len(batch)
+        found.append([left[request].popleft() for request in batch[:kept]])
+        left = {request: alike for request, alike in left.items() if alike}
     return found

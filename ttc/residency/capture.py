@@ -28,9 +28,6 @@ from ttc.residency.base import Paths
 from ttc.residency.capture_reader import CaptureReader, generated_bytes
 from ttc.residency.offloading import Offloading
 
-EVEN = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(1.0))
-"""What mini-batches are balanced by where no times were measured."""
-
 
 @dataclass
 class Capture(Offloading):
@@ -39,8 +36,8 @@ class Capture(Offloading):
     room, tails, and what a pass fetches or generates; other ACT blocks live on the host.
 
     act_share: the part of each branch's blocks that are ACT blocks; None for what Algorithm 1 finds with times measured
-    on this machine. mini_batch_tokens: the most tokens that a layer fetches and generates at once. balanced: form these
-    mini-batches by Eqs. 6 and 7; off, blocks are taken as they come.
+    on this machine. mini_batch_tokens: the most tokens that a layer fetches and generates at once. balanced: give these
+    mini-batches the ratio of all blocks (Eqs. 6 and 7); off, blocks are taken as they come.
     A layer whose ACT block would be no smaller than its KV block keeps KV alone; `reason` says so.
     """
 
@@ -252,32 +249,21 @@ class Capture(Offloading):
         return found
 
     def _mini_batches(self, entries: Sequence[Entry], acts: bool, most: int) -> list[list[int]]:
-        """Which entries (by index) load together. Blocks that the same rows attend, a branch's own or those of a shared
-        prefix, are a request, cut where it does not fit."""
-        sizes = [(e.length, 0) if acts and e.kv.acts else (0, e.length) for e in entries]
-        act, kv = (sum(size[kind] for size in sizes) for kind in (0, 1))
-        longest = max((e.length for e in entries), default=0)
-        act_max = min(most, max(longest, most * act // max(1, act + kv))) if act else 0
-        kv_max = max(longest, most - act_max) if kv else 0
-        requests, parts, before = list[tuple[int, int]](), list[list[int]](), None
-        for index, (entry, size) in enumerate(zip(entries, sizes, strict=True)):
-            rows = entry.rows.start, entry.rows.stop
-            total = (requests[-1][0] + size[0], requests[-1][1] + size[1]) if requests else size
-            alike = rows == before or not self.balanced
-            if requests and alike and total[0] <= act_max and total[1] <= kv_max:
-                requests[-1] = total
-                parts[-1].append(index)
-            else:
-                requests.append(size)
-                parts.append([index])
-            before = rows
-        if self.balanced:
-            times = self.times or EVEN
-            lines = Line(times.kv_gen.slope), Line(times.load_kv.slope)
-            batches = mini_batches(requests, act_max, kv_max, *lines)
-        else:
-            batches = [[n] for n in range(len(requests))]
-        return [[index for n in batch for index in parts[n]] for batch in batches]
+        """Which entries (by index) load together. Each is a request of its own, as attention puts together what it
+        finds in several mini-batches. They are balanced where they have the ratio of all: that is what makes
+        computing and loading take equally long, with what else a layer computes and loads."""
+        requests = [(e.length, 0) if acts and e.kv.acts else (0, e.length) for e in entries]
+        act, kv = (sum(request[kind] for request in requests) for kind in (0, 1))
+        if self.balanced and act and kv:
+            return mini_batches(requests, most, Line(1 / act), Line(1 / kv))
+        batches, room = list[list[int]](), 0
+        for index, entry in enumerate(entries):
+            if entry.length > room:
+                batches.append([])
+                room = most
+            batches[-1].append(index)
+            room -= entry.length
+        return batches
 
 
 def _why_none(shapes: Sequence[LayerShape], act_bytes: Sequence[int], kv_bytes: Sequence[int]) -> str:

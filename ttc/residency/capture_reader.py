@@ -34,17 +34,16 @@ class CaptureReader(KVReader):
         prefetch: bool = True,
     ):
         self.entries, self.regenerate = entries, regenerate
-        self.generated_bytes = max((generated_bytes(memory, unit, entries) for unit in units), default=0)
         self.inputs: list[Tensor | None] = [None, None]
         self.near: list[dict[int, LayerKV]] = [{}, {}]  # ACT blocks on the device when a unit was begun
         self.places = dict[tuple[int, ...], Tensor]()
-        memory.claim(memory.device, self.generated_bytes)
-        memory.device.take(self.generated_bytes)
+        generated = max((generated_bytes(memory, unit, entries) for unit in units), default=0)
+        self.room = memory.reserve(generated // memory.itemsize)
         try:
             runs = [(entry.kv, entry.length) for entry in entries]
             super().__init__(memory, units, runs, repeat=repeat, prefetch=prefetch)
         except BaseException:
-            memory.device.give(self.generated_bytes)
+            memory.unreserve(self.room)
             raise
 
     @staticmethod
@@ -67,8 +66,8 @@ class CaptureReader(KVReader):
 
     def close(self) -> None:
         super().close()
-        self.memory.device.give(self.generated_bytes)
-        self.generated_bytes, self.inputs, self.near = 0, [], []
+        self.memory.unreserve(self.room)
+        self.room, self.inputs, self.near = self.room[:0], [], []
 
     def _acts(self, unit: Unit) -> list[int]:
         return [index for index in unit.entries if unit.layer in self.entries[index].kv.acts]
@@ -88,12 +87,11 @@ class CaptureReader(KVReader):
             if (copy := near.get(index)) is not None:
                 inputs[ends[index]] = copy.keys[0, : entry.length]
             first += entry.length
-        keys, values = self.regenerate(unit.layer, inputs, self._positions(acts))
-        keys, values = (
-            keys.contiguous(),
-            values.contiguous(),
-        )  # attention then reads each run of tokens in half the time
-        return {index: LayerKV(keys[:, span], values[:, span]) for index, span in ends.items()}
+        generated = self.regenerate(unit.layer, inputs, self._positions(acts))
+        room = self.memory.shapes[unit.layer].lay_out(self.room, first)  # where attention reads runs of tokens fast
+        for place, new in zip(room.both, generated, strict=True):
+            place.copy_(new)
+        return {index: LayerKV(room.keys[:, span], room.values[:, span]) for index, span in ends.items()}
 
     def _positions(self, acts: Sequence[int]) -> Tensor:
         """The original positions of the tokens of these entries; the same in every layer and pass."""

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -124,14 +123,13 @@ def _model() -> Any:
 
 
 def _engine(arm: str, model: Any, link_gbps: float | None) -> Engine:
-    tokenizer = SimpleNamespace(eos_token_id=None)
     if arm in ("split", "helped"):
         placement = replace(split_of(arm), link_gbps=link_gbps)
-        engine = Engine(model, tokenizer, runner=placement.place(model, "cpu"))
+        engine = Engine(model, None, runner=placement.place(model, "cpu"))
     elif arm == "streamed":
-        engine = Engine(model, tokenizer, runner=Streamed(link_gbps=link_gbps).place(model, "cpu"))
+        engine = Engine(model, None, runner=Streamed(link_gbps=link_gbps).place(model, "cpu"))
     else:
-        engine = Engine(model, tokenizer)
+        engine = Engine(model, None)
     if arm == "accelerate":
         model.ttc_link = Link(torch.device("cpu"))
         cpu_offload(model, torch.device("cpu"), state_dict=_OverLink(model.state_dict(), model.ttc_link))  # type: ignore[arg-type]

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -202,7 +201,7 @@ def engine_of(setting: Setting, plan: Planned, option: Option) -> Engine:
             weight.data.fill_(1.0)
     placement, memory = plan.parts(option)
     runner = runner_for(model, "auto", pack=True) if placement is None else placement.place(model, "cpu")
-    engine = Engine(model, SimpleNamespace(eos_token_id=None), runner=runner, memory=memory)
+    engine = Engine(model, None, runner=runner, memory=memory)
     if isinstance(placement, Split):  # once the engine has seen how often a pass calls each layer
         for layer in decoder_layers(model)[: int(placement.k) - 1]:
             _slow_down(layer)

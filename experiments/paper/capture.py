@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from time import perf_counter
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -176,7 +175,7 @@ def engine_of(setting: Setting, memory: Offloading, gbps: float | None = None) -
     )  # fmt: skip
     model = OPTForCausalLM(config).to(torch.bfloat16).eval()
     runner = Streamed(link_gbps=gbps).place(model, "cpu")
-    engine = Engine(model, SimpleNamespace(eos_token_id=None), runner=runner, memory=memory, prefill_tokens=2048)
+    engine = Engine(model, None, runner=runner, memory=memory, prefill_tokens=2048)
     engine.limits.eos_ids = frozenset()
     return engine
 

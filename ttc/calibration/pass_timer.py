@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 from time import perf_counter
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -53,7 +52,7 @@ class PassTimer:
             else:
                 weight.data.fill_(1.0)
         chosen = runner_for(model, runner, pack=pack)
-        self.engine = Engine(model, SimpleNamespace(eos_token_id=None), runner=chosen, memory=memory)
+        self.engine = Engine(model, None, runner=chosen, memory=memory)
         self.engine.limits.eos_ids = frozenset()
         self._seconds: list[float] = []
         self._between: list[float] = []

@@ -10,6 +10,7 @@ from typing import Any
 from ttc.protocols import Backend, Batch, RunsBatches
 from ttc.sampling import SAMPLED, Sampling
 from ttc.tree.branch import Branch
+from ttc.tree.tree import SNAPSHOT_TOKENS
 
 MOST_ROWS = 256
 """Branches that decode at once unless the caller says otherwise: enough to keep any one machine busy."""
@@ -17,6 +18,9 @@ MOST_ROWS = 256
 PROBLEMS = 16
 """Problems under way at once, unless the caller says otherwise, until the first has ended, which tells what one needs,
 and on a backend that does not say what it has room for."""
+
+NOTHING = (0, 0, 0)
+"""Rows, tokens and states that no problem has asked for."""
 
 WINDOW = 64
 """Problems after whose end it is forgotten what others had asked for before them: a server may run for weeks."""
@@ -65,7 +69,7 @@ class Draining:
     def close(self) -> None:
         self.added.clear()
 
-    def kv_tokens(self) -> float:
+    def fits(self, tokens: int, states: int) -> float:
         """The backend does not say."""
         return inf
 
@@ -80,13 +84,16 @@ class Room:
     concurrency: the most problems under way, None for as many as there is room for. max_rows: the most branches that
     decode at once, None for `MOST_ROWS` where `concurrency` is None too, else for no limit.
 
-    A problem is taken to need as many rows, and as many tokens of KV, as the most that any problem of late has asked
-    for at once: its prompt, a step for each branch that it keeps, and for each branch of the next step a tail and what
-    that is frozen into. Half of the memory is left to trees that grow larger. So the first problem begins alone.
+    A problem is taken to need as many rows, as many tokens of KV and as many recurrent states as the most that any
+    problem of late has asked for at once. Its tokens are its prompt, a step for each branch that it keeps, and for each
+    branch of the next step a tail and what that is frozen into. Its states, if the model keeps any, are those along the
+    prompt, and two of each branch: of one that it keeps its own and where it parted from others, of one that decodes
+    the one that changes and the one that is kept. Half of the memory is left to trees that grow larger. So the first
+    problem begins alone.
 
     at_first: the most problems under way before one has ended. done: how many have.
-    asked_now, asked_before: the most rows and tokens asked for since the last `WINDOW` problems had ended, and in the
-        window before that.
+    asked_now, asked_before: the most rows, tokens and states asked for since the last `WINDOW` problems had ended, and
+        in the window before that.
     """
 
     batch: Batch
@@ -94,8 +101,8 @@ class Room:
     max_rows: int | None
     at_first: float = inf
     done: int = 0
-    asked_now: tuple[int, int] = (0, 0)
-    asked_before: tuple[int, int] = (0, 0)
+    asked_now: tuple[int, ...] = NOTHING
+    asked_before: tuple[int, ...] = NOTHING
 
     @classmethod
     def of(cls, backend: Backend, concurrency: int | None, max_rows: int | None) -> Room:
@@ -109,14 +116,15 @@ class Room:
     def asked(self, rows: int, prompt_tokens: int, step_tokens: int, kept: int = 0) -> None:
         """A problem that keeps so many branches has asked for `rows` more, each of which may grow by `step_tokens`."""
         tokens = prompt_tokens + (kept + 2 * rows) * step_tokens
-        self.asked_now = max(self.asked_now[0], rows), max(self.asked_now[1], tokens)
+        states = 1 + prompt_tokens // SNAPSHOT_TOKENS + 2 * (kept + rows)
+        self.asked_now = tuple(map(max, self.asked_now, (rows, tokens, states)))
 
     def ended(self) -> None:
         """A problem has ended, so that it is known what one needs. What one asked for long ago is forgotten."""
         self.at_first = inf
         self.done += 1
         if self.done % WINDOW == 0:
-            self.asked_before, self.asked_now = self.asked_now, (0, 0)
+            self.asked_before, self.asked_now = self.asked_now, NOTHING
 
     def forget(self, branches: Sequence[Branch]) -> None:
         """Branches whose step is under way are about to be released. Backends with a batch of their own know it."""
@@ -125,11 +133,11 @@ class Room:
 
     def problems(self, active: int, waiting: int) -> int:
         """How many of the `waiting` problems may begin beside those that are under way."""
-        rows, tokens = map(max, self.asked_now, self.asked_before)
+        rows, tokens, states = map(max, self.asked_now, self.asked_before)
         most = waiting if self.concurrency is None else min(waiting, self.concurrency - active)
         if self.max_rows is not None and rows:
             most = min(most, (self.max_rows - len(self.batch)) // rows)
         if self.concurrency is None:
-            fitting = self.batch.kv_tokens() / 2 // tokens if tokens else 1
+            fitting = self.batch.fits(tokens, states) // 2 if tokens else 1
             most = int(min(most, fitting - active, self.at_first - active))
         return max(most, int(not active and waiting > 0))

@@ -227,8 +227,9 @@ class Batch(Protocol):
         """Break off whatever is under way; the branches keep what they have decoded."""
         ...
 
-    def kv_tokens(self) -> float:
-        """How many tokens the memory holds keys and values for, inf where that is not known."""
+    def fits(self, tokens: int, states: int) -> float:
+        """How many times over the memory has room for the keys and values of so many tokens and for so many recurrent
+        states, inf where that is not known."""
         ...
 
     def __len__(self) -> int:

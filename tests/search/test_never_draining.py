@@ -244,14 +244,14 @@ def test_an_interrupt_in_any_token_frees_everything() -> None:
 
 
 class Batch(Draining):
-    """A batch with room for so many tokens."""
+    """A batch with room for so many tokens, or for a tenth as many states."""
 
-    def __init__(self, kv_tokens: float):
+    def __init__(self, room: float, states: bool = False):
         super().__init__(FakeBackend())
-        self.room = kv_tokens
+        self.room, self.states = room, states
 
-    def kv_tokens(self) -> float:
-        return self.room
+    def fits(self, tokens: int, states: int) -> float:
+        return self.room / (10 * states if self.states else tokens)
 
 
 def test_the_first_problem_says_what_others_need() -> None:
@@ -268,6 +268,14 @@ def test_the_first_problem_says_what_others_need() -> None:
     assert room.problems(1, 100) == 3  # 4 of 1,240
     room.asked(1000, 100, 1000)
     assert (room.problems(1, 100), room.problems(0, 100)) == (0, 1)  # one at a time, whatever it takes
+
+
+def test_states_count_along_the_prompt_and_twice_for_each_branch() -> None:
+    room = Room(Batch(10_000, states=True), None, None)
+    room.asked(8, 1023, 30)
+    assert room.problems(1, 100) == 28  # 500 states hold 29 problems of 1 + 2 * 8
+    room.asked(8, 2048, 30, kept=8)
+    assert room.problems(1, 100) == 13  # and 14 of 3 + 2 * 16
 
 
 def test_until_a_problem_has_ended_only_a_few_begin() -> None:
@@ -293,7 +301,7 @@ def test_what_is_given_is_the_most() -> None:
 
 def test_memory_says_how_many_tokens_it_holds() -> None:
     def tokens(memory: Any) -> float:
-        return make_engine(memory=memory).running_batch().kv_tokens()
+        return make_engine(memory=memory).running_batch().fits(1, 5)
 
     assert tokens(Resident(1280 / 2**30)) == 10 and tokens(Paged(1280 / 2**30, host_budget_gib=2560 / 2**30)) == 20
     assert tokens(Resident()) == tokens(Paged(1280 / 2**30)) > 10**6

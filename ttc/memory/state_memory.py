@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -37,6 +38,14 @@ class StateMemory:
         sizes = {} if shape is None else shape.part_bytes()
         self.fixed_bytes = sum(n for part, n in sizes.items() if part.layer < fixed_layers)
         self.nbytes = sum(sizes.values()) - self.fixed_bytes
+
+    def bytes_on(self) -> Counter[torch.device]:
+        """What a state takes on each device; `nbytes` in all."""
+        found = Counter[torch.device]()
+        if self.shape is not None:
+            for part, nbytes in self.shape.part_bytes().items():
+                found[self.shape.parts[part][2]] += nbytes * (part.layer >= self.fixed_layers)
+        return found
 
     def tier_bytes(self, state: State) -> tuple[int, int]:
         """Bytes of a kept state on the device and on the host."""

@@ -9,6 +9,7 @@ import torch
 from accelerate.utils import find_tied_parameters, get_balanced_memory, get_max_memory, infer_auto_device_map
 
 from ttc.errors import InvalidInput, OutOfMemory, UnsupportedModel
+from ttc.model.time_steps import LeastTimeStep
 
 DeviceMap = str | int | torch.device | Mapping[str, Any]
 """What transformers takes as `device_map`: a device, the name of a strategy, or each module's device by its name."""
@@ -65,9 +66,10 @@ def _check_device(place: Any, places: str) -> None:
 def weights_over(model: Any, over: Over) -> dict[str, torch.device]:
     """Where the weights of each module go, by its name. model: without weights, on PyTorch's "meta" device.
 
-    Raises OutOfMemory where a strategy finds no room on the GPUs, and InvalidInput for a map that does not fit the
-    model.
+    Raises OutOfMemory where a strategy finds no room on the GPUs, InvalidInput for a map that does not fit the model,
+    and UnsupportedModel for a model that runs on one device alone.
     """
+    _check_can_spread(model)
     places = _by_strategy(model, over) if isinstance(over, str) else dict(over)
     kind, names = type(model).__name__, {*dict(model.named_modules()), *model.state_dict()}
     if unknown := [name for name in places if name not in names]:
@@ -80,6 +82,17 @@ def weights_over(model: Any, over: Over) -> dict[str, torch.device]:
     first = next(iter(places.values()))
     without_weights = {name.rpartition(".")[0] for name, _ in model.named_buffers() if _device_in(places, name) is None}
     return places | dict.fromkeys(without_weights, first)
+
+
+def _check_can_spread(model: Any) -> None:
+    """Raise UnsupportedModel for a model whose modules the engine has to run with other functions, which Accelerate's
+    hooks do not allow."""
+    if any(LeastTimeStep.of(module) is not None for module in model.modules()):
+        raise UnsupportedModel(
+            f"a {type(model).__name__} has a least time step (time_step_limit), which the engine applies in its layers "
+            "itself, and over several devices Accelerate's hooks keep it from that; give a device_map of one device. "
+            f"{WAYS_OUT}"
+        )
 
 
 def _device_in(places: Mapping[str, torch.device], name: str) -> torch.device | None:

@@ -152,10 +152,9 @@ class RunningBatch:
         """All branches whose step is not over."""
         return {row.branch for row in self._all()}
 
-    def kv_tokens(self) -> float:
-        """How many tokens the memory holds KV for."""
-        per_token = self.runtime.memory.bytes_per_token
-        return self.runtime.residency.capacity_bytes() / per_token if per_token else inf
+    def fits(self, tokens: int, states: int) -> float:
+        """How many times over the memory has room for KV of so many tokens and so many recurrent states."""
+        return self.runtime.residency.fits(tokens, states)
 
     def __len__(self) -> int:
         """The branches whose step is not over."""

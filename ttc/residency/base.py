@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import ClassVar, Self
 from weakref import ReferenceType, ref
 
@@ -155,8 +156,13 @@ class Residency(ABC):
         """Whether tails may stay where they are while other passes run and other branches join."""
         return True
 
+    def fits(self, tokens: int, states: int) -> float:
+        """How many times over there is room for KV of so many tokens and so many recurrent states, in all."""
+        nbytes = tokens * self.memory.bytes_per_token + states * self.memory.states.nbytes
+        return self.capacity_bytes() / nbytes if nbytes else inf
+
     def capacity_bytes(self) -> float:
-        """KV that there is room for in all: the device's budget, else what it has in use or free."""
+        """KV and states that there is room for in all: the device's budget, else what it has in use or free."""
         memory = self.memory
         if memory.device.budget_bytes is not None:
             return memory.device.budget_bytes

@@ -33,17 +33,18 @@ class Resident(Residency):
         free = memory.device.free_bytes - tokens * memory.bytes_per_token - ends * size
         return sys.maxsize if memory.device.budget_bytes is None or not size else max(1, int(free) // size)
 
-    def capacity_bytes(self) -> float:
-        """Where layers lie on several devices, what there is room for before the first of these is full."""
-        memory, shares = self.memory, Counter[torch.device]()
+    def fits(self, tokens: int, states: int) -> float:
+        """Where layers lie on several devices, until the first of these is full."""
+        memory, needed = self.memory, Counter[torch.device]()
         for shape, nbytes in zip(memory.shapes, memory.layer_bytes_per_token, strict=True):
-            if shape.device is not None:
-                shares[shape.device] += nbytes
-        free_bytes = {device: free_device_bytes(device) for device in shares}
-        tokens = [free / shares[device] for device, free in free_bytes.items() if free is not None]
-        if not tokens or memory.device.budget_bytes is not None:
-            return super().capacity_bytes()
-        return memory.device.used_bytes + min(tokens) * memory.bytes_per_token
+            needed[shape.device or memory.link.device] += tokens * nbytes
+        for device, nbytes in memory.states.bytes_on().items():
+            needed[device] += states * nbytes
+        free_bytes = {device: free_device_bytes(device) for device, nbytes in needed.items() if nbytes}
+        more = [free / needed[device] for device, free in free_bytes.items() if free is not None]
+        if not more or memory.device.budget_bytes is not None:
+            return super().fits(tokens, states)
+        return memory.device.used_bytes / needed.total() + min(more)
 
     def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
         return self.memory.allocate(tokens)

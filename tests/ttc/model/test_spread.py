@@ -21,7 +21,7 @@ from tests.helpers.models import build, deep, prompt
 from tests.helpers.pretended import pretended_devices
 from tests.helpers.tokenizers import Letters
 from tests.ttc.model.test_loading import save_tokenizer
-from ttc import BlockCache, EarlyExit, Engine, ExitReport, InvalidInput, Paged, Resident, Streamed
+from ttc import BlockCache, EarlyExit, Engine, ExitReport, InvalidInput, Paged, Resident, Streamed, UnsupportedModel
 from ttc.memory.manager import KVMemory
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch")
@@ -154,6 +154,38 @@ def test_what_moves_kv_is_refused_before_weights_are_read(tmp_path: Path) -> Non
         Engine.from_pretrained(tmp_path, device_map=device_map, placement=Streamed())
 
 
+@pytest.mark.parametrize(
+    ("case", "error", "reason"),
+    [
+        ("nemotron_h", UnsupportedModel, "a NemotronHForCausalLM has a least time step.* a device_map of one device"),
+        ("zamba2", UnsupportedModel, "a Zamba2ForCausalLM has a least time step.* a device_map of one device"),
+        ("zamba", InvalidInput, "on different devices, and these are one tensor"),
+    ],
+)
+def test_a_family_that_cannot_be_spread_is_refused_before_weights_are_read(
+    case: str, error: type[Exception], reason: str, tmp_path: Path
+) -> None:
+    model = architectures.build(case)
+    model.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    (tmp_path / "model.safetensors").write_text("not weights")
+    with pytest.raises(error, match=reason):
+        Engine.from_pretrained(tmp_path, device_map=places(model), dtype="float32")
+    with pytest.raises(UnsupportedModel, match=r"cannot load the model.*[Hh]eader"):
+        Engine.from_pretrained(tmp_path, device_map="cpu", dtype="float32")
+
+
+def test_layers_that_share_weights_lie_on_one_device() -> None:
+    plain, (first, second) = architectures.build("zamba"), pretended_devices()
+    at = {f"model.layers.{n}": second if n == 2 else first for n in range(4)}  # layers 1 and 3 attend by the same ones
+    engine = Engine(spread(copy.deepcopy(plain), **at), Letters())
+    branches = engine.fork(engine.root(prompt(1, 12)), 2)
+    engine.extend(branches[:1], [prompt(2, 3)])
+    engine.generate(branches, 3, sampling=GREEDY)
+    for branch in branches:
+        assert_like_plain(plain, branch)
+
+
 def test_a_model_that_is_there_already_keeps_its_kv_resident() -> None:
     with pytest.raises(InvalidInput, match=r"Paged\(\) moves keys and values between one device and the host"):
         Engine(spread(build("llama")), Letters(), memory=Paged())
@@ -166,9 +198,23 @@ def test_the_first_full_device_says_how_much_kv_there_is_room_for(monkeypatch: p
     engine = Engine(spread(plain, **{"model.layers.1": second}), Letters())
     bytes_of_a_layer = 2 * 2 * 8 * 4  # keys and values of 2 heads of 8 numbers in float32
     assert engine.memory.bytes_per_token == 4 * bytes_of_a_layer
-    assert engine.residency.capacity_bytes() == pytest.approx(1200 * 4 / 3)
-    budget = Engine(spread(deep(2, 2, 64)), Letters(), memory=Resident(budget_gib=1)).residency.capacity_bytes()
-    assert budget == 2**30
+    assert engine.residency.fits(10, 7) == pytest.approx(1200 / (10 * 3 * bytes_of_a_layer))
+    given = Engine(spread(deep(2, 2, 64)), Letters(), memory=Resident(budget_gib=1))
+    assert given.residency.fits(10, 7) == 2**30 / (10 * 2 * bytes_of_a_layer)
+
+
+def test_the_first_full_device_says_how_many_states_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {"pretend:0": 10**9, "pretend:1": 10**5}
+    monkeypatch.setattr(ttc.residency.resident, "free_device_bytes", lambda device: free[str(device)])
+    engine = Engine(spread(architectures.build("qwen3_next")), Letters())
+    memory = engine.memory
+    shape, kv_bytes = memory.states.shape, memory.layer_bytes_per_token
+    assert shape is not None
+    on_second = sum(n for part, n in shape.part_bytes().items() if part.layer >= 2)
+    layers = [n for n, kept in enumerate(memory.shapes) if str(kept.device) == "pretend:1"]
+    assert 0 < on_second < memory.states.nbytes and layers
+    expected = 10**5 / (10 * sum(kv_bytes[n] for n in layers) + 7 * on_second)
+    assert engine.residency.fits(10, 7) == pytest.approx(expected)
 
 
 def test_pretended_devices_refuse_what_mixes_them() -> None:

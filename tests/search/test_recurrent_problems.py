@@ -1,0 +1,78 @@
+"""Many problems of a model with recurrent layers: as many at once as there is room for their states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from search import BeamSearch, Search, SelfConsistency, solve
+from tests.helpers.ownership import assert_nothing_left
+from tests.helpers.recurrent import engine_of
+from tests.search.test_never_draining import Looks, seen
+from ttc import BeamGroups, Engine, OutOfMemory, Resident, Result
+
+MODELS = ["qwen3_5_text", "mamba2"]
+SEARCHES: list[Search] = [
+    SelfConsistency(n=3, max_tokens=4),
+    BeamSearch(beam_size=2, beam_width=2, step_tokens=2, max_steps=2),
+]
+QUESTIONS = [f"{n} + {n}" for n in range(10, 17)]
+MOST_TOKENS = 50
+"""More than a problem has, in all of its branches and their tails."""
+
+
+def solved(search: Search, engine: Engine, **options: Any) -> list[Result]:
+    verifier = Looks() if search.needs_verifier else None
+    return solve(search, problem=QUESTIONS, engine=engine, verifier=verifier, **options)
+
+
+def budget(case: str, states: int, tokens: int) -> float:
+    """GiB for so many states and tokens."""
+    memory = engine_of(case).memory
+    return (states * memory.states.nbytes + tokens * memory.bytes_per_token) / 2**30
+
+
+def counted(engine: Engine) -> list[int]:
+    """How many problems were under way, each time that some began."""
+    counts, roots = list[int](), engine.roots
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        found = roots(*args, **kwargs)
+        counts.append(len({branch.root_id for branch in engine.live} | {branch.root_id for branch in found}))
+        return found
+
+    engine.roots = watched  # type: ignore[method-assign]
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("search", "policy"), [(SEARCHES[0], Resident), (SEARCHES[1], Resident), (SEARCHES[0], BeamGroups)]
+)
+@pytest.mark.parametrize("case", MODELS)
+def test_a_budget_with_room_for_few_states_gives_the_results_of_one_problem_at_a_time(
+    case: str, search: Search, policy: type[Any]
+) -> None:
+    expected = [seen(result) for result in solved(search, engine_of(case), concurrency=1)]
+    engine = engine_of(case, memory=policy(budget(case, 40, 4 * MOST_TOKENS)))
+    under_way = counted(engine)
+    assert [seen(result) for result in solved(search, engine)] == expected
+    device = engine.memory.device
+    assert device.budget_bytes is not None and device.peak_bytes <= device.budget_bytes
+    assert max(under_way) > 1
+    assert_nothing_left(engine, [])
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_too_little_for_one_problem_is_refused_with_the_budget_that_would_do(case: str) -> None:
+    search = SEARCHES[0]
+    engine = engine_of(case, memory=Resident(budget(case, 5, MOST_TOKENS)))
+    with pytest.raises(OutOfMemory, match="a budget of ") as error:
+        solved(search, engine)
+    assert_nothing_left(engine, [])
+    needed = int(str(error.value).partition("a budget of ")[2].partition(" bytes")[0].replace(",", ""))
+    assert needed >= (1 + 2 * 3) * engine.memory.states.nbytes  # the prompt's, and two of each branch
+    roomy = engine_of(case, memory=Resident(needed / 2**30))
+    expected = [seen(result) for result in solved(search, engine_of(case), concurrency=1)]
+    assert [seen(result) for result in solved(search, roomy)] == expected
+    assert roomy.memory.device.peak_bytes <= needed

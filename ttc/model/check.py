@@ -40,6 +40,7 @@ from ttc.model.recording import (
     Rows,
     eager_attention,
     named_attention,
+    weights_on,
 )
 from ttc.model.recurrent import Recurrent
 from ttc.model.recurrent_check import check_recurrent
@@ -163,7 +164,8 @@ class _Check:
             sights = check_masks(record.calls, self.windows, self.most, self._long_masks)
             self._place(record.calls, sights)
             for number, call in enumerate(record.calls):
-                self._check_function(number, call, own)
+                with weights_on(call.query.device, call.module):
+                    self._check_function(number, call, own)
         self.same("its logits differ between its own and its eager attention", plain, logits, 1e-3, 0.25)
         with attention_set_to(self.model, REPLAY) if dispatches else nullcontext():
             if recurrent is None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -74,8 +76,23 @@ class Recorder:
         if isinstance(module, CallsAttention):
             mask = module.own_mask(query, mask)
         out, _ = eager_attention(module)(module, query, key, value, mask, **options)
+        # a weight may be here during the pass alone, as gpt-oss's sinks where layers stream
+        options = {name: o.detach().clone() if isinstance(o, nn.Parameter) else o for name, o in options.items()}
         self.calls.append(Call(module, query, key, value, mask, options, out))
         return out
+
+
+@contextmanager
+def weights_on(device: torch.device, module: nn.Module) -> Iterator[None]:
+    """Have the weights that a module holds itself on a device meanwhile, wherever they lie between passes."""
+    before = module._parameters.copy()
+    for name, weight in before.items():
+        if weight is not None and weight.device != device:
+            module._parameters[name] = nn.Parameter(weight.to(device), requires_grad=False)
+    try:
+        yield
+    finally:
+        module._parameters.update(before)
 
 
 class AllRead(Exception):

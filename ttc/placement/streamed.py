@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate.hooks import add_hook_to_module
-from torch import Tensor, nn
+from torch import nn
 
 from ttc.cost_model.device_profile import BUFFERS
 from ttc.decoder_layers import decoder_layers, layer_stacks
@@ -56,16 +56,14 @@ class Streamed(Placement):
         device = torch.device(device)
         kept = self.decide(model, device) if decided is None else decided
         layers = _layers(model)
+        stay = _move(model, common_weights(model, layers), device)
         for module in outside(model, layers).values():
             move_own(module, device)
-        common = common_weights(model, layers)
-        for weight in common.values():
-            weight.data = weight.data.to(device)
         for layer in layers[:kept]:
             layer.to(device)
         link = Link(device)
         if streamed := layers[kept:]:
-            weights = [_LayerWeights(layer, device, common) for layer in streamed]
+            weights = [_LayerWeights(layer, device, stay) for layer in streamed]
             stream = WeightStream([layer.host for layer in weights], link, device)
             for index, (layer, its) in enumerate(zip(streamed, weights, strict=True)):
                 add_hook_to_module(layer, _Arrives(stream, index, its))
@@ -89,16 +87,23 @@ class _LayerWeights:
     which are few numbers, stay on the device, and so do the weights `stay`, by id."""
 
     def __init__(self, layer: nn.Module, device: torch.device, stay: Collection[int]):
-        self.weights = _streamed(layer, stay)
-        self.host = HostWeights([weight.data for weight in self.weights], device)
+        weights = _streamed(layer, stay)
+        numbers = {id(weight): number for number, weight in enumerate(weights)}
+        self.owners = [
+            (module, name, numbers[id(weight)])
+            for module in layer.modules()
+            for name, weight in module.named_parameters(recurse=False, remove_duplicate=False)
+            if id(weight) in numbers
+        ]
+        self.host = HostWeights([weight.data for weight in weights], device)
         self.use(self.host.on_host)  # what they were in before is freed
         for module in layer.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(device))
 
-    def use(self, places: Sequence[Tensor]) -> None:
-        for weight, place in zip(self.weights, places, strict=True):
-            weight.data = place
+    def use(self, weights: Sequence[nn.Parameter]) -> None:
+        for module, name, number in self.owners:
+            module._parameters[name] = weights[number]
 
 
 class _Arrives(Leaves):
@@ -125,6 +130,16 @@ def _layers(model: Any) -> list[nn.Module]:
         if not (stacks := layer_stacks(model)):
             raise UnsupportedModel(f"{error} that could come one by one; leave placement out") from error
         return [layer for layers in stacks for layer in layers]
+
+
+def _move(model: nn.Module, weights: Mapping[int, nn.Parameter], device: torch.device) -> set[int]:
+    """Have some weights, by id, on the device, for all modules that use them. Returns them as they are there, by id."""
+    moved = {key: nn.Parameter(weight.data.to(device), requires_grad=False) for key, weight in weights.items()}
+    for module in model.modules():
+        for name, weight in module.named_parameters(recurse=False, remove_duplicate=False):
+            if id(weight) in moved:
+                module._parameters[name] = moved[id(weight)]
+    return {id(weight) for weight in moved.values()}
 
 
 def _streamed(layer: nn.Module, stay: Collection[int]) -> list[nn.Parameter]:

@@ -31,12 +31,13 @@ class HostWeights:
         for place, weight in zip(self.on_host, weights, strict=True):
             place.copy_(weight)
 
-    def views(self, buffer: Tensor) -> list[Tensor]:
-        """Each weight's place in a buffer."""
-        found, start = [], 0
+    def views(self, buffer: Tensor) -> list[nn.Parameter]:
+        """Each weight in its place in a buffer."""
+        found, start = list[nn.Parameter](), 0
         for dtype, shape in self.shapes:
             nbytes = shape.numel() * dtype.itemsize
-            found.append(buffer[start : start + nbytes].view(dtype).view(shape))
+            place = buffer[start : start + nbytes].view(dtype).view(shape)
+            found.append(nn.Parameter(place, requires_grad=False))
             start += _aligned(nbytes)
         return found
 
@@ -56,7 +57,7 @@ class WeightStream:
         self.held: list[int | None] = [None] * BUFFERS  # the layer in each buffer
         self.transfers: list[Transfer | None] = [None] * BUFFERS
 
-    def arrive(self, index: int) -> list[Tensor]:
+    def arrive(self, index: int) -> list[nn.Parameter]:
         """A layer's weights on the device. Raises what went wrong on their way."""
         if index not in self.held:  # the first pass, or one after a pass that broke off
             self._fetch(index, self._needed_last(index), later=False)

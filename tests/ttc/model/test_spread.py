@@ -165,7 +165,7 @@ def test_what_moves_kv_is_refused_before_weights_are_read(tmp_path: Path) -> Non
 def test_a_family_that_cannot_be_spread_is_refused_before_weights_are_read(
     case: str, error: type[Exception], reason: str, tmp_path: Path
 ) -> None:
-    model = architectures.build(case)
+    model = small_models.build(case)
     model.save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
     (tmp_path / "model.safetensors").write_text("not weights")
@@ -176,7 +176,7 @@ def test_a_family_that_cannot_be_spread_is_refused_before_weights_are_read(
 
 
 def test_layers_that_share_weights_lie_on_one_device() -> None:
-    plain, (first, second) = architectures.build("zamba"), pretended_devices()
+    plain, (first, second) = small_models.build("zamba"), pretended_devices()
     at = {f"model.layers.{n}": second if n == 2 else first for n in range(4)}  # layers 1 and 3 attend by the same ones
     engine = Engine(spread(copy.deepcopy(plain), **at), Letters())
     branches = engine.fork(engine.root(prompt(1, 12)), 2)
@@ -206,7 +206,7 @@ def test_the_first_full_device_says_how_much_kv_there_is_room_for(monkeypatch: p
 def test_the_first_full_device_says_how_many_states_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     free = {"pretend:0": 10**9, "pretend:1": 10**5}
     monkeypatch.setattr(ttc.residency.resident, "free_device_bytes", lambda device: free[str(device)])
-    engine = Engine(spread(architectures.build("qwen3_next")), Letters())
+    engine = Engine(spread(small_models.build("qwen3_next")), Letters())
     memory = engine.memory
     shape, kv_bytes = memory.states.shape, memory.layer_bytes_per_token
     assert shape is not None

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import experiments.calibrate.job
 import experiments.job
@@ -21,23 +19,11 @@ from experiments.build import make_verifier, resolved
 from experiments.calibrate.job import observe, report
 from search import BeamSearch, BestOfN, solve
 from tests.helpers.configurations import configuration
+from tests.helpers.engines import numbers_engine
 from ttc import Engine, InvalidInput, Problem, TTCError
 from ttc.calibration.confidence_gate import Observation, calibrate
 from ttc.compiling import LINE
 from verifiers import ConfidenceGatedVerifier, ConfidenceVerifier, SelfVerifier
-
-
-class Numbers:
-    """A tokenizer of numbers."""
-
-    eos_token_id = 0
-    chat_template = None
-
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return [1 + ord(c) % 20 for c in text]
-
-    def decode(self, tokens: Sequence[int], **_: Any) -> str:
-        return " ".join(map(str, tokens))
 
 
 class LongFirst:
@@ -51,12 +37,7 @@ class LongFirst:
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=24, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.6, eos_token_id=0, bos_token_id=None,
-    )  # fmt: skip
-    return Engine(LlamaForCausalLM(config), Numbers())
+    return numbers_engine()
 
 
 PROBLEMS = [Problem(q) for q in ("one", "two", "three", "four", "five", "six")]

@@ -30,6 +30,8 @@ LAYERS = [
     Layer(0, 0.1, 50.0, window=110),
     Layer(0, 0.1, chunk=100),
 ]
+SIGHTS = [(None, None), (1, None), (4, None), (64, None), (200, None), (None, 7), (None, 64), (90, 100)]
+"""(window, chunk) of a layer."""
 SHAPES = [(LayerShape(3, 64, 64), 3), (LayerShape(2, 8, 8), 1), (LayerShape(1, 24, 40), 4), (LayerShape(2, 80, 16), 7)]
 
 

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.helpers.models import small
-from tests.helpers.tokenizers import WORDS, Letters, Words
+from tests.helpers.tokenizers import WORDS, Letters, Numbers, Words
 from ttc import Engine, Sampling
 from ttc.tree.branch import Branch
 
@@ -28,6 +28,16 @@ def words_engine(tokenizer: type[Words] = Words) -> Engine:
         num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.5, eos_token_id=0, bos_token_id=None,
     )  # fmt: skip
     return Engine(LlamaForCausalLM(config), tokenizer())
+
+
+def numbers_engine() -> Engine:
+    """Its texts are numbers, some of which end soon."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=24, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.6, eos_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    return Engine(LlamaForCausalLM(config), Numbers())
 
 
 def forked(engine: Engine, n: int) -> list[Branch]:

@@ -24,6 +24,19 @@ def text(letters: str) -> list[int]:
     return Letters().encode(letters)
 
 
+class Numbers:
+    """A tokenizer of numbers; there is no end of sequence but token 0."""
+
+    eos_token_id = 0
+    chat_template = None
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return [1 + ord(c) % 20 for c in text]
+
+    def decode(self, tokens: Sequence[int], **_: Any) -> str:
+        return " ".join(map(str, tokens))
+
+
 WORDS = ["<eos>", "yes", "no", "Yes", "No", "is", "it", "right", "?", "a", "b", "c", "\n\n", "\nAnswer:"]
 
 

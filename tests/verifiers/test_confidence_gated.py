@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from search import BeamSearch, BestOfN, solve
+from tests.helpers.engines import numbers_engine
 from ttc import Engine, InvalidInput, Usage, VerifierError
 from ttc.calibration.confidence_gate import Observation, calibrate
 from ttc.tree.branch import Branch
@@ -225,27 +224,9 @@ def test_a_calibration_takes_the_place_of_the_thresholds() -> None:
 # ---------------------------------------------------------------- in searches
 
 
-class Numbers:
-    """A tokenizer of numbers; there is no end of sequence but token 0."""
-
-    eos_token_id = 0
-    chat_template = None
-
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return [1 + ord(c) % 20 for c in text]
-
-    def decode(self, tokens: Sequence[int], **_: Any) -> str:
-        return " ".join(map(str, tokens))
-
-
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=24, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.6, eos_token_id=0, bos_token_id=None,
-    )  # fmt: skip
-    return Engine(LlamaForCausalLM(config), Numbers())
+    return numbers_engine()
 
 
 QUESTIONS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]

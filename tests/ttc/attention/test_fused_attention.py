@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.attention import LAYERS, SHAPES, TREE, DecodeCase, Segments, trees
+from tests.helpers.attention import LAYERS, SHAPES, SIGHTS, TREE, DecodeCase, Segments, trees
 from ttc.attention import fused_cpu
 from ttc.attention.fused import SWITCH
 from ttc.attention.fused_cpu import NumbaAttention
@@ -43,7 +43,7 @@ def test_keys_in_16_bits_lose_nothing_on_their_way(dtype: torch.dtype) -> None:
     st.integers(0, 70),
     st.sampled_from([1, 2, 5]),
     st.sampled_from([(3, 5), (16, 16), (17, 33), (32, 16)]),
-    st.sampled_from([(None, None), (1, None), (4, None), (64, None), (200, None), (None, 7), (None, 64), (90, 100)]),
+    st.sampled_from(SIGHTS),
     st.sampled_from([None, 3.0]),
 )
 def test_any_tree_is_attended_as_by_softmax(

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.attention import COUNTS, LAYERS, SHAPES, TREE, ExtendCase
+from tests.helpers.attention import COUNTS, LAYERS, SHAPES, SIGHTS, TREE, ExtendCase
 from ttc.attention import cpu_cost
 from ttc.attention.cpu_cost import Cost
 from ttc.attention.fused import SWITCH
@@ -51,7 +51,7 @@ def test_a_prompt_with_nothing_before_it_is_attended_as_by_softmax() -> None:
     st.sampled_from([None, 1, 16, 65]),
     st.sampled_from([1, 3, 7]),
     st.sampled_from([(3, 5), (16, 16), (17, 33)]),
-    st.sampled_from([(None, None), (1, None), (4, None), (64, None), (200, None), (None, 7), (None, 64), (90, 100)]),
+    st.sampled_from(SIGHTS),
     st.sampled_from([None, 3.0]),
 )
 def test_any_pass_is_attended_as_by_softmax(

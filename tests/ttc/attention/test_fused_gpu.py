@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.attention import LAYERS, DecodeCase, ExtendCase, Segments, trees
+from tests.helpers.attention import LAYERS, SIGHTS, DecodeCase, ExtendCase, Segments, trees
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain
 from tests.helpers.models import build, prompt
@@ -82,7 +82,7 @@ def test_keys_in_16_bits_are_attended_as_by_softmax(dtype: torch.dtype) -> None:
     st.integers(0, 70),
     st.sampled_from([1, 2, 5, 20]),
     st.sampled_from([(3, 5), (16, 16), (17, 33), (32, 16)]),
-    st.sampled_from([(None, None), (1, None), (4, None), (64, None), (200, None), (None, 7), (None, 64), (90, 100)]),
+    st.sampled_from(SIGHTS),
     st.sampled_from([None, 3.0]),
 )
 def test_any_tree_is_attended_as_by_softmax(
@@ -103,7 +103,7 @@ def test_any_tree_is_attended_as_by_softmax(
     st.lists(st.sampled_from([1, 5, 64, 300]), max_size=2),
     st.sampled_from([1, 3, 7, 70]),
     st.sampled_from([(3, 5), (16, 16), (17, 33)]),
-    st.sampled_from([(None, None), (1, None), (4, None), (64, None), (200, None), (None, 7), (None, 64), (90, 100)]),
+    st.sampled_from(SIGHTS),
 )
 def test_any_new_tokens_are_attended_as_by_softmax(
     counts: list[int], prefix: list[int], groups: int, dims: tuple[int, int], sight: tuple[int | None, int | None]

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +16,7 @@ from torch import Tensor
 from ttc.checks import check_fields
 from ttc.compiling import announce_compiling
 from ttc.errors import InvalidInput, UnsupportedModel
+from ttc.threads import run_parts
 
 HEAD = 10.0
 """Tokens that are exp(HEAD) times less likely than the likeliest, or less, take part in a draw as one; if it wins, it
@@ -233,12 +231,6 @@ def _kernel() -> Callable[..., None] | None:
     return kernel
 
 
-@cache
-def _threads() -> ThreadPoolExecutor:
-    os.register_at_fork(after_in_child=_threads.cache_clear)
-    return ThreadPoolExecutor(thread_name_prefix="sampling")
-
-
 def _draw_with_numba(
     kernel: Callable[..., None], logits: Tensor, sampling: Sampling, states: np.ndarray, k: int
 ) -> np.ndarray:
@@ -249,15 +241,12 @@ def _draw_with_numba(
     settings = (np.float32(sampling.temperature), sampling.top_k, float(sampling.top_p), np.float32(log_min_p))
     figures = np.empty((len(bits), 6 if k else 3))
 
-    def work(rows: slice) -> None:
+    parts = max(1, min(torch.get_num_threads(), len(bits) // ROWS_PER_THREAD))
+
+    def work(part: int) -> None:
+        rows = slice(len(bits) * part // parts, len(bits) * (part + 1) // parts)
         shift, head, tail = np.int32(16 if half else 0), np.float32(HEAD), np.uint64(TAIL)
         kernel(bits[rows], shift, *settings, head, tail, states[rows], k, figures[rows])
 
-    parts = max(1, min(torch.get_num_threads(), len(bits) // ROWS_PER_THREAD))
-    ends = [len(bits) * part // parts for part in range(parts + 1)]
-    first, *others = (slice(start, end) for start, end in pairwise(ends))
-    waiting = [_threads().submit(work, rows) for rows in others]
-    work(first)
-    for result in waiting:
-        result.result()
+    run_parts(work, parts)
     return figures.T

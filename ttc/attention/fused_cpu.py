@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
@@ -23,6 +22,7 @@ from ttc.attention.entry import Entry
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.lowered import Lowered, task_rows
 from ttc.compiling import announce_compiling
+from ttc.threads import team
 
 ELEMENTS = {torch.float32: "float32", torch.bfloat16: "uint16", torch.float16: "int16"}
 """What the kernel calls the types that it takes (float16 by a name of its own)."""
@@ -80,32 +80,6 @@ def _cache_folder(config: Any) -> Iterator[None]:
         yield
     finally:
         config.CACHE_DIR = before
-
-
-@cache
-def team() -> Callable[[int, int, int], None]:
-    """What runs the kernel on several threads: (its address, that of its parameters, how many)."""
-    try:
-        parallel = ctypes.CDLL(None).GOMP_parallel
-    except (TypeError, AttributeError):
-        return _by_pool
-    # PyTorch's own OpenMP threads: a second pool would compete with them while they wait for work
-    parallel.argtypes, parallel.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
-    return lambda function, parameters, threads: parallel(function, parameters, threads, 0)
-
-
-def _by_pool(function: int, parameters: int, threads: int) -> None:
-    run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
-    others = [_pool().submit(run, parameters) for _ in range(threads - 1)]
-    run(parameters)
-    for other in others:
-        other.result()
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    os.register_at_fork(after_in_child=_pool.cache_clear)
-    return ThreadPoolExecutor(thread_name_prefix="ttc-attention")
 
 
 class NumbaAttention:

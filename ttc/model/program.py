@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ttc.attention.fused_cpu import compiled, team
+from ttc.attention.fused_cpu import compiled
 from ttc.model.structure import Decoder, DecoderLayer
+from ttc.threads import team
 
 GRAIN = 100_000
 """Multiplications worth another thread."""

@@ -17,6 +17,7 @@ from ttc.attention.fused_cpu import NumbaAttention
 from ttc.attention.kernels import Layer
 from ttc.attention.lowered import Lowered, even
 from ttc.memory.kv import LayerShape
+from ttc.threads import by_pool
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
@@ -79,10 +80,10 @@ def test_results_are_the_same_bits_for_any_number_of_threads(monkeypatch: pytest
     before = torch.get_num_threads()
     found = []
     try:
-        for threads, team in ((1, None), (2, None), (3, None), (3, fused_cpu._by_pool)):
+        for threads, team in ((1, None), (2, None), (3, None), (3, by_pool)):
             torch.set_num_threads(threads)
             if team is not None:
-                monkeypatch.setattr(fused_cpu, "team", lambda: fused_cpu._by_pool)
+                monkeypatch.setattr(fused_cpu, "team", lambda: by_pool)
             found.append(case.plan().attend(Layer(0, 0.3), case.q, case.key, case.value))
     finally:
         torch.set_num_threads(before)

@@ -1,0 +1,64 @@
+"""The threads that share work on a CPU: PyTorch's own OpenMP threads, where they can be had.
+
+These wait for their next work without sleeping for some milliseconds. Threads of another pool would compete with them
+for the same cores meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+@cache
+def team() -> Callable[[int, int, int], None]:
+    """What runs a C function of one pointer on several threads: (its address, the pointer, how many threads)."""
+    try:
+        parallel = ctypes.CDLL(None).GOMP_parallel
+    except (TypeError, AttributeError):
+        return by_pool
+    parallel.argtypes, parallel.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    return lambda function, parameters, threads: parallel(function, parameters, threads, 0)
+
+
+def by_pool(function: int, parameters: int, threads: int) -> None:
+    """The same by threads of our own."""
+    run = _FUNCTION(function)
+    others = [_pool().submit(run, parameters) for _ in range(threads - 1)]
+    run(parameters)
+    for other in others:
+        other.result()
+
+
+def run_parts(work: Callable[[int], None], parts: int) -> None:
+    """Call `work` with each number below `parts`, each in a thread of the team. Raises what a call has raised.
+
+    It pays where the calls let go of Python's lock.
+    """
+    if parts == 1:
+        work(0)
+        return
+    left, errors = iter(range(parts)), list[BaseException]()
+
+    def take(_: int | None) -> None:
+        try:
+            for part in left:  # the team may have fewer threads than were asked for
+                work(part)
+        except BaseException as error:  # ctypes would print it and go on
+            errors.append(error)
+
+    function = _FUNCTION(take)
+    team()(ctypes.cast(function, ctypes.c_void_p).value or 0, 0, parts)
+    if errors:
+        raise errors[0]
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+    return ThreadPoolExecutor(thread_name_prefix="ttc")

@@ -8,8 +8,9 @@ remembered by position as passes go by, so it is what the row had when its input
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, cast
@@ -127,7 +128,7 @@ class Regeneration:
         """Keys and values (kv_heads, tokens, dim) of tokens whose inputs (tokens, width) went into this layer."""
         call, module = self.calls[layer], self.modules[layer]
         leaves = [
-            leaf if slot is None else self.tables[slot].rows.index_select(self.tables[slot].axis, positions)
+            _own(leaf) if slot is None else self.tables[slot].rows.index_select(self.tables[slot].axis, positions)
             for leaf, slot in zip(call.leaves, call.slots, strict=True)
         ]
         args, kwargs = pytree.tree_unflatten(leaves, call.spec)
@@ -287,6 +288,11 @@ def _call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         inputs = given.pop(name, None)
     leaves, spec = pytree.tree_flatten((args, given))
     return _Call(name, leaves, spec, inputs=inputs[0] if isinstance(inputs, Tensor) else None)
+
+
+def _own(leaf: Any) -> Any:
+    """What is the same for all rows; a copy of what modules leave keys and values in for later layers (Gemma 3n)."""
+    return copy(leaf) if isinstance(leaf, MutableMapping) else leaf
 
 
 def _row_axis(one: Any, other: Any, few: int, many: int) -> int | None:

@@ -10,6 +10,7 @@ import torch
 import transformers as hf
 from torch import Tensor
 
+from experiments.bench import small_models
 from tests.helpers.models import COMMON, FAMILIES, build
 from ttc.attention.hf_hook import IMPLEMENTATION
 from ttc.attention.installing import attention_set_to
@@ -50,6 +51,15 @@ def test_kv_is_what_transformers_keeps_in_its_cache(family: str) -> None:
         assert regeneration.shapes[layer].input_dim == given.shape[-1] == 32
         for one, other in zip(regeneration(layer, given[rows], rows), kv, strict=True):
             torch.testing.assert_close(one, other[:, rows], rtol=1e-5, atol=1e-5)
+
+
+def test_trying_it_out_leaves_the_kv_alone_that_layers_share() -> None:
+    model = small_models.build("gemma3n_text: shared KV")  # its first two layers leave KV for the last two
+    expected = model(torch.tensor([[3, 1, 4]])).logits
+    regeneration = Regeneration(model, HuggingFaceRunner(model).shapes)
+    assert [shape.input_dim for shape in regeneration.shapes] == [32, 32, None, None]
+    with attention_set_to(model, "sdpa"):
+        assert torch.equal(model(torch.tensor([[3, 1, 4]])).logits, expected)
 
 
 def test_query_projections_are_left_out_and_there_again_afterwards() -> None:

@@ -23,6 +23,7 @@ from ttc import (
     BlockCache,
     Engine,
     OutOfMemory,
+    Paged,
     Resident,
     Sampling,
     Sharing,
@@ -151,6 +152,17 @@ def test_what_was_evicted_is_computed_again_from_a_state(case: str) -> None:
     assert greedy_texts(engine, branches) == expected
     assert branches[0].usage.recomputed_tokens > 0
     assert_nothing_left(engine, branches)
+
+
+def test_what_shares_nothing_is_computed_again_from_a_state_too() -> None:
+    cache, memory = BlockCache(capacity_blocks=1, block_tokens=4), Paged(block_tokens=4)
+    engine = engine_of("mamba2", cache=cache, memory=memory, sharing=Sharing("none"))
+    (branch,) = engine.fork(engine.root(prompt(1, 14)), 1)
+    engine.generate([branch], 3, sampling=GREEDY)  # blocks of four tokens, and a state after the last one alone
+    assert branch.leaf.end < len(branch.tokens) - 1 and branch.leaf.state is None
+    engine.extend([branch], [prompt(2, 5)])
+    engine.generate([branch], 4, sampling=GREEDY)
+    assert_like_plain(plain("mamba2"), branch)
 
 
 def _two_levels(engine: Engine) -> tuple[Engine, list[Branch]]:

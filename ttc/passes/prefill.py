@@ -36,9 +36,9 @@ def prefill(
         indices: list[int] = []
         deferred = []
         for index, (branch, target) in waiting:
-            leaf = before = branch.leaf
-            if shared:
-                leaf = tree.move(branch, tree.descend(before, target[before.end : -1], openings[index]))
+            before = branch.leaf
+            run = target[before.end : -1] if shared else []
+            leaf = tree.move(branch, tree.descend(before, run, openings[index]))
             branch.usage.shared_tokens += max(0, leaf.end - before.end)
             missing = list(target[leaf.end : -1])
             alike = (

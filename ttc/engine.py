@@ -296,11 +296,10 @@ class Engine:
             batch.step()
         self._trim()
 
+    @one_at_a_time
     def running_batch(self, max_rows: int | None = None) -> RunningBatch:
         """A batch that branches join and leave while others decode, at most `max_rows` at once (see `RunsBatches`)."""
-        batch = RunningBatch(self.runtime, self.gate, self.lock, self._with_kv_present, max_rows)
-        self.batches.add(batch)
-        return batch
+        return RunningBatch(self.runtime, self.gate, self.lock, self._with_kv_present, self.batches, max_rows)
 
     # ---------------------------------------------------------------- scoring
 

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from itertools import accumulate, chain
 from math import inf
 from threading import RLock
+from weakref import WeakSet
 
 import torch
 
@@ -19,7 +20,7 @@ from ttc.passes.arguments import check_step
 from ttc.passes.rows import Request, Row, draw_tokens, paths
 from ttc.passes.runtime import Runtime
 from ttc.passes.states import RunningStates
-from ttc.passes.stops import Gate, Stops
+from ttc.passes.stops import Gate, Stops, check_gate
 from ttc.sampling import SAMPLED, Sampling
 from ttc.tree.branch import Branch, StepEnd, by_problem, check_live
 from ttc.usage import count_pass
@@ -37,6 +38,7 @@ class RunningBatch:
     What a branch decodes does not depend on who decodes beside it.
 
     gate: stops branches that have fallen behind. lock: held during each call. present: has the KV of branches there.
+    batches: all batches of the engine. Where two of them do not find room side by side, they take turns.
     max_rows: the most branches that decode at once, None for no limit; those of one call of `add` are never parted.
     """
 
@@ -46,11 +48,13 @@ class RunningBatch:
         gate: Gate | None,
         lock: RLock,
         present: Callable[[Sequence[Branch]], AbstractContextManager[None]],
+        batches: WeakSet[RunningBatch],
         max_rows: int | None = None,
     ):
         if max_rows is not None and max_rows < 1:
             raise InvalidInput(f"max_rows={max_rows} must be at least 1, or None for no limit")
-        self.runtime, self.gate, self.lock, self.present = runtime, gate, lock, present
+        self.runtime, self.gate, self.lock, self.present, self.batches = runtime, gate, lock, present, batches
+        batches.add(self)
         self.max_rows = inf if max_rows is None else max_rows
         self.rows: list[Row] = []  # at work, in depth-first order
         self.waiting: list[list[Row]] = []  # to come, each list at once
@@ -158,7 +162,8 @@ class RunningBatch:
 
     def __len__(self) -> int:
         """The branches whose step is not over."""
-        return sum(1 for _ in self._all())
+        with self.lock:
+            return sum(1 for _ in self._all())
 
     def _all(self) -> Iterable[Row]:
         return chain(self.rows, *self.groups, *self.waiting)
@@ -175,6 +180,8 @@ class RunningBatch:
             if self.rows:
                 self._join()
             else:
+                if not residency.roomy:
+                    self._others_make_way()
                 self._choose_groups()
         if not self.rows and self.groups:
             self._enter(self.groups.pop(0))
@@ -202,22 +209,21 @@ class RunningBatch:
             self.capacity = max(row.room for row in rows)
             try:
                 chosen = self.runtime.residency.groups(paths(rows), self.capacity)
-                self._check_gate(rows, chosen)
+                check_gate(self.gate, len(rows), chosen)
                 break
             except OutOfMemory:
-                if count == 1:
+                if count == 1 and not self._others_make_way():
                     raise
-                count -= 1
+                count = max(1, count - 1)
         self.groups = [[rows[i] for i in sorted(group)] for group in chosen]
         del self.waiting[:count]
 
-    def _check_gate(self, rows: Sequence[Row], chosen: Sequence[Sequence[int]]) -> None:
-        if self.gate is not None and len(chosen) > 1:
-            raise OutOfMemory(
-                f"a decode gate compares a problem's branches token by token, and the budget has room for "
-                f"{len(chosen[0])} of {len(rows)} branches at a time; give a larger memory.budget_gib, fewer or "
-                "shorter branches, or no gate"
-            )
+    def _others_make_way(self) -> bool:
+        """Have the engine's other batches wait, for this one needs their room. Says whether any was at work."""
+        at_work = [batch for batch in list(self.batches) if batch is not self and (batch.rows or batch.groups)]
+        for batch in at_work:
+            batch._pause()
+        return bool(at_work)
 
     def _enter(self, rows: list[Row]) -> None:
         """A group begins to decode; its tails are made."""

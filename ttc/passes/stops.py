@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from ttc.errors import OutOfMemory
 from ttc.model.limits import ModelLimits
 from ttc.tree.branch import Branch, StepEnd
 
@@ -15,6 +16,16 @@ class Gate(Protocol):
     def losers(self, problem: Sequence[Branch]) -> list[Branch]:
         """Those of a problem's branches in this step that stop now."""
         ...
+
+
+def check_gate(gate: Gate | None, branches: int, groups: Sequence[Sequence[int]]) -> None:
+    """Raise OutOfMemory unless all branches of a step decode together, where a gate compares them."""
+    if gate is not None and len(groups) > 1:
+        raise OutOfMemory(
+            f"a decode gate compares a problem's branches token by token, and the budget has room for "
+            f"{len(groups[0])} of {branches} branches at a time; give a larger memory.budget_gib, fewer or "
+            "shorter branches, or no gate"
+        )
 
 
 MARGIN_TOKENS = 8

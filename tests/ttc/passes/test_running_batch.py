@@ -305,6 +305,21 @@ def test_other_calls_find_the_batch_in_place_or_make_room() -> None:
         assert_nothing_left(engine, [*one, *two, *plain])
 
 
+@pytest.mark.parametrize("policy", [Layerwise, Paged, Headwise, BeamGroups])
+def test_batches_that_do_not_fit_side_by_side_take_turns(policy: Any) -> None:
+    engine, plain = make_engine(memory=policy(7 * KIB)), make_engine()  # 56 tokens, and a batch's tails have 36
+    batches, whole = [engine.running_batch() for _ in range(3)], [forked(plain, 4) for _ in range(3)]
+    groups = [forked(engine, 4) for _ in batches]
+    for batch, branches, expected in zip(batches, groups, whole, strict=True):
+        batch.add(branches, 9)
+        plain.generate(expected, 9)
+    while any(map(len, batches)):
+        for batch in batches:
+            batch.step()
+    assert [b.tokens for group in groups for b in group] == [b.tokens for group in whole for b in group]
+    assert_nothing_left(engine, [b for group in groups for b in group])
+
+
 def test_a_gate_compares_those_who_began_together() -> None:
     gate = DecodeGate(theta=0.0, r_gap=0.0, min_tokens=2)
     engine, plain = make_engine(gate=gate), make_engine(gate=gate)

@@ -15,6 +15,7 @@ from experiments.planned import auto_of, is_auto
 from experiments.schema import VERIFIERS, CalibratedExitConfig, schema_of
 from experiments.screen import say
 from search import Search
+from search.recipe import Budget
 from ttc.approximate.early_exit import EarlyExit
 from ttc.calibration.confidence_gate import GateCalibration
 from ttc.calibration.early_exit import ExitCalibration
@@ -105,8 +106,10 @@ def make_template(config: DictConfig) -> PromptTemplate:
     return PromptTemplate(data.instruction, data.system, examples, data.chat, data.raw, options)
 
 
-def check_batch(config: DictConfig) -> None:
-    """Refuse a number of problems with which nothing would be solved."""
+def check_run(config: DictConfig) -> None:
+    """Refuse budgets and a number of problems with which nothing would be solved."""
+    limits = config.run
+    Budget(limits.max_tokens, limits.max_generated_tokens, limits.max_calls, limits.max_wall_s)
     if config.run.batch is not None and config.run.batch < 1:
         raise InvalidInput(f"run.batch={config.run.batch} must be at least 1, or null for what there is room for")
 

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from experiments.own_classes import find
-from experiments.rows import Row, rows_of_file, rows_of_hub
+from experiments.rows import UNREADABLE, Row, rows_of_file, rows_of_hub
 from experiments.schema import DatasetConfig
 from experiments.shards import Shard
 from ttc.errors import InvalidInput
@@ -160,7 +160,7 @@ def _read(rows: list[tuple[int, Row]], config: DatasetConfig) -> tuple[list[Prob
     for number, row in rows:
         name = f"{config.name}-{number}"
         try:
-            problem = _checked(read(row, name, config), config)
+            problem = _checked(read(_checked_row(row), name, config), config)
             if config.fields.source is not None:
                 problem = replace(problem, metadata=problem.metadata | {"source": _text(row, config.fields.source)})
             if problem.id in problems:
@@ -173,6 +173,14 @@ def _read(rows: list[tuple[int, Row]], config: DatasetConfig) -> tuple[list[Prob
                 reason = f"the row has no field {error}{fields}; name the field as in dataset.fields.question=NAME"
             failures.append((name, f"{type(error).__name__}: {reason}"))
     return list(problems.values()), failures
+
+
+def _checked_row(row: Any) -> Row:
+    if not isinstance(row, dict):
+        raise InvalidInput(f"the row is {row!r:.60}, of type {type(row).__name__}; give an object with fields")
+    if row.keys() == {UNREADABLE}:
+        raise InvalidInput(f"the line is not JSON: {row[UNREADABLE]}")
+    return row
 
 
 def _checked(problem: Any, config: DatasetConfig) -> Problem:
@@ -214,8 +222,10 @@ def _same(problem: Problem, answer: str | None, kind: str) -> bool:
 
 def _text(row: Row, name: str) -> str:
     value = row[name]
-    if not isinstance(value, str | int | float) or not str(value).strip():
+    if not isinstance(value, str | int | float):
         raise InvalidInput(f"the field {name!r} is {value!r}, not text")
+    if not str(value).strip():
+        raise InvalidInput(f"the field {name!r} is empty")
     return str(value).strip()
 
 

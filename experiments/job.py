@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.build import (
     check_backend,
-    check_batch,
+    check_run,
     is_remote,
     make_backend,
     make_search,
@@ -53,7 +53,7 @@ def run(config: DictConfig) -> dict[str, Any]:
     config = resolved(config)
     check_backend(config)
     search, verifier = make_search(config)
-    check_batch(config)
+    check_run(config)
     if config.run.record_tokens and config.dataset.private:
         raise InvalidInput(
             "run.record_tokens=true would keep the questions of a data set that is not to be published "

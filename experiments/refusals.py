@@ -51,4 +51,6 @@ def _unknown_setting(error: ConfigAttributeError | ConfigKeyError) -> str:
         return str(error).splitlines()[0]
     owner = part.get("_target_") or (error.full_key or "").rpartition(".")[0]
     names = [name for name in part if name not in ("_target_", "hydra")]
+    if not names:  # of a choice without settings
+        return f"{error.full_key} is no setting of the chosen {owner}, which has none; choose another {owner} beside it"
     return f"{error.full_key} is no setting{owner and f' of {owner}'}; use one of {', '.join(map(str, names))}"

@@ -10,6 +10,9 @@ from ttc.errors import InvalidInput
 from ttc.model.hub import reached
 
 Row = dict[str, Any]
+UNREADABLE = "unreadable line"
+"""The field of a row that stands for a line which is no JSON: why it is none."""
+
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
@@ -65,7 +68,7 @@ def _json_rows(path: Path) -> list[Row]:
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError as error:
-            rows.append({"unreadable line": str(error)})
+            rows.append({UNREADABLE: str(error)})
     return rows
 
 

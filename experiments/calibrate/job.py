@@ -12,7 +12,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.build import check_batch, make_engine, make_template, make_verifier, resolved
+from experiments.build import check_run, make_engine, make_template, make_verifier, resolved
 from experiments.data import Task, load_task
 from experiments.screen import show_logged, with_progress
 from search import Search, solve_each
@@ -62,7 +62,7 @@ def _check(config: DictConfig) -> None:
         raise InvalidInput(f"calibrate.level={wanted.level} is neither 1, the confidence gate, nor 2, the early exit")
     if wanted.level == 1 and wanted.eps is not None:
         raise InvalidInput(f"calibrate.eps={wanted.eps} belongs to calibrate.level=2; leave it out")
-    check_batch(config)
+    check_run(config)
 
 
 def _inner(config: DictConfig) -> Verifier:

@@ -9,7 +9,7 @@ from typing import Any
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.build import check_backend, check_batch, make_backend, make_search, resolved
+from experiments.build import check_backend, check_run, make_backend, make_search, resolved
 from experiments.fingerprint import model_fingerprint, reward_fingerprint
 from experiments.leaderboard.plan import as_override
 from experiments.own_classes import code_fingerprint, with_own_classes
@@ -170,5 +170,5 @@ def configuration(settings: Mapping[str, Any]) -> DictConfig:
                 raise
             raise InvalidInput(text) from error
     check_backend(config)
-    check_batch(config)
+    check_run(config)
     return config

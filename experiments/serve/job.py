@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.build import check_backend, check_batch, make_backend, make_verifier, resolved
+from experiments.build import check_backend, check_run, make_backend, make_verifier, resolved
 from experiments.screen import say, show_logged
 from experiments.serve.app import Api
 from experiments.serve.offer import Offer, offered
@@ -32,7 +32,7 @@ def run(config: DictConfig, choice: str) -> None:
     show_logged()
     config = resolved(config)
     check_backend(config)
-    check_batch(config)
+    check_run(config)
     check_limits(config)
     key = api_key(config)
     listening = bind(config.serve.host, config.serve.port)

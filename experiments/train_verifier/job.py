@@ -15,7 +15,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from experiments.build import check_batch, make_engine, make_template, make_verifier, resolved
+from experiments.build import check_run, make_engine, make_template, make_verifier, resolved
 from experiments.provenance import provenance
 from experiments.screen import say, show_logged, with_progress
 from experiments.train_verifier.card import card, tables
@@ -88,7 +88,7 @@ def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts]:
             f"train.labels={wanted.labels} needs continuations of each step, and train.continuations=0; give some, or "
             "train.labels=outcome"
         )
-    check_batch(config)
+    check_run(config)
     if (Path(wanted.folder) / SETTINGS).exists():
         raise InvalidInput(f"{wanted.folder} holds a value head already; choose another train.folder, or delete it")
     if wanted.record is not None and not Path(wanted.record).parent.is_dir():

@@ -64,6 +64,8 @@ def test_the_first_output_comes_at_once(words: list[str]) -> None:
         (["search.nope=3"], "search.nope is no setting of search.BeamSearch; use one of temperature, top_k, "),
         (["+search.nope=3"], "Error in call to target 'search.beam_search.BeamSearch': TypeError("),
         (["dataset.lim=3"], "dataset.lim is no setting of dataset; use one of name, hub, "),
+        (["placement.k=3"], "placement.k is no setting of the chosen placement, which has none; choose another"),
+        (["run.max_tokens=0"], "max_tokens=0 must be at least 1"),
         (["search.beam_size=many"], "search.beam_size=many: Value 'many' of type 'str' could not be converted to "),
         (
             ["search=greedy", "verifier=none", "search.temperature=0.7"],

@@ -110,6 +110,23 @@ def test_a_bad_row_is_named_by_its_number_and_stops_nothing(tmp_path: Path, row:
     json.dumps(task.failures, ensure_ascii=False).encode()  # what a record can hold
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{question: q}", "InvalidInput: the line is not JSON: Expecting property name"),
+        ("[1, 2]", "InvalidInput: the row is [1, 2], of type list; give an object with fields"),
+        ('{"question": " ", "answer": "1"}', "InvalidInput: the field 'question' is empty"),
+        ('{"question": ["q"], "answer": "1"}', "InvalidInput: the field 'question' is ['q'], not text"),
+        ('{"prompt": "q", "answer": "1"}', "KeyError: the row has no field 'question', only prompt, answer; name the"),
+    ],
+)
+def test_the_reason_says_what_is_wrong_with_a_row(tmp_path: Path, line: str, reason: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "q?", "answer": "1"}\n' + line + "\n")
+    ((name, found),) = load_task(dataset(path=str(path))).failures
+    assert name == "file-1" and found.startswith(reason)
+
+
 # ---------------------------------------------------------------- fields, readers, tables
 
 

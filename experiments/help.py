@@ -127,6 +127,7 @@ Settings
   memory.prompt_tokens=N    of the prompt that the branches share (512)
   memory.branches=N, memory.output_tokens=N, memory.step_tokens=N
                             branches, tokens of each, and of a step (what the search asks for)
+  run.batch=N               how many problems are under way at once (as many as the run begins by itself)
   placement=NAME            choose among the memory policies with this placement alone
 
 Groups and their choices are those of `python -m experiments.run --help`.

@@ -65,7 +65,8 @@ class StepMeter:
         self.chosen = engine.chosen
         self.seconds, self.link_bytes = 0.0, 0
         self._crossed = engine.memory.link.to_device_bytes
-        self.rows = self.beside = self.prompt = self.own = 0  # tokens decoded, and what was there at each, added up
+        # tokens decoded, and what was there at each, added up
+        self.rows = self.beside = self.problems = self.prompt = self.own = 0
         self._batch = engine.running_batch
         engine.running_batch = self.running_batch  # type: ignore[method-assign]
 
@@ -76,6 +77,7 @@ class StepMeter:
 
         def timed() -> list[Branch]:
             before = {branch: len(branch.tokens) for branch in batch.branches}
+            problems = len({branch.root_id for branch in before})
             start, crossed = perf_counter(), self._crossed.total()
             try:
                 return step()
@@ -86,6 +88,7 @@ class StepMeter:
                     count = len(branch.tokens) - tokens
                     self.rows += count
                     self.beside += count * len(before)
+                    self.problems += count * problems
                     self.prompt += count * branch.prompt_length
                     self.own += count * (tokens - branch.prompt_length)
 
@@ -96,13 +99,17 @@ class StepMeter:
         """What was chosen and predicted, and the time and the bytes of a step, measured and predicted again for the
         branches and lengths that there were on average."""
         planned, option = self.chosen.planned, self.chosen.option
-        found: dict[str, Any] = {"chosen": self.chosen.settings, "planned_for": asdict(planned.search)}
+        found: dict[str, Any] = {
+            "chosen": self.chosen.settings,
+            "planned_for": asdict(planned.search.times(option.problems)),
+        }
         found["planned_step_s"] = option.step_s
         if not self.rows:
             return found
         step = planned.search.step_tokens
-        branches, prompt, own = (round(n / self.rows) for n in (self.beside, self.prompt, self.own))
-        search = Steps(max(1, prompt), max(step, 2 * own), max(1, branches), step)
+        sums = self.beside, self.problems, self.prompt, self.own
+        branches, problems, prompt, own = (max(1, round(n / self.rows)) for n in sums)
+        search = Steps(prompt, max(step, 2 * own), branches, step, problems)
         steps = self.rows / (branches * step)
         predicted, measured = planned.predicted(option, search), self.seconds / steps
         found |= {"searched": asdict(search), "measured_step_s": measured}

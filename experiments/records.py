@@ -22,6 +22,7 @@ from ttc.text.answers import canonical
 
 MAY_CHANGE = (
     "run.batch",
+    "memory.problems",
     "run.output_dir",
     "run.show_questions",
     "run.dry",

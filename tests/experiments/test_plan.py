@@ -19,6 +19,7 @@ from tests.helpers.placements import write_profile
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from ttc import Auto, InvalidInput
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.cost_model.options import MOST_ROWS
 from ttc.cost_model.profile_file import BY_MODULES
 
 
@@ -50,7 +51,8 @@ def test_the_search_that_is_planned_for_is_the_one_that_is_configured() -> None:
 
 def test_what_is_given_is_not_taken_from_the_search() -> None:
     auto = auto_of(configuration("plan", "search=best_of_n", "search.n=5", "memory.output_tokens=100"))
-    assert auto == Auto(branches=5, output_tokens=100, step_tokens=256) and auto.search.step_tokens == 100
+    assert auto == Auto(branches=5, output_tokens=100, step_tokens=256, problems=None)
+    assert auto.search.step_tokens == 100
 
 
 def test_the_plan_names_every_way_and_the_command_that_runs_the_fastest(
@@ -59,10 +61,13 @@ def test_the_plan_names_every_way_and_the_command_that_runs_the_fastest(
     config, words = plan_of(tmp_path, profile, "search=best_of_n", "search.n=4")
     show(config, words)
     lines = capsys.readouterr().out.splitlines()
-    assert "4 branches on 512 tokens, 256 tokens each, 256 a step" in lines[0]
+    assert "4 branches on 512 tokens, 256 tokens each, 256 a step; as many problems at once as a run begins" in lines[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")][2:]
     assert len(rows) == 18 and rows[0][:2] == ["resident", "resident"]
-    assert ["streamed", "paged", "-", "-", "-", "-", "too few layers"] in rows
+    assert ["streamed", "paged", "1", "-", "-", "-", "-", "-", "too few layers"] in rows
+    assert rows[0][2] == str(MOST_ROWS // 4)
+    step, of_each = map(float, rows[0][3:5])
+    assert of_each == pytest.approx(step / (MOST_ROWS // 4), abs=0.06)
     assert lines[-1].startswith("fastest: python -m experiments.run model=hf") and lines[-1].endswith(
         "search=best_of_n search.n=4 placement=resident memory=resident"
     )
@@ -80,11 +85,26 @@ def test_a_run_records_how_well_its_steps_were_predicted(tmp_path: Path, profile
     plan = json.loads((tmp_path / "outputs" / "r" / "summary.json").read_text())["plan"]
     assert plan == json.loads(json.dumps(summary["plan"]))
     assert plan["chosen"] == ["placement=resident", "memory=resident"]
-    assert plan["planned_for"] == {"prompt_tokens": 512, "output_tokens": 6, "branches": 3, "step_tokens": 6}
+    problems = MOST_ROWS // 3
+    expected = {"prompt_tokens": 512, "output_tokens": 6, "branches": 3 * problems, "step_tokens": 6}
+    assert plan["planned_for"] == expected | {"problems": problems}
+    assert 1 <= plan["searched"]["problems"] <= 4
     assert 3 <= plan["searched"]["branches"] <= 12
     assert plan["searched"]["prompt_tokens"] == 6
     assert plan["planned_step_s"] > 0 and plan["measured_step_s"] > 0
     assert plan["error"] == pytest.approx(plan["predicted_step_s"] / plan["measured_step_s"] - 1)
+
+
+def test_a_run_that_is_told_its_problems_is_planned_for_these(
+    tmp_path: Path, profile: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for word in ("run.batch=3", "memory.problems=3"):
+        config, words = plan_of(tmp_path, profile, "search=best_of_n", "search.n=4", word)
+        show(config, words)
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].endswith("256 a step; problems at once: 3**")
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")][2:]
+        assert {row[2] for row in rows if row[-1] != "too few layers"} == {"3"}
 
 
 def test_a_split_may_be_left_to_auto(tmp_path: Path, profile: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,8 @@ from ttc.errors import InvalidInput, OutOfMemory
 
 PLACEMENTS = ("resident", "split", "streamed")
 HOST_TOO_SMALL = "the host is too small"
+MOST_ROWS = 256
+"""Branches that decode at once in a run that is not told how many problems to begin (`search.batching`)."""
 STATES_AWAY = ("headwise", "capture")
 """The policies that keep recurrent states on the host, whatever room the device has."""
 STATES_ALONE = Policy(lambda _: 0, "", lambda *_: Traffic())
@@ -34,8 +36,8 @@ class Machine:
     compiled: the device with the engine's fastest layers. modules: the device with the model's own modules, which run
     where weights are placed. host: the host's processor, with these. plain: the device with modules whose weights are
     not packed, as those that stream; None where it is like `modules`. device_bytes, host_bytes: what weights and KV may
-    take together, None for no limit. one_processor: whether host and device are the same one, so that neither helps the
-    other.
+    take together, None for no limit. kv_bytes: of KV, what a run counts on where its policy has no budget, or moves KV
+    to the host. one_processor: whether host and device are the same one, so that neither helps the other.
     """
 
     compiled: DeviceProfile
@@ -45,6 +47,7 @@ class Machine:
     plain: DeviceProfile | None = None
     device_bytes: int | None = None
     host_bytes: int | None = None
+    kv_bytes: float = inf
     one_processor: bool = False
 
 
@@ -71,7 +74,8 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One way to run a search. step_s: what a step takes; infinite for a way that is not possible, for the `reason`.
+    """One way to run a search. step_s: what a step of all problems under way takes; infinite for a way that is not
+    possible, for the `reason`. problems: how many these are.
 
     number, share: see `Layout`. weight_bytes: of the device's bytes, those of weights. device_bytes, host_bytes: what
     is used of each in the end; of a way that does not fit, what it needs at least. link_bytes: what crosses to the
@@ -82,6 +86,7 @@ class Option:
     memory: str
     number: int | None = None
     share: float = 0.0
+    problems: int = 1
     step_s: float = inf
     weight_bytes: int = 0
     device_bytes: int = 0
@@ -93,6 +98,11 @@ class Option:
     def feasible(self) -> bool:
         return not self.reason
 
+    @property
+    def problem_s(self) -> float:
+        """What a step takes for each problem."""
+        return self.step_s / self.problems
+
 
 def options(
     units: Sequence[Unit],
@@ -102,23 +112,25 @@ def options(
     placements: Sequence[str] = PLACEMENTS,
     number: int | None = None,
     share: float | None = None,
+    problems: int | None = 1,
 ) -> list[Option]:
     """Every combination of a placement and a memory policy, in the order of their names.
 
     A split has the number of units on the host and the share that the device helps with, and streaming the number of
-    layers that stay, with which a step is fastest. placements, number, share: those that are asked about. Raises
-    InvalidInput for an unknown name.
+    layers that stay, with which a step is fastest. placements, number, share: those that are asked about. problems: how
+    many searches like this are under way, None for as many as a run would begin. Raises InvalidInput for an unknown
+    name.
     """
     for name in placements:
         if name not in PLACEMENTS:
             raise InvalidInput(f"placement={name!r} is unknown; use one of {', '.join(PLACEMENTS)}")
-    found = []
+    found, usual = [], search.times(problems or max(1, MOST_ROWS // search.branches))
     for placement in placements:
         layouts = [
-            at for at in _layouts(placement, units, machine, search, share) if number is None or at.number == number
+            at for at in _layouts(placement, units, machine, usual, share) if number is None or at.number == number
         ]
         for memory in POLICIES:
-            ways = [_option(at, memory, kv_heads, machine, search) for at in layouts]
+            ways = [_with_problems(at, memory, kv_heads, machine, search, problems) for at in layouts]
             found.append(
                 _fastest(ways) if ways else Option(placement=placement, memory=memory, reason="too few layers")
             )
@@ -138,10 +150,10 @@ def best(found: Sequence[Option]) -> Option:
 
 
 def _fastest(found: Sequence[Option]) -> Option:
-    """The fastest, of equals the first; where none is possible, the one that lacks least."""
+    """The fastest for each problem, of equals the first; where none is possible, the one that lacks least."""
     chosen = found[0]
     for option in found[1:]:
-        faster = option.step_s < chosen.step_s * (1 - ROUNDING)
+        faster = option.problem_s < chosen.problem_s * (1 - ROUNDING)
         if faster or (not chosen.feasible and _lack(option) < _lack(chosen)):
             chosen = option
     return chosen
@@ -179,6 +191,30 @@ def _layouts(
             yield Layout(placement, kept, (), units, layers - kept, (sum(sizes) - away + BUFFERS * layer, away))
 
 
+def _begun(layout: Layout, memory: str, machine: Machine, search: Steps) -> int:
+    """How many problems a run begins by itself: as many as there are rows for, and as half of its memory has room for,
+    by what the first step asks for (see `search.batching.Room`)."""
+    tokens, states = search.prompt_tokens + 2 * search.branches * search.step_tokens, kept_states(search)
+    needed = sum(tokens * unit.kv_token_bytes + states * unit.state_bytes for unit in layout.device)
+    has = machine.kv_bytes
+    if memory == "resident" and machine.device_bytes is not None:
+        has = machine.device_bytes - layout.weight_bytes[0]
+    fitting = has / 2 // needed if needed else inf
+    return int(max(1, min(MOST_ROWS // search.branches, fitting)))
+
+
+def _with_problems(
+    layout: Layout, memory: str, kv_heads: int, machine: Machine, search: Steps, problems: int | None
+) -> Option:
+    """The way with so many problems; with None, those that a run begins, or fewer where they cannot all be ended."""
+    count = _begun(layout, memory, machine, search) if problems is None else problems
+    option = _option(layout, memory, kv_heads, machine, search.times(count))
+    while problems is None and count > 1 and not option.feasible:
+        count //= 2
+        option = _option(layout, memory, kv_heads, machine, search.times(count))
+    return option
+
+
 def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search: Steps) -> Option:
     policy, blocks = POLICIES[memory], layout.blocks
     by_modules = policy.by_modules or layout.placement != "resident"
@@ -195,7 +231,7 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
     def not_possible(reason: str, device_bytes: float = 0, host_bytes: float = 0) -> Option:
         return Option(
             placement=layout.placement, memory=memory, number=layout.number, share=layout.share, reason=reason,
-            device_bytes=ceil(device_bytes), host_bytes=ceil(host_bytes),
+            problems=search.problems, device_bytes=ceil(device_bytes), host_bytes=ceil(host_bytes),
         )  # fmt: skip
 
     if not cache.blocks:
@@ -221,13 +257,13 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
             traffic,
             rounds=max(traffic.rounds, ceil(search.branches / at_once)),
             step_bytes=traffic.step_bytes + search.branches * state,
-            host_bytes=traffic.host_bytes + (search.branches + 1) * state,
+            host_bytes=traffic.host_bytes + (search.branches + search.problems) * state,
         )
     device_bytes, host_bytes = weights + states + traffic.device_bytes, fixed + traffic.host_bytes
     if machine.host_bytes is not None and host_bytes > machine.host_bytes:
         return not_possible(HOST_TOO_SMALL, device_bytes, host_bytes)
     return Option(
-        placement=layout.placement, memory=memory, number=layout.number, share=layout.share,
+        placement=layout.placement, memory=memory, number=layout.number, share=layout.share, problems=search.problems,
         step_s=_step_s(layout, traffic, rates, machine, search),
         weight_bytes=weights, device_bytes=ceil(device_bytes), host_bytes=ceil(host_bytes),
         link_bytes=_link_bytes(layout, traffic, search),
@@ -236,7 +272,7 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
 
 def kept_states(search: Steps) -> int:
     """Recurrent states of all branches before and after a step, and where they part."""
-    return 2 * search.branches + 1
+    return 2 * search.branches + search.problems
 
 
 def _link_bytes(layout: Layout, traffic: Traffic, search: Steps) -> int:
@@ -263,7 +299,8 @@ def _step_s(layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Mac
 
 
 def _work(search: Steps, branches: int) -> Pass:
-    return Pass(branches, own_tokens=search.own_tokens, shared_tokens=search.prompt_tokens)
+    prompts = search.prompts(branches)
+    return Pass(branches, own_tokens=search.own_tokens, shared_tokens=search.prompt_tokens, prefixes=prompts)
 
 
 def _helped(host: Sequence[Unit], device: Sequence[Unit], machine: Machine, work: Pass) -> HelpedStage:
@@ -306,7 +343,8 @@ def crossing_s(link: LinkProfile, nbytes: float) -> float:
 def _piecemeal_s(block: Unit, read: Read, rates: DeviceProfile, work: Pass) -> float:
     """How much longer a layer attends keys and values that it reads through buffers than those that are there."""
     flops, rows, group = 2 * block.score_elements * work.rows, work.rows, block.group
-    shared_s = read.shared_tokens * (1 / rates.p_streamed(rows, group) - 1 / rates.p_attn(rows, group))
+    alike = work.rows_together
+    shared_s = read.shared_tokens * (1 / rates.p_streamed(alike, group) - 1 / rates.p_attn(alike, group))
     own_s = read.own_tokens * (1 / rates.p_streamed(1, group) - 1 / rates.p_attn(1, group))
     pieces = read.shared_pieces + rows * read.own_pieces
     return max(0.0, flops * (shared_s + own_s)) + rates.piece_s * pieces + read.generate_s

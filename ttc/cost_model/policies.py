@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache as remember
 from math import ceil, inf
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from ttc.cost_model.capture import CaptureTimes, Line, act_gpu_blocks, hybrid_cache_allocation
 from ttc.cost_model.device_profile import BUFFERS, DeviceProfile, LinkProfile
@@ -31,9 +31,24 @@ MERGE_RATIO = 4
 
 @dataclass(frozen=True)
 class Steps(Generation):
-    """A search: branches that share a prompt, and what each of them generates, `step_tokens` tokens at a time."""
+    """A search: branches that share a prompt, and what each of them generates, `step_tokens` tokens at a time; or
+    several such searches at once. problems: how many, each with a prompt and as many of the branches."""
 
     step_tokens: int = 32
+    problems: int = 1
+
+    def times(self, problems: int) -> Self:
+        """So many problems like these at once."""
+        return replace(self, problems=self.problems * problems, branches=self.branches * problems)
+
+    def prompts(self, branches: float) -> int:
+        """On how many prompts so many of the branches stand, those of one problem side by side."""
+        return ceil(branches * self.problems / self.branches)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose KV is kept in the end. Each prompt's is kept once."""
+        return self.problems * self.prompt_tokens + self.branches * self.output_tokens
 
     @property
     def frozen_tokens(self) -> int:
@@ -76,7 +91,7 @@ class Cache:
 
     def tokens(self, branches: float, own: float) -> float:
         """Tokens that so many branches have, what they share counted once."""
-        return self.search.prompt_tokens + branches * own
+        return self.search.prompts(branches) * self.search.prompt_tokens + branches * own
 
     @property
     def tail_bytes(self) -> int:
@@ -93,9 +108,9 @@ class Cache:
 class Read:
     """What a layer reads through buffers in every pass.
 
-    load_bytes: what of it crosses. shared_tokens, own_tokens: of the prompt, and of each branch. shared_pieces,
-    own_pieces: in how many runs these lie, each of which is attended by itself. fetches: how many copies are made, one
-    after the other. generate_s: what it takes to generate keys and values.
+    load_bytes: what of it crosses. shared_tokens, own_tokens: of each prompt, and of each branch. shared_pieces,
+    own_pieces: in how many runs all prompts lie, and those of each branch; each run is attended by itself. fetches: how
+    many copies are made, one after the other. generate_s: what it takes to generate keys and values.
     """
 
     load_bytes: float
@@ -153,9 +168,10 @@ def segments(tokens: int, step_tokens: int, most: int) -> int:
 def _reads(
     cache: Cache, branches: int, shared: float, own: float, tail: float = 0.0, fetches: int | None = 1
 ) -> list[Read | None]:
-    """What each layer reads of the first `shared` tokens of the prompt and of the first `own` of each branch, as far as
+    """What each layer reads of the first `shared` tokens of each prompt and the first `own` of each branch, as far as
     its window reaches, with `tail` tokens of each branch's tail. fetches: None for as many as there are pieces."""
     search, found = cache.search, list[Read | None]()
+    prompts = search.prompts(branches)
     for block in cache.blocks:
         there = search.prompt_tokens + search.frozen_tokens
         hidden = 0 if block.window is None else max(0, there - block.window)  # tokens before its window
@@ -165,8 +181,9 @@ def _reads(
         if branch:
             all_pieces = segments(search.frozen_tokens, search.step_tokens, PIECE_TOKENS)
             pieces = pieces[0], ceil(all_pieces * branch / search.frozen_tokens)
+        pieces = prompts * pieces[0], pieces[1]
         count = pieces[0] + branches * pieces[1]
-        load = (prompt + branches * (branch + tail)) * block.kv_token_bytes
+        load = (prompts * prompt + branches * (branch + tail)) * block.kv_token_bytes
         found.append(Read(load, prompt, branch, *pieces, fetches or count) if load else None)
     return found
 
@@ -196,14 +213,14 @@ def _beam_groups(cache: Cache, room: float) -> Traffic:
     if _all_bytes(cache) <= room:
         return _resident(cache, room)
     whole = search.frozen_tokens + search.step_tokens
-    size = max(1, int((room / token - search.prompt_tokens) // whole))
+    size = max((n for n in range(1, search.branches + 1) if cache.tokens(n, whole) * token <= room), default=1)
     rounds = ceil(search.branches / size)
     size = ceil(search.branches / rounds)
-    own = search.frozen_tokens * token
-    left = min(max(0.0, room - cache.tokens(size, whole) * token), size * own)
+    there = cache.tokens(size, search.frozen_tokens)
+    left = min(max(0.0, room - cache.tokens(size, whole) * token), (there - search.prompt_tokens) * token)
     return Traffic(
         rounds=rounds,
-        step_bytes=max(0.0, (search.branches - size) * own - left),
+        step_bytes=max(0.0, (cache.tokens(search.branches, search.frozen_tokens) - there) * token - left),
         ahead_bytes=max(0, rounds - 2) * left,
         device_bytes=room,
         host_bytes=cache.tokens(search.branches, search.output_tokens) * token if rounds > 1 else 0,
@@ -224,8 +241,9 @@ def _paged(cache: Cache, room: float) -> Traffic:
     rounds, size = _rounds(cache, room - buffers, cache.tail_bytes)
     kept = max(0.0, room - buffers - size * cache.tail_bytes)
     missing = max(0.0, cache.tokens(search.branches, search.frozen_tokens) - kept / cache.token_bytes)
-    shared = min(search.prompt_tokens, ceil(missing / PIECE_TOKENS) * PIECE_TOKENS)  # the oldest, in whole blocks
-    own = max(0.0, missing - shared) / search.branches
+    of_each = ceil(missing / search.problems / PIECE_TOKENS) * PIECE_TOKENS
+    shared = min(search.prompt_tokens, of_each)  # the oldest, in whole blocks
+    own = max(0.0, missing - search.problems * shared) / search.branches
     end = cache.tokens(search.branches, search.output_tokens) * cache.token_bytes
     return Traffic(
         reads=_reads(cache, size, shared, own, fetches=None),
@@ -325,7 +343,7 @@ def _capture(cache: Cache, room: float) -> Traffic:
         kv_host * cache.layer_bytes + act_host * cache.act_bytes,
         search.prompt_tokens,
         search.frozen_tokens,
-        ceil(search.prompt_tokens / CAPTURE_TOKENS),
+        search.prompts(size) * ceil(search.prompt_tokens / CAPTURE_TOKENS),
         segments(search.frozen_tokens, search.step_tokens, CAPTURE_TOKENS),
         generate_s=times.kv_gen(act_gpu + act_host),
     )

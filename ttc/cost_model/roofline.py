@@ -23,7 +23,7 @@ def t_proj(stage: Stage, device: DeviceProfile, work: Pass) -> float:
 
 def t_attn(stage: Stage, device: DeviceProfile, work: Pass) -> float:
     """T_attn, Eq. 4.13: max(F_attn / (P eta_c), W_kv / (M_hat eta_m)). A prefix that branches share is read once, and
-    attended by all rows together; what a branch has of its own, by its own rows."""
+    attended by all of their rows together; what a branch has of its own, by its own rows."""
     w_kv = sum(unit.w_kv(work) for unit in stage)
     computing_s = sum(_attending_s(unit, device, work) for unit in stage)
     return max(computing_s / device.eta_c, w_kv / (m_hat(device, w_kv) * device.eta_m))
@@ -33,7 +33,7 @@ def _attending_s(unit: Unit, device: DeviceProfile, work: Pass) -> float:
     """F_attn / P of one unit."""
     f_attn, f_own = unit.f_attn(work), unit.f_attn(replace(work, shared_tokens=0))
     own_rows = work.new_tokens if device.attention_flops else work.rows  # the paper has one P
-    shared_s = (f_attn - f_own) / device.p_attn(work.rows, unit.group)
+    shared_s = (f_attn - f_own) / device.p_attn(work.rows_together, unit.group)
     return shared_s + f_own / device.p_attn(own_rows, unit.group)
 
 

@@ -19,20 +19,23 @@ STATE_PRODUCTS = 3
 
 @dataclass(frozen=True)
 class Pass:
-    """One forward pass over branches that stand on a shared prefix.
+    """One forward pass over branches that stand on a shared prefix, or on several of one length.
 
     branches: B. new_tokens: rows of each branch in this pass, 1 when decoding. own_tokens, shared_tokens: what a branch
-    has already, of its own and in common with all others. The context c of a decoded row is own + shared + 1.
-    Raises InvalidInput for no branches or rows, or a negative length.
+    has already, of its own and in common with others. prefixes: how many such prefixes there are; as many branches
+    stand on each. The context c of a decoded row is own + shared + 1.
+    Raises InvalidInput for no branches, rows or prefixes, or a negative length.
     """
 
     branches: int
     new_tokens: int = 1
     own_tokens: int = 0
     shared_tokens: int = 0
+    prefixes: int = 1
 
     def __post_init__(self) -> None:
         require_positive("branches", self.branches)
+        require_positive("prefixes", self.prefixes)
         require_positive("new_tokens", self.new_tokens)
         for name in ("own_tokens", "shared_tokens"):
             if getattr(self, name) < 0:
@@ -42,6 +45,11 @@ class Pass:
     def rows(self) -> int:
         """Rows of the pass, in all branches."""
         return self.branches * self.new_tokens
+
+    @property
+    def rows_together(self) -> int:
+        """Rows that attend one prefix."""
+        return max(1, self.rows // self.prefixes)
 
     def attended(self, window: int | None = None) -> int:
         """Tokens attended, summed over the rows: B × c when decoding. A row sees itself and what is before it."""
@@ -53,12 +61,12 @@ class Pass:
         return self.branches * ((2 * first + within - 1) * within // 2 + (self.new_tokens - within) * window)
 
     def read(self, window: int | None = None) -> int:
-        """Tokens whose keys and values are read: of each branch its own, of the shared prefix each once."""
+        """Tokens whose keys and values are read: of each branch its own, of a shared prefix each once."""
         own = self.own_tokens + self.new_tokens
         if window is None:
-            return self.shared_tokens + self.branches * own
+            return self.prefixes * self.shared_tokens + self.branches * own
         reach = window + self.new_tokens - 1  # from the last row's token to the furthest that the first row sees
-        return min(self.shared_tokens, max(0, reach - own)) + self.branches * min(own, reach)
+        return self.prefixes * min(self.shared_tokens, max(0, reach - own)) + self.branches * min(own, reach)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from ttc.model.partition import partition_units
 from ttc.placement.base import Placement
 from ttc.placement.split import Split
 from ttc.placement.streamed import Streamed
-from ttc.residency.base import Residency, free_device_bytes, to_bytes
+from ttc.residency.base import Residency, free_device_bytes, machine_bytes, to_bytes
 from ttc.residency.beam_groups import BeamGroups
 from ttc.residency.capture import Capture
 from ttc.residency.headwise import Headwise
@@ -54,6 +54,7 @@ class Auto:
     for all of its memory. link_gbps: on a CPU, slow the link down to so many 1e9 bytes a second.
     branches, prompt_tokens, output_tokens, step_tokens: the search: branches that share a prompt, what each of them
     generates, and how many tokens at a time; None for `SEARCH`, or under a command for what its search asks for.
+    problems: how many such searches are under way at once; None for as many as `search.solve` would begin.
     """
 
     profile: str = "profile.json"
@@ -64,6 +65,7 @@ class Auto:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     step_tokens: int | None = None
+    problems: int | None = 1
 
     def __post_init__(self) -> None:
         check_fields(self, "memory.")
@@ -71,15 +73,15 @@ class Auto:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InvalidInput(f"memory.{name}={value} must be positive, or null for no limit")
-        for name in ("branches", "prompt_tokens", "output_tokens", "step_tokens"):
+        for name in ("branches", "prompt_tokens", "output_tokens", "step_tokens", "problems"):
             if getattr(self, name) is not None:
                 check_whole(f"memory.{name}", getattr(self, name), 1)
 
     @property
     def search(self) -> Steps:
         """The search that is planned for. A step is no longer than what is generated."""
-        given = {f.name: getattr(self, f.name) for f in fields(SEARCH) if getattr(self, f.name) is not None}
-        wanted = replace(SEARCH, **given)
+        names = "branches", "prompt_tokens", "output_tokens", "step_tokens"
+        wanted = replace(SEARCH, **{n: getattr(self, n) for n in names if getattr(self, n) is not None})
         return replace(wanted, step_tokens=min(wanted.step_tokens, wanted.output_tokens))
 
     def plan(
@@ -102,7 +104,7 @@ class Auto:
         text = config.get_text_config()
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         units = partition_units(config, precision)
-        return Planned(units, heads, machine, self.search, self.link_gbps, *_settled(placement))
+        return Planned(units, heads, machine, self.search, self.link_gbps, *_settled(placement), self.problems)
 
     def machine(self, device: torch.device, dtype: torch.dtype) -> Machine:
         """This machine as the profile has it, with these budgets."""
@@ -116,6 +118,7 @@ class Auto:
             plain=profile.devices.get(here + PLAIN),
             device_bytes=free_device_bytes(device) if self.budget_gib is None else to_bytes(self.budget_gib),
             host_bytes=Streamed(host_budget_gib=self.host_budget_gib).host_budget(),
+            kv_bytes=machine_bytes(),
             one_processor=device.type == "cpu",
         )
         if device.type == "cuda":
@@ -130,7 +133,7 @@ class Auto:
 @dataclass(frozen=True)
 class Planned:
     """A search on a machine with a model. link_gbps: of a simulated link. placements, number, share: those that may be
-    chosen, see `ttc.cost_model.options.options`."""
+    chosen, and problems: see `ttc.cost_model.options.options`."""
 
     units: Sequence[Unit]
     kv_heads: int
@@ -140,10 +143,11 @@ class Planned:
     placements: Sequence[str] = PLACEMENTS
     number: int | None = None
     share: float | None = None
+    problems: int | None = 1
 
     def options(self) -> list[Option]:
         """Every combination of a placement and a memory policy."""
-        asked = self.placements, self.number, self.share
+        asked = self.placements, self.number, self.share, self.problems
         return options(self.units, self.kv_heads, self.machine, self.search, *asked)
 
     def best(self) -> Option:
@@ -171,8 +175,8 @@ class Planned:
         return placement, MEMORY[option.memory](budget_gib=budget_gib, **own_link)
 
     def predicted(self, option: Option, search: Steps) -> Option:
-        """Another search, run as `option`."""
-        kept: Any = {"placements": [option.placement], "number": option.number, "share": option.share}
+        """Another search, with all problems that are under way, run as `option`."""
+        kept: Any = {"placements": [option.placement], "number": option.number, "share": option.share, "problems": 1}
         again = replace(self, search=search, **kept).options()
         return next(found for found in again if found.memory == option.memory)
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from search import batching
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
-from ttc.cost_model.options import PLACEMENTS, Machine, Option, best, options, pipelined
+from ttc.cost_model.options import MOST_ROWS, PLACEMENTS, Machine, Option, best, options, pipelined
 from ttc.cost_model.policies import MERGE_RATIO, POLICIES, Steps, segments
 from ttc.cost_model.unit import Unit
 from ttc.errors import InvalidInput, OutOfMemory
@@ -98,6 +99,38 @@ def test_a_branch_has_its_tokens_in_so_many_segments_as_the_tree_leaves() -> Non
     assert segments(96, 16, 512) == 2  # but not 80
     assert segments(112, 16, 512) == 1
     assert segments(48, 48, 32) == 2
+
+
+def test_problems_side_by_side_read_a_prompt_each_and_all_of_their_branches() -> None:
+    found = {o.memory: o for o in options(UNITS, 1, machine(), SEARCH, ["resident"], problems=3)}
+    attended = 3 * (10 + 2 * 7) * 10 / 100
+    option = found["resident"]
+    assert option.step_s == pytest.approx(4 * (4 * (1000 / 100 + attended) + OUTPUT_S))
+    assert (option.problems, option.problem_s) == (3, option.step_s / 3)
+    assert option.device_bytes == WEIGHTS + 3 * KV
+    assert found["headwise"].link_bytes == 4 * 4 * 3 * (10 + 2 * 4) * 10
+    room = machine(WEIGHTS + 2 * KV)
+    assert options(UNITS, 1, room, SEARCH, ["resident"], problems=3)[0].reason == "KV does not fit"
+    groups = options(UNITS, 1, machine(WEIGHTS + 4 * 10 * 63), SEARCH, ["resident"], problems=3)[1]
+    # 4 branches with 8 tokens on two prompts fit, so there are 2 rounds of 3, which leave room for 63 - 20 - 3 * 8
+    assert (groups.memory, groups.link_bytes) == ("beam_groups", 10 * 4 * (3 * 10 + 6 * 4 - (2 * 10 + 3 * 4) - 19))
+
+
+def test_a_run_that_is_not_told_begins_as_many_problems_as_half_of_its_memory_holds() -> None:
+    assert MOST_ROWS == batching.MOST_ROWS
+    first = 4 * 10 * (10 + 2 * 2 * 4)  # bytes of the prompt, and of two branches' tails, twice
+    found = options(UNITS, 1, machine(WEIGHTS + 6 * first), SEARCH, ["resident"], problems=None)
+    assert [option.problems for option in found[:2]] == [3, MOST_ROWS // 2]
+    assert all(option.feasible for option in found[:2])
+    few = replace(machine(WEIGHTS + 6 * first), kv_bytes=10 * first)
+    assert options(UNITS, 1, few, SEARCH, ["resident"], problems=None)[1].problems == 5
+    assert options(UNITS, 1, machine(), SEARCH, ["resident"], problems=None)[0].problems == MOST_ROWS // 2
+    long = replace(SEARCH, output_tokens=400)  # what begins could not be ended
+    grows = options(UNITS, 1, machine(WEIGHTS + 4 * 10 * 1700), long, ["resident"], problems=None)[0]
+    assert (grows.problems, grows.feasible) == (2, True)
+    recurrent = (UNITS[0], *[replace(BLOCK, kv_elements=0, state_bytes=9)] * 4, UNITS[-1])
+    state = machine(WEIGHTS + 4 * 9 * (2 * 2 + 1) * 8)
+    assert options(recurrent, 1, state, SEARCH, ["resident"], problems=None)[0].problems == 4
 
 
 def test_what_a_window_hides_does_not_cross() -> None:

@@ -14,11 +14,12 @@ import numpy as np
 
 from search import selection
 from search.selection import C, ranked, whole
+from ttc.checks import check_kind, check_whole
 from ttc.errors import InvalidInput
-from ttc.protocols import Aggregation, Append, Expand, Extract, Need, Rate, Release, Vary
+from ttc.protocols import Aggregation, Append, Expand, Extract, Need, Rate, Release, Step, Vary
 from ttc.sampling import Sampling
 from ttc.text.answers import extract_answer
-from ttc.tree.branch import Branch
+from ttc.tree.branch import Branch, check_branches
 
 Request = Vary | Expand | Append | Rate | Release
 SearchSteps = Generator[Request, Any, list[Branch]]
@@ -143,6 +144,22 @@ class Search(ABC):
             return None, None
         best = ranked(candidates)[0]
         return best, extract(best.text)
+
+
+def check_request(request: Any) -> None:
+    """Raise InvalidInput for what a search yields and no driver could answer."""
+    fits = isinstance(request, Request)
+    check_kind("what the search yielded", request, fits, "Vary, Expand, Append, Rate or Release")
+    kind = type(request).__name__
+    if isinstance(request, Vary):
+        check_branches([request.root], f"{kind}.root")
+        check_whole("Vary.n", request.n, 0)
+        return
+    check_branches(request.branches, f"{kind}.branches")
+    if isinstance(request, Expand):
+        check_kind("Expand.step", request.step, isinstance(request.step, Step), "a Step, as Step(64)")
+        check_whole("Step.max_tokens", request.step.max_tokens, 1)
+        check_kind("Expand.sampling", request.sampling, isinstance(request.sampling, Sampling), "a ttc.Sampling(...)")
 
 
 def drop_gated(children: Sequence[Branch]) -> Generator[Request, Any, list[Branch]]:

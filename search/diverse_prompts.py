@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from search.base import Case, Search, SearchSteps, drop_gated
+from ttc.checks import check_kind
 from ttc.errors import InvalidInput
 from ttc.protocols import Aggregation, Expand, Rate, Step, Vary
 from ttc.tree.branch import Branch
@@ -37,6 +39,9 @@ class DiversePrompts(Search):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, texts in (("phrasings", self.phrasings), ("hints", self.hints)):
+            listed = isinstance(texts, Sequence) and not isinstance(texts, str)
+            check_kind(name, texts, listed and all(isinstance(text, str) for text in texts), "a list of texts")
         for phrasing in self.phrasings:
             if "{question}" not in phrasing:
                 raise InvalidInput(f"the phrasing {phrasing!r} must hold {{question}}, where the question goes")

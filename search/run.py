@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from search.base import Case, Request, Search, SearchSteps, ranked
+from search.base import Case, Request, Search, SearchSteps, check_request, ranked
 from search.recipe import Budget, Recipe
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.protocols import Append, Expand, Rate, Step
 from ttc.results import BranchRecord, Did, Node, Problem, Progress, Result, Status, Stopped
 from ttc.sampling import Sampling
-from ttc.tree.branch import Branch
+from ttc.tree.branch import Branch, check_branches
 from ttc.tree.segment import common_prefix
 
 
@@ -83,8 +83,11 @@ class Run:
     def _go_on(self, go_on: Callable[[], Request]) -> None:
         try:
             self.request = go_on()
+            check_request(self.request)
         except StopIteration as stop:
-            self.request, self.candidates = None, list(stop.value)
+            self.request = None
+            check_branches(stop.value, "what the search returned")
+            self.candidates = list(stop.value)
         except BudgetExceeded:  # what the search was told, when it let go of what is in the way
             if not self.told:
                 raise
@@ -316,4 +319,10 @@ def steps_of(search: Search, root: Branch, case: Case) -> SearchSteps:
             stacklevel=2,
         )
         return search.run(root, case.end)  # type: ignore[arg-type]
-    return search.run(root, case)
+    steps = search.run(root, case)
+    if not hasattr(steps, "send"):
+        raise InvalidInput(
+            f"{type(search).__name__}.run gave a {type(steps).__name__}, and must be a generator; yield requests, "
+            "as Expand([root], 4, Step(64)), and return the candidates"
+        )
+    return steps

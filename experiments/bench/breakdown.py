@@ -49,10 +49,12 @@ def timers() -> Iterator[dict[str, float]]:
     Plan.attend = timed("attention", attend)  # type: ignore[method-assign]
     decode.draw_tokens = timed("sampling", draw)
 
-    def run_timed(program: Program, part: int) -> None:
+    def run_timed(program: Program, part: int | None = None) -> None:
         start = time.perf_counter()
         run(program, part)
-        seconds["linear layers"] += (time.perf_counter() - start) * program.linear_share(part)
+        spent = time.perf_counter() - start
+        seconds["linear layers"] += spent * program.share(program.at.LINEAR, part)
+        seconds["attention"] += spent * program.share([program.at.ATTEND], part)
 
     Program.run = run_timed  # type: ignore[method-assign]
     try:

@@ -97,7 +97,6 @@ class NumbaAttention:
         self.single = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
         self.parameters = np.zeros(cpu_kernel.PARAMETERS, np.int64)
         self.address = self.parameters.ctypes.data
-        self.floats = self.parameters.view(np.float32)
         self.layer_addresses = [layer.ctypes.data for layer in lowered.addresses]
         self.buffers: dict[tuple[int, ...], tuple[Any, ...]] = {}
         tasks = lowered.tasks
@@ -125,13 +124,34 @@ class NumbaAttention:
         new: tuple[Tensor, Tensor] | None,
     ) -> Partial:
         kv_heads, groups, rows, dim = q.shape
-        value_dim, at = own_values.shape[-1], self.names
+        value_dim = own_values.shape[-1]
         q = q if q.stride(-1) == 1 else q.contiguous()
         out = torch.empty(rows, kv_heads, groups, value_dim)
         lse = torch.empty(rows, kv_heads, groups)
         threads = 1 + self.pairs * kv_heads * groups * (dim + value_dim) // GRAIN
         threads = min(threads, torch.get_num_threads(), len(self.lowered.tasks) * kv_heads)
-        P = self.parameters
+        self.describe(self.parameters, layer, q, own_keys, own_values, new, out, lse, threads)
+        if threads == 1:
+            self.single(self.address)
+        else:
+            team()(self.function, self.address, threads)
+        return out.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
+
+    def describe(
+        self,
+        P: np.ndarray,
+        layer: Layer,
+        q: Tensor,
+        own_keys: Tensor,
+        own_values: Tensor,
+        new: tuple[Tensor, Tensor] | None,
+        out: Tensor,
+        lse: Tensor,
+        threads: int,
+    ) -> None:
+        """Write the parameters of a call by at most so many threads to P. out: (rows, heads, value_dim), contiguous."""
+        kv_heads, groups, _, dim = q.shape
+        value_dim, at = own_values.shape[-1], self.names
         P[: at.SCRATCH] = 0
         buffers = self.buffers.get((threads, kv_heads, groups, dim, value_dim))
         if buffers is None:
@@ -144,12 +164,8 @@ class NumbaAttention:
             own_keys.data_ptr(), *own_keys.stride()[:3], own_values.data_ptr(), *own_values.stride()[:3],
             *new_at, layer.window or 0, layer.chunk or 0,
         )  # fmt: skip
-        self.floats[2 * at.SCALE], self.floats[2 * at.SOFTCAP] = layer.scale, layer.softcap or 0.0
-        if threads == 1:
-            self.single(self.address)
-        else:
-            team()(self.function, self.address, threads)
-        return out.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
+        floats = P.view(np.float32)
+        floats[2 * at.SCALE], floats[2 * at.SOFTCAP] = layer.scale, layer.softcap or 0.0
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> bool:
         return False  # a copy for each run costs little here

@@ -18,6 +18,7 @@ from ttc.attention.cpu_vectors import LANES, address_of, as_float, at, fetch_add
 from ttc.model.cpu_tiles import (
     VECTOR_BYTES,
     call,
+    call_with,
     cycles,
     dots_1x1,
     dots_1x16,
@@ -57,7 +58,8 @@ def scratch_bytes(columns: int) -> int:
     COLUMNS, PANEL, RESIDUAL, NORM, EPSILON, COS, SIN, INDEX, FIELDS,
 ) = range(23)  # fmt: skip
 
-KINDS = (NORMALISE, PROJECT, PROJECT_HEADS, GATE, NARROW) = range(5)
+KINDS = (NORMALISE, PROJECT, PROJECT_HEADS, GATE, NARROW, ATTEND) = range(6)
+LINEAR = (PROJECT, PROJECT_HEADS, GATE)
 
 
 @njit(error_model="numpy", fastmath={"contract"})  # sums in one order, whatever the tile
@@ -264,6 +266,9 @@ def units_of(op):  # type: ignore[no-untyped-def]
 @njit(**FLAGS)
 def operate(like, op, address, scratch, itemsize):  # type: ignore[no-untyped-def]
     """One thread's part of an operation."""
+    if op[KIND] == ATTEND:  # the kernel at WEIGHT, with its parameters; it has a counter of its own
+        call_with(op[WEIGHT], op[INPUT])
+        return
     units = units_of(op)
     unit = fetch_add(address + 8 * NEXT, 1)
     while unit < units:

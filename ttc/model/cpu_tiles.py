@@ -327,6 +327,18 @@ def call(typing: Any, address: Any) -> Any:
 
 
 @intrinsic
+def call_with(typing: Any, address: Any, argument: Any) -> Any:
+    """Call a C function of one pointer."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> None:
+        pointer = ir.IntType(8).as_pointer()
+        function = builder.inttoptr(args[0], ir.FunctionType(ir.VoidType(), [pointer]).as_pointer())
+        builder.call(function, [builder.inttoptr(args[1], pointer)])
+
+    return types.void(types.int64, types.int64), emit
+
+
+@intrinsic
 def cycles(typing: Any) -> Any:
     """The processor's clock, in ticks of its own."""
 

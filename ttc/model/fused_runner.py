@@ -1,14 +1,16 @@
-"""Running decoders of Llama's kind without their modules: one compiled call from attention to attention."""
+"""Running decoders of Llama's kind without their modules: one compiled call for a pass, or one between attentions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
 from time import perf_counter
+from weakref import ref
 
 import torch
 from torch import Tensor
 
+from ttc.attention.all_layers import Calls, all_layers
 from ttc.attention.kernels import Layer
 from ttc.attention.plan import Plan
 from ttc.errors import UnsupportedModel
@@ -46,6 +48,7 @@ class FusedRunner:
         self._function: int = function
         self._unchanged = Unchanged(self.model)
         self._program: Program | None = None
+        self._described: tuple[ref[Plan], Program, Calls] | None = None
         self._layers = [
             Layer(index, layer.scale, None, shape.window, shape.chunk)
             for index, (layer, shape) in enumerate(zip(self._decoder.layers, self.shapes, strict=True))
@@ -68,6 +71,16 @@ class FusedRunner:
         program.x[:rows] = self._decoder.embedding.weight[torch.tensor(list(tokens))]
         for memory, table in zip((program.cos, program.sin), self._rotation(plan.positions), strict=True):
             memory[:rows] = table[0]
+        if self._attends_by_itself(program, plan):
+            program.run()
+        else:
+            self._run_by_parts(program, plan)
+        if self.trace is not None:
+            self.trace.add("compute", f"{rows} rows", start, perf_counter())
+        return logits
+
+    def _run_by_parts(self, program: Program, plan: Plan) -> None:
+        rows = program.rows
         for layer, shape in zip(self._layers, self.shapes, strict=True):
             kv_heads, dim = shape.kv_heads, shape.key_dim
             key, value = torch.empty(2, rows, kv_heads * dim, dtype=self.dtype)
@@ -78,9 +91,21 @@ class FusedRunner:
             attended = out.permute(2, 0, 1, 3).contiguous()
             program.take(layer.index, attended)
         program.run(len(self._layers))
-        if self.trace is not None:
-            self.trace.add("compute", f"{rows} rows", start, perf_counter())
-        return logits
+
+    def _attends_by_itself(self, program: Program, plan: Plan) -> bool:
+        """Have the program call the attention kernel itself, where a layer's attention is no more than that."""
+        if self._described is None or self._described[0]() is not plan or self._described[1] is not program:
+            rows, shape = program.rows, self.shapes[0]
+            q = program.q[:rows].view(rows, shape.kv_heads, -1, shape.key_dim).permute(1, 2, 0, 3)
+            key, value = (x[:rows].view(rows, shape.kv_heads, -1).transpose(0, 1) for x in (program.key, program.value))
+            calls = all_layers(plan, self._layers, q, (key, value), program.found, program.lse, program.threads)
+            if calls is None:
+                return False
+            self._described = ref(plan), program, calls
+        calls = self._described[2]
+        calls.counters[:] = 0
+        program.attend_by(calls.kernel, calls.parameters)
+        return True
 
     def _rotation(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
         """cos and sin (1, rows, head_dim) of the rows' positions, as the model's own module gives them."""

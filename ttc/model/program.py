@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -39,8 +40,9 @@ def _barrier() -> int:
 class Program:
     """The operations of `decoder` for passes of at most `capacity` rows, with the memory that they work in.
 
-    The list is run in parts: part 0 is what comes before the first layer's attention, part n what comes after that of
-    layer n - 1, up to the next. x: (rows, hidden), the states between layers. cos, sin: (rows, head_dim).
+    The list is run as a whole, or in parts: part 0 is what comes before the first layer's attention, part n what comes
+    after that of layer n - 1, up to the next. x: (rows, hidden), the states between layers. cos, sin: (rows, head_dim).
+    q, key, value, found, lse: what attention takes and gives where the list is run as a whole.
     """
 
     def __init__(self, decoder: Decoder, capacity: int, function: int):
@@ -54,21 +56,24 @@ class Program:
         self.x, self.normed = self._memory(decoder.head.in_features), self._memory(decoder.head.in_features)
         self.inner, self.attended = self._memory(layer.down.in_features), self._memory(layer.o.in_features)
         self.q = self._memory(layer.q.out_features)
+        self.key, self.value = self._memory(layer.k.out_features), self._memory(layer.v.out_features)
+        self.found = torch.empty(capacity, layer.o.in_features)
+        self.lse = torch.empty(capacity, layer.q.out_features // layer.head_dim)
         self.cos, self.sin = self._memory(layer.head_dim), self._memory(layer.head_dim)
         self._rows: list[dict[int, int]] = []
-        self.firsts = [0]
+        self.attends = list[int]()  # the places of attention in the list
         for layer in decoder.layers:
             self._before_attention(layer)
-            self.firsts.append(len(self._rows))
+            self.attends.append(len(self._rows))
+            self._rows.append({cpu_layers.KIND: cpu_layers.ATTEND})
             self._after_attention(layer)
         self._normalise(decoder.norm)
         self._project(decoder.head, self.normed, self.normed)
-        self.firsts.append(len(self._rows))
+        self.parts = [*zip([0, *(a + 1 for a in self.attends)], [*self.attends, len(self._rows)], strict=True)]
         self.table = np.array([[row.get(field, 0) for field in range(cpu_layers.FIELDS)] for row in self._rows])
         columns, panels = self.table[:, cpu_layers.COLUMNS], self.table[:, cpu_layers.PANEL]
         self.products = [
-            int((self.table[a:b, cpu_layers.WIDTH] * columns[a:b]).sum()) // self.dtype.itemsize
-            for a, b in zip(self.firsts, self.firsts[1:], strict=False)
+            int((self.table[a:b, cpu_layers.WIDTH] * columns[a:b]).sum()) // self.dtype.itemsize for a, b in self.parts
         ]
         stride = cpu_layers.scratch_bytes(max(2 * PANEL, int(panels.max())))
         self.scratch = np.zeros(max(1, torch.get_num_threads()) * stride + 64, np.uint8)
@@ -94,29 +99,44 @@ class Program:
 
     def keep_new(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Let a layer write its keys and values (rows, kv_heads x dim) to these tensors."""
-        last = self.firsts[layer + 1] - 1
+        last = self.attends[layer] - 1
         self.table[last - 1, self.at.OUTPUT], self.table[last, self.at.OUTPUT] = key.data_ptr(), value.data_ptr()
 
     def take(self, layer: int, attended: Tensor) -> None:
         """Give a layer what its attention found: (rows, heads x dim), float32, contiguous."""
-        self.table[self.firsts[layer + 1], self.at.INPUT] = attended.data_ptr()
+        self.table[self.attends[layer] + 1, self.at.INPUT] = attended.data_ptr()
 
-    def run(self, part: int) -> None:
+    def attend_by(self, kernel: int, parameters: np.ndarray) -> None:
+        """Let the list as a whole attend by this kernel, with these parameters for each layer."""
+        at, attends = self.at, np.array(self.attends)
+        self.table[attends, at.WEIGHT] = kernel
+        self.table[attends, at.INPUT] = parameters.ctypes.data + parameters.strides[0] * np.arange(len(parameters))
+        self.table[attends - 2, at.OUTPUT], self.table[attends - 1, at.OUTPUT] = (
+            self.key.data_ptr(),
+            self.value.data_ptr(),
+        )
+        self.table[attends + 1, at.INPUT] = self.found.data_ptr()
+
+    def run(self, part: int | None = None) -> None:
+        """Run a part, or all, attention included."""
         at, head = self.at, self.head
-        head[at.FIRST], head[at.END] = self.firsts[part], self.firsts[part + 1]
-        threads = min(1 + self.products[part] * self.rows // GRAIN, torch.get_num_threads(), self.threads)
+        head[at.FIRST], head[at.END] = self._span(part)
+        products = sum(self.products) if part is None else self.products[part]
+        threads = min(1 + products * self.rows // GRAIN, torch.get_num_threads(), self.threads)
         head[at.THREAD], head[at.BARRIER] = 0, _barrier() if threads > 1 else 0
         if head[at.BARRIER]:
             team()(self.function, head.ctypes.data, threads)
         else:
             self.single(head.ctypes.data)
 
-    def linear_share(self, part: int) -> float:
-        """The share of a part's last run that its linear layers took."""
-        at, operations = self.at, self.table[self.firsts[part] : self.firsts[part + 1]]
+    def share(self, kinds: Sequence[int], part: int | None = None) -> float:
+        """The share of the last run of a part, or of all, that operations of some kinds took."""
+        at, operations = self.at, self.table[slice(*self._span(part))]
         spans = np.diff(operations[:, at.ENDED], prepend=self.head[at.STARTED])
-        linear = np.isin(operations[:, at.KIND], (at.PROJECT, at.PROJECT_HEADS, at.GATE))
-        return float(spans[linear].sum() / max(1, spans.sum()))
+        return float(spans[np.isin(operations[:, at.KIND], kinds)].sum() / max(1, spans.sum()))
+
+    def _span(self, part: int | None) -> tuple[int, int]:
+        return (0, len(self.table)) if part is None else self.parts[part]
 
     # ---------------------------------------------------------------- the list
 

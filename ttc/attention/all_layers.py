@@ -1,0 +1,47 @@
+"""The attention of all layers of a decode pass, for compiled code that runs the layers in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from ttc.attention.fused_cpu import NumbaAttention
+from ttc.attention.kernels import Layer
+from ttc.attention.plan import DecodePlan, Plan
+
+
+class Calls(NamedTuple):
+    """A call of the CPU kernel for each layer, good for all passes of a plan while the plan lives."""
+
+    kernel: int
+    """Its address."""
+    parameters: np.ndarray
+    """A row for each layer, int64."""
+    counters: np.ndarray
+    """The part of `parameters` that is to be 0 before each pass."""
+
+
+def all_layers(
+    plan: Plan, layers: Sequence[Layer], q: Tensor, new: tuple[Tensor, Tensor], out: Tensor, lse: Tensor, threads: int
+) -> Calls | None:
+    """The calls by which a plan's layers attend; None where a layer's attention is more than one call of the kernel,
+    and in a plan's first pass, which makes the kernel ready.
+
+    q, new: as in `FusedAttention.attend`. out: (rows, heads, value_dim). lse: (rows, heads). All layers find their
+    queries and new KV there and leave their results, one after the other. threads: the most that will call the kernel.
+    """
+    fused = plan.fused
+    if type(plan) is not DecodePlan or plan.stream is not None or not isinstance(fused, NumbaAttention):
+        return None
+    if fused.lowered.apart or any(fused.lowered.absent) or not all(fused.takes(layer, q) for layer in layers):
+        return None
+    parameters = np.zeros((len(layers), len(fused.parameters)), np.int64)
+    for row, layer in zip(parameters, layers, strict=True):
+        tails = plan.tails.device[layer.index]
+        if tails is None:
+            return None
+        fused.describe(row, layer, q, *tails.both, new, out, lse, threads)
+    return Calls(fused.function, parameters, parameters[:, : fused.names.SCRATCH])

@@ -26,7 +26,7 @@ from experiments.bench.placement import DEVICE_GBPS, HOST_GBPS, LINK_GBPS
 from experiments.provenance import provenance
 from ttc import Engine, Sampling, Split
 from ttc.calibration.contexts import uncomputed
-from ttc.calibration.device_profile import Memory, profile_attention, profile_device, profile_memory
+from ttc.calibration.device_profile import Memory, profile_attention, profile_device, profile_link, profile_memory
 from ttc.cost_model.device_profile import RATES, DeviceProfile, LinkProfile
 from ttc.cost_model.options import Machine, Option, best
 from ttc.cost_model.policies import Steps
@@ -38,8 +38,6 @@ from ttc.placement.auto import Planned
 DTYPE = torch.bfloat16
 SLOWER = DEVICE_GBPS / HOST_GBPS
 """A layer takes so many times as long on the host."""
-LATENCY_S = 1e-4
-"""Of a copy, about what handing it to the thread that makes it takes."""
 GREEDY = Sampling(temperature=0)
 TURNS = 3
 """Steps of each way that are timed, after one that is not."""
@@ -112,12 +110,10 @@ def planned(
     plain: DeviceProfile | None = None,
     link: LinkProfile | None = None,
 ) -> Planned:
-    """What the plan of a setting knows. link: None for one in the paper's proportion to `compiled`."""
+    """What the plan of a setting knows. link: None for one in the paper's proportion to `compiled`, without latency."""
     units, search = partition_units(setting.config, DTYPE), setting.search
     gbps = link_gbps(compiled)
-    link = link or LinkProfile(
-        to_device_bandwidth=gbps * 1e9, to_host_bandwidth=gbps * 1e9, to_device_latency_s=LATENCY_S, simulated=True
-    )
+    link = link or LinkProfile(to_device_bandwidth=gbps * 1e9, to_host_bandwidth=gbps * 1e9, simulated=True)
     budget = None
     if setting.weights is not None:
         kv = sum(u.kv_token_bytes for u in units) * (search.kv_tokens + search.branches * search.step_tokens)
@@ -148,33 +144,40 @@ def slower(device: DeviceProfile) -> DeviceProfile:
 def measured(
     setting: Setting, profile_now: Callable[[], list[DeviceProfile]]
 ) -> tuple[list[dict[str, Any]], list[DeviceProfile]]:
-    """A row for each way, with the measured time of those that are possible; and the profile that is planned with.
+    """A row for each way, with the measured time of those that are possible; and the profile that the choice is made
+    with.
 
-    The machine's speed changes within minutes, so its profile and all ways take turns. Of what the profile has and of
-    each way, the fastest turn counts.
+    The machine's speed changes within minutes, so its profile and all ways take turns. Of each way the turn counts
+    whose prediction is off by the median. The choice goes by the fastest turn of what the profile has, and is compared
+    with the fastest of each way.
     """
-    profiles = [profile_now()]
-    plan, ways, seconds = planned(setting, *profiles[0]), dict[int, Way](), dict[int, list[float]]()
+    profiles, ways, turns = [profile_now()], dict[int, Way](), dict[int, list[tuple[float, float]]]()
+    link = profile_link(torch.device("cpu"), link_gbps(profiles[0][0]))
+    plan = planned(setting, *profiles[0], link=link)
     first = plan.options()
     for turn in range(TURNS):
         if turn:
             profiles.append(profile_now())
+        now = replace(plan, machine=planned(setting, *profiles[turn], link=link).machine)
         for n, option in enumerate(first):
             if not option.feasible:
                 continue
             if n not in ways:
                 ways[n] = Way(setting, plan, option)
                 ways[n].step()
-            seconds.setdefault(n, []).append(ways[n].step())
+            turns.setdefault(n, []).append((now.predicted(option, setting.search).step_s, ways[n].step()))
     at_best = [fastest(found) for found in zip(*profiles, strict=True)]
-    plan = replace(plan, machine=planned(setting, *at_best, link=plan.machine.link).machine)
+    plan = replace(plan, machine=planned(setting, *at_best, link=link).machine)
     found = [plan.predicted(option, setting.search) if option.feasible else option for option in first]
     chosen, rows = best(found), []
     for n, option in enumerate(found):
         row = {"setting": setting.name, "model": setting.model, "search": asdict(setting.search), **asdict(option)}
         row |= {"budget_bytes": plan.machine.device_bytes, "chosen": option is chosen}
         if option.feasible:
-            row |= {"measured_s": min(seconds[n]), "crossed_bytes": ways[n].crossed_bytes}
+            step_s, measured_s = sorted(turns[n], key=lambda turn: turn[0] / turn[1])[TURNS // 2]
+            fastest_s = min(seconds for _, seconds in turns[n])
+            row |= {"step_s": step_s, "measured_s": measured_s, "fastest_s": fastest_s}
+            row["crossed_bytes"] = ways[n].crossed_bytes
         else:
             row["step_s"] = None
         rows.append(row)
@@ -267,7 +270,7 @@ def ratio(rows: Sequence[dict[str, Any]]) -> float:
     """What was chosen over the best that was measured, of one setting's rows."""
     possible = [row for row in rows if not row["reason"]]
     return float(
-        next(row for row in possible if row["chosen"])["measured_s"] / min(row["measured_s"] for row in possible)
+        next(row for row in possible if row["chosen"])["fastest_s"] / min(row["fastest_s"] for row in possible)
     )
 
 

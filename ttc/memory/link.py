@@ -229,8 +229,9 @@ class _Queue:
     @staticmethod
     @torch.inference_mode()
     def _copy(copies: Copies) -> None:
-        for destination, source in copies:
-            destination.copy_(source, non_blocking=True)
+        if copies:  # in one call: between two, a worker would wait for the thread that computes to let Python go
+            destinations, sources = zip(*copies, strict=True)
+            torch._foreach_copy_(destinations, sources, non_blocking=True)
 
 
 class _Worker:

@@ -35,7 +35,7 @@ from ttc.model.cpu_tiles import (
 
 BLOCK = 32
 """Rows whose results are kept in float32 at a time."""
-SLICE = 3072
+SLICE = 2048
 """Bytes of the rows of weights that are multiplied at a time, so that what they meet stays in the nearest cache."""
 CHUNK = 128
 """The most rows of a unit."""
@@ -225,10 +225,13 @@ def project(like, op, unit, following, scratch, itemsize):  # type: ignore[no-un
                 packed_products(like, x, op[INPUT_ROW], w, w_2, width, count, width, target, sums_row, scratch,
                                 w + soon, w_2 + soon)  # fmt: skip
         else:
-            products(like, x, op[INPUT_ROW], weight, width, count, columns, width, results, sums_row, ahead)
-            if kind == GATE:
-                products(like, x, op[INPUT_ROW], weight_2, width, count, columns, width, results + 4 * columns,
-                         sums_row, ahead)  # fmt: skip
+            for c in range(0, columns, LANES):  # few at a time, so that they stay in a cache for all rows
+                some, w, target = min(LANES, columns - c), weight + c * width, results + 4 * c
+                soon = LANES * width if c + LANES < columns else ahead - c * width
+                products(like, x, op[INPUT_ROW], w, width, count, some, width, target, sums_row, soon)
+                if kind == GATE:
+                    products(like, x, op[INPUT_ROW], weight_2 + c * width, width, count, some, width,
+                             target + 4 * columns, sums_row, soon)  # fmt: skip
         for i in range(count):
             sums = results + i * sums_row
             if bias != 0:

@@ -20,6 +20,8 @@ GRAIN = 100_000
 """Multiplications worth another thread."""
 PANEL = 16
 """Columns of a unit of a linear layer, twice as many where rows are many."""
+LINE = 64
+"""Bytes of a cache line."""
 
 
 @cache
@@ -53,8 +55,8 @@ class Program:
         self.dtype = decoder.embedding.weight.dtype
         self.single = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
         layer = decoder.layers[0]
-        self.x, self.normed = self._memory(decoder.head.in_features), self._memory(decoder.head.in_features)
-        self.inner, self.attended = self._memory(layer.down.in_features), self._memory(layer.o.in_features)
+        self.x, self.normed = self._apart(decoder.head.in_features), self._apart(decoder.head.in_features)
+        self.inner, self.attended = self._apart(layer.down.in_features), self._apart(layer.o.in_features)
         self.q = self._memory(layer.q.out_features)
         self.key, self.value = self._memory(layer.k.out_features), self._memory(layer.v.out_features)
         self.found = torch.empty(capacity, layer.o.in_features)
@@ -143,6 +145,11 @@ class Program:
     def _memory(self, columns: int) -> Tensor:
         return torch.empty(self.capacity, columns, dtype=self.dtype)
 
+    def _apart(self, columns: int) -> Tensor:
+        """The same with rows a cache line further apart: rows whose distance is a power of two would take each other's
+        places in the nearest cache."""
+        return self._memory(columns + LINE // self.dtype.itemsize)[:, :columns]
+
     def _row_bytes(self, tensor: Tensor) -> int:
         return tensor.stride(0) * self.dtype.itemsize
 
@@ -155,7 +162,11 @@ class Program:
 
     def _normalise(self, norm: Any) -> None:
         at = self.at
-        fields = {at.WEIGHT: norm.weight.data_ptr(), at.WIDTH: self._row_bytes(self.x), at.EPSILON: _epsilon(norm)}
+        fields = {
+            at.WEIGHT: norm.weight.data_ptr(),
+            at.WIDTH: self.x.shape[1] * self.dtype.itemsize,
+            at.EPSILON: _epsilon(norm),
+        }
         self._add(at.NORMALISE, self.x, self.normed, fields)
 
     def _linear(self, linear: nn.Linear) -> dict[int, int]:
@@ -189,7 +200,7 @@ class Program:
 
     def _after_attention(self, layer: DecoderLayer) -> None:
         at = self.at
-        width = self._row_bytes(self.attended)
+        width = self.attended.shape[1] * self.dtype.itemsize
         found = {at.INPUT_ROW: width * 4 // self.dtype.itemsize, at.WIDTH: width}
         self._add(at.NARROW, None, self.attended, found)
         self._project(layer.o, self.attended, self.x, add=True)

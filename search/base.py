@@ -160,6 +160,14 @@ def check_request(request: Any) -> None:
         check_kind("Expand.step", request.step, isinstance(request.step, Step), "a Step, as Step(64)")
         check_whole("Step.max_tokens", request.step.max_tokens, 1)
         check_kind("Expand.sampling", request.sampling, isinstance(request.sampling, Sampling), "a ttc.Sampling(...)")
+    elif isinstance(request, Append):
+        texts = [request.text] if isinstance(request.text, str) else request.text
+        listed = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
+        check_kind("Append.text", request.text, listed, "a text, or one for each branch")
+    elif isinstance(request, Rate) and request.aggregation not in get_args(Aggregation):
+        raise InvalidInput(
+            f"Rate.aggregation={request.aggregation!r} is unknown; use {', '.join(get_args(Aggregation))}"
+        )
 
 
 def drop_gated(children: Sequence[Branch]) -> Generator[Request, Any, list[Branch]]:

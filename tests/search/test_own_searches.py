@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from search import Case, DiversePrompts, Expand, Greedy, SearchSteps, Step, Vary, solve
+from search import Append, Case, DiversePrompts, Expand, Greedy, Rate, SearchSteps, Step, Vary, solve
 from tests.helpers.backends import FakeBackend
 from ttc import Branch, InvalidInput
 
@@ -22,6 +22,9 @@ WRONG_REQUESTS: list[tuple[Any, str]] = [
     (lambda root: Expand([root], 2, 5), "Expand.step=5 is of type int; give a Step"),
     (lambda root: Expand([root], 2, Step(0)), "Step.max_tokens=0 must be at least 1"),
     (lambda root: Expand([root], 2, Step(3), 0.5), "Expand.sampling=0.5 is of type float; give a ttc.Sampling"),
+    (lambda root: Append([root], 5), "Append.text=5 is of type int; give a text, or one for each branch"),
+    (lambda root: Append([root], [None]), "Append.text=.None. is of type list; give a text, or one for each"),
+    (lambda root: Rate([root], "max"), "Rate.aggregation='max' is unknown; use min, product, last, mean"),
     (lambda root: Vary(root, -1), "Vary.n=-1 must be at least 0"),
 ]
 

@@ -13,6 +13,7 @@ import torch
 import experiments.bench.__main__ as bench
 from experiments.bench import cost_model
 from ttc.cost_model.device_profile import DeviceProfile
+from ttc.errors import TTCError
 
 # Each byte read takes a nanosecond, each operation next to nothing, each block a second and each pass two.
 DEVICE = DeviceProfile(name="cpu bfloat16", bandwidth=1e9, flops={1: 1e18}, block_overhead_s=1, pass_overhead_s=2)
@@ -46,6 +47,27 @@ def test_a_pass_is_predicted_from_the_shapes_of_the_model(monkeypatch: pytest.Mo
         assert row["bandwidth"] == 1.0
 
 
+def test_the_turn_counts_whose_error_is_the_median(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_model, "PassTimer", Timer)
+    predicted = cost_model.measured("Qwen3-0.6B", 2, (1,), (128,), DEVICE, torch.bfloat16)[0]["predicted_ms"]
+
+    class Beside(cost_model.ProfileBeside):
+        def __init__(self, *times: float | None) -> None:
+            self.times = iter(times)
+
+        def measure(self, timer: Timer, rows: int, context: int, group: float) -> tuple[DeviceProfile, float]:  # type: ignore[override]
+            pass_s = next(self.times)
+            if pass_s is None:
+                raise TTCError("too busy")
+            return DEVICE, pass_s
+
+    for beside in (Beside(1.0, 500.0, 2.0, 400.0, 3.0), Beside(500.0, 3.0, None, None, 1.0)):
+        (row,) = cost_model.measured("Qwen3-0.6B", 2, (1,), (128,), beside, torch.bfloat16)
+        assert (row["predicted_ms"], row["measured_ms"]) == (predicted, 3000)
+    with pytest.raises(TTCError, match="too busy"):
+        cost_model.measured("Qwen3-0.6B", 2, (1,), (128,), Beside(1.0, None, None, 2.0, None), torch.bfloat16)
+
+
 def test_errors_are_summed_up_without_their_signs() -> None:
     times = [(110, 100), (80, 100), (100, 100)]
     rows = [
@@ -74,6 +96,6 @@ def test_the_command_measures_the_machine_beside_each_case(monkeypatch: pytest.M
     bench.main()
     record = json.loads(out.read_text())
     assert record["model"] == "random weights, bfloat16"
-    assert asked == [(1, 128, 2), (16, 128, 2), (1, 1024, 2), (16, 1024, 2)]
+    assert asked == [case for case in ((1, 128, 2), (16, 128, 2), (1, 1024, 2), (16, 1024, 2)) for _ in range(5)]
     assert {row["measured_ms"] for row in record["rows"]} == {3000}
     assert [(row["context"], row["rows"]) for row in record["rows"]] == [(128, 1), (128, 16), (1024, 1), (1024, 16)]

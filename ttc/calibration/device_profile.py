@@ -47,8 +47,8 @@ ATTENDING = WIDE | {"hidden_size": 128, "intermediate_size": 256}
 DEPTH = 4
 """How many of them."""
 
-TURNS, TURN_S = 4, 0.05
-"""How often models take turns, and after how many seconds a turn ends, after the least number of passes."""
+TURN_S = 0.05
+"""After how many seconds the passes of a model end in each turn, after the least number of them."""
 
 VOCABULARIES = 256, 1 << 15
 MANY = 16
@@ -153,8 +153,7 @@ def profile_device(
 class ProfileBeside:
     """A device's profile at the time when a model is timed, for a machine whose speed changes within seconds.
 
-    The model and those that the profile is made of take turns, and of each the fastest turn counts. What streams over a
-    link is not measured. device, dtype: as of `profile_device`.
+    What streams over a link is not measured. device, dtype: as of `profile_device`.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype):
@@ -164,40 +163,28 @@ class ProfileBeside:
 
     def measure(self, timer: PassTimer, rows: int, context: int, group: float) -> tuple[DeviceProfile, float]:
         """The profile for so many rows with `group` queries to a KV head, and the seconds of such a pass of the model
-        on a prefix of `context` tokens. Raises TTCError when the machine was too busy for times to make sense."""
+        on a prefix of `context` tokens, all within a second or so.
+
+        Raises TTCError when the machine was too busy for times to make sense.
+        """
         # one row for what each branch attends alone; the shared prefix is attended as by so many with `GROUP` queries
         counts = sorted({1, ceil(rows * group / GROUP)})
-        model = (timer, rows, context)
-        passes = [
-            *((narrow, 1, SHORT) for narrow in self._layers.narrow.values()),
-            *((wide, rows, SHORT) for wide in self._layers.wide.values()),
-            *((self._near, count, SHORT) for count in counts),
-            *((self._far, count, LONG) for count in counts),
-            model,
-        ]
-        bandwidth, turns = 0.0, []
-        for _ in range(TURNS):
-            bandwidth = max(bandwidth, read_bandwidth(self.device))
-            turns.append({a_pass: _seconds(*a_pass, TURN_S) for a_pass in passes})
-        fastest = {a_pass: min(turn[a_pass] for turn in turns) for a_pass in passes}
-
-        def seconds(*a_pass: Any) -> float:
-            return fastest[a_pass]
-
-        block_overhead_s, pass_overhead_s = self._layers.overheads(seconds)
         near, far = (
-            {count: seconds(attending, count, tokens) for count in counts}
+            {count: attending.seconds(count, tokens, TURN_S) for count in counts}
             for attending, tokens in ((self._near, SHORT), (self._far, LONG))
         )
+        bandwidth = read_bandwidth(self.device)
+        pass_s = timer.seconds(rows, context, TURN_S)
+        block_overhead_s, pass_overhead_s = self._layers.overheads(_in_a_turn)
         profile = DeviceProfile(
             name=str(self.device),
             **self.memory._replace(bandwidth=bandwidth)._asdict(),
-            flops=self._layers.products([rows], block_overhead_s, seconds),
+            flops=self._layers.products([rows], block_overhead_s, _in_a_turn),
             attention_flops=_attention(self.dtype, near, far),
             block_overhead_s=block_overhead_s,
             pass_overhead_s=pass_overhead_s,
         )
-        return profile, seconds(*model)
+        return profile, pass_s
 
 
 def profile_link(device: torch.device, gbps: float) -> LinkProfile:
@@ -223,8 +210,12 @@ def _copy(link: Link, copy: Callable[..., Transfer], pair: tuple[Tensor, Tensor]
     link.wait_on_host(copy([pair], "profile"))
 
 
-def _seconds(timer: PassTimer, rows: int, context: int, *enough_s: float) -> float:
-    return timer.seconds(rows, context, *enough_s)
+def _seconds(timer: PassTimer, rows: int, context: int) -> float:
+    return timer.seconds(rows, context)
+
+
+def _in_a_turn(timer: PassTimer, rows: int, context: int) -> float:
+    return timer.seconds(rows, context, TURN_S)
 
 
 class _Layers:

@@ -89,23 +89,6 @@ def test_the_machine_is_measured_as_it_is_when_a_model_is_timed(monkeypatch: pyt
     assert seconds == pytest.approx(2 * (7 + 5 * (0.1 + 16 * 1000 * 1e-5)))
 
 
-@pytest.mark.usefixtures("made_up_times")
-def test_of_several_turns_the_fastest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    beside, speeds = ProfileBeside(CPU, torch.bfloat16), iter([2.0, 1.0, 2.0, 1.0])
-
-    class Model(Timer):
-        def seconds(self, rows: int, context: int, enough_s: float = 1.0) -> float:
-            found = super().seconds(rows, context)
-            Timer.speed = next(speeds)  # of the next turn, in which this model is the last one again
-            return found
-
-    monkeypatch.setattr(Timer, "speed", 3.0)
-    found, seconds = beside.measure(Model(device_profile._config(device_profile.NARROW, 1)), 256, 0, group=4)
-    assert (found.bandwidth, found.block_overhead_s, seconds) == pytest.approx((5.0, 0.1, 7.1))
-    assert found.flops == pytest.approx({256: PRODUCT_FLOPS})
-    assert found.attention_flops == pytest.approx(dict.fromkeys((1, 512), ATTENTION_FLOPS))
-
-
 def test_a_machine_that_is_too_busy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Timer:
         def __init__(self, config: object, *_: object):

@@ -18,6 +18,9 @@ from ttc.trace import Trace
 MOST_WAITS = 10_000
 """So many waits of the device may be unread before they are."""
 
+LEAST_PART_BYTES = 1 << 18
+"""What is needed later gives way after so many bytes; to look after each small copy takes longer than the copies."""
+
 Copies = Sequence[tuple[Tensor, Tensor]]
 """(destination, source) of each copy."""
 
@@ -47,8 +50,8 @@ class Transfer:
 class Link:
     """Moves KV between the tiers, one queue each way, and counts the bytes by cause.
 
-    Copies that are needed later, as the weights of the next layer, give way to those that are needed now, one copy at
-    a time: else what the layer that computes needs would wait behind all weights of the next one.
+    Copies that are needed later, as the weights of the next layer, give way to those that are needed now after each
+    part (`LEAST_PART_BYTES`): else what the layer that computes needs would wait behind all weights of the next one.
 
     On CUDA each way is a stream of its own, host memory is pinned, and waiting is done by the device; what is needed
     later has one more stream, so the device shares the link between the two. On a CPU both tiers are ordinary memory:
@@ -84,7 +87,7 @@ class Link:
         return self.device.type == "cpu" and self.gbps is not None
 
     def fetch(self, copies: Copies, cause: str, after: Sequence[Transfer] = (), later: bool = False) -> Transfer:
-        """Host to device; starts when `after` is done. later: each of the copies waits for all fetches that are not.
+        """Host to device; starts when `after` is done. later: its parts wait for all fetches that are not.
         What is not for later cannot be `after` what is."""
         return self._in.send(copies, cause, self.to_device_bytes, after, later)
 
@@ -174,7 +177,7 @@ class _Queue:
         counter[cause] += nbytes
         if self.stream is None and self.link.gbps is not None:
             worker, asked = self.worker or _Worker(self.name), time.perf_counter()
-            self.worker, parts = worker, [[pair] for pair in copies] if later else [copies]
+            self.worker, parts = worker, list(_parts(copies)) if later else [copies]
             return Transfer(nbytes, future=worker.submit(later, self._slowly, parts, cause, after, asked))
         try:
             if self.stream is not None:
@@ -268,6 +271,18 @@ class _Worker:
 
 def _nbytes(copies: Copies) -> int:
     return sum(source.numel() * source.element_size() for _, source in copies)
+
+
+def _parts(copies: Copies) -> Iterator[Copies]:
+    """The copies in parts of `LEAST_PART_BYTES` or one copy."""
+    part = list[tuple[Tensor, Tensor]]()
+    for pair in copies:
+        part.append(pair)
+        if _nbytes(part) >= LEAST_PART_BYTES:
+            yield part
+            part = []
+    if part:
+        yield part
 
 
 def contiguous_parts(copies: Copies, side: int) -> Iterator[tuple[Tensor, Tensor]]:

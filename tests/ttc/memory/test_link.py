@@ -19,7 +19,7 @@ from tests.helpers.models import deep, prompt
 from tests.helpers.offloading import KIB
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Headwise, Layerwise, Paged
-from ttc.memory.link import Link, Transfer, contiguous_parts
+from ttc.memory.link import LEAST_PART_BYTES, Link, Transfer, contiguous_parts
 from ttc.trace import Trace
 
 
@@ -42,8 +42,8 @@ def test_a_fetch_overlaps_computing(tmp_path: Path) -> None:
 def test_copies_for_later_give_way_to_those_needed_now() -> None:
     link, gate = Link(torch.device("cpu"), gbps=1e-2), Future[None]()
     link.trace = Trace()
-    weights, kv = torch.rand(8, 25), torch.rand(25)
-    there, near = torch.zeros(8, 25), torch.zeros(25)
+    weights, kv = torch.rand(8, LEAST_PART_BYTES // 4), torch.rand(25)
+    there, near = torch.zeros_like(weights), torch.zeros(25)
     pieces = list(zip(there, weights, strict=True))
     later = link.fetch(pieces, "weights", [Transfer(0, future=gate)], later=True)
     now = link.fetch([(near, kv)], "kv")
@@ -51,7 +51,7 @@ def test_copies_for_later_give_way_to_those_needed_now() -> None:
     link.wait(now)
     assert torch.equal(near, kv)
     link.wait(later)
-    assert torch.equal(there, weights) and link.to_device_bytes == {"weights": 800, "kv": 100}
+    assert torch.equal(there, weights) and link.to_device_bytes == {"weights": weights.nbytes, "kv": 100}
     order = [event["name"] for event in link.trace.events if event["tid"] == "host to device"]
     assert order.count("weights") == 8 and order.index("kv") <= 1  # behind the piece under way at most
 

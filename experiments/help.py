@@ -100,7 +100,7 @@ Settings
                             what one request's search may cost (32768 generated tokens)
   run.batch=N               the most problems under way at once (what there is room for)
   dataset.answer_kind=NAME  how answers are read by searches that compare them (number)
-  dataset.chat_options={..} what else the chat template takes
+  +dataset.chat_options.NAME=VALUE  what else the chat template takes
 
 All searches that rate use the verifier that is set. Groups and their choices are those of
 `python -m experiments.run --help`; of the data set only the two settings above are used.

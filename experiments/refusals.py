@@ -51,6 +51,8 @@ def _unknown_setting(error: ConfigAttributeError | ConfigKeyError) -> str:
         return str(error).splitlines()[0]
     owner = part.get("_target_") or (error.full_key or "").rpartition(".")[0]
     names = [name for name in part if name not in ("_target_", "hydra")]
+    if not names and "." in owner:  # of settings that are anyone's, as a task's
+        return f"{error.full_key} is new there; add it with a plus, as +{error.full_key}=VALUE"
     if not names:  # of a choice without settings
         return f"{error.full_key} is no setting of the chosen {owner}, which has none; choose another {owner} beside it"
     return f"{error.full_key} is no setting{owner and f' of {owner}'}; use one of {', '.join(map(str, names))}"

@@ -65,6 +65,10 @@ def test_the_first_output_comes_at_once(words: list[str]) -> None:
         (["+search.nope=3"], "Error in call to target 'search.beam_search.BeamSearch': TypeError("),
         (["dataset.lim=3"], "dataset.lim is no setting of dataset; use one of name, hub, "),
         (["placement.k=3"], "placement.k is no setting of the chosen placement, which has none; choose another"),
+        (
+            ["dataset=reasoning_gym", "dataset.params={min_numbers: 3}"],
+            "dataset.params.min_numbers is new there; add it with a plus, as +dataset.params.min_numbers=VALUE",
+        ),
         (["run.max_tokens=0"], "max_tokens=0 must be at least 1"),
         (["search.beam_size=many"], "search.beam_size=many: Value 'many' of type 'str' could not be converted to "),
         (

@@ -320,6 +320,40 @@ def test_batches_that_do_not_fit_side_by_side_take_turns(policy: Any) -> None:
     assert_nothing_left(engine, [b for group in groups for b in group])
 
 
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    requests=st.lists(asks, min_size=2, max_size=3),
+    kind=st.sampled_from([Layerwise, Paged, Headwise, BeamGroups]),
+    kib=st.integers(9, 16),
+    turns=st.lists(st.integers(0, 5), max_size=30),
+)
+def test_batches_of_one_engine_decode_what_each_would_alone(
+    requests: Sequence[Ask], kind: Any, kib: int, turns: Sequence[int]
+) -> None:
+    """Whichever batch has the next turn, and whatever pass comes between: threads may come in any order."""
+    engine = make_engine(memory=kind(kib * KIB, block_tokens=8))
+    groups = [children(engine, ask, seed) for seed, ask in enumerate(requests)]
+    batches = [engine.running_batch() for _ in requests]
+    coming = list(range(len(requests)))
+    turns = [*turns, *range(len(requests))]
+    while coming or any(map(len, batches)):
+        for turn in turns:
+            index = turn % len(requests)
+            if turn >= len(requests) and not any(map(len, batches)):
+                engine.score(groups[index], [[[1, 2], [3]]] * len(groups[index]))
+            elif index in coming:
+                coming.remove(index)
+                batches[index].add(groups[index], requests[index].limits, **requests[index].options())
+            else:
+                batches[index].step()
+            assert_whole_but_tails(engine)
+    for seed, (ask, group) in enumerate(zip(requests, groups, strict=True)):
+        for index, branch in enumerate(group):
+            *rest, figures = alone(ask, seed, index)[0]
+            assert [*seen(branch)[:-1]] == rest and list(branch.columns()) == figures
+    assert_nothing_left(engine, [branch for group in groups for branch in group])
+
+
 def test_a_gate_compares_those_who_began_together() -> None:
     gate = DecodeGate(theta=0.0, r_gap=0.0, min_tokens=2)
     engine, plain = make_engine(gate=gate), make_engine(gate=gate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -24,13 +25,15 @@ def as_budget(nbytes: int) -> str:
 class Tier:
     """Bytes in use in one tier, and the most that may be; None for no limit but the machine's.
 
-    models: how many models keep KV here, under the one budget.
+    models: how many models keep KV here, under the one budget. ceiling_bytes: what a budget that follows free memory
+    may not exceed.
     What was given back while a transfer still used it is there until that is done. It counts in `peak_bytes`; whoever
     needs the room waits for it (`Tiers.claim`), so it does not count in `used_bytes`.
     """
 
     def __init__(self, name: str, budget_bytes: int | None):
         self.name, self.budget_bytes, self.models = name, budget_bytes, 1
+        self.ceiling_bytes = sys.maxsize
         self.used_bytes = 0
         self.peak_bytes = 0
         self.leaving: deque[tuple[int, list[Transfer]]] = deque()

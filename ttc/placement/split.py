@@ -219,7 +219,7 @@ class SplitRunner(PlacedRunner):
         memory = policy.memory
         memory.fix(self.fixed_layers, max(0, self.k - 1))
         if self.budget_bytes is not None and memory.device.budget_bytes is None:
-            memory.device.budget_bytes = self.budget_bytes - self.device_bytes
+            memory.device.budget_bytes = memory.device.ceiling_bytes = self.budget_bytes - self.device_bytes
 
     def _attending(self, layers: int) -> int:
         """How many of the model's calls of attention are in its first so many layers."""

@@ -44,8 +44,9 @@ class Offloading(Residency):
 
     def read_capacity(self) -> None:
         """With no budget given, let the device hold what it has free at this moment."""
+        device = self.memory.device
         if self.budget_gib is None and (free := free_device_bytes(self.memory.link.device)) is not None:
-            self.memory.device.budget_bytes = self.memory.device.used_bytes + free
+            device.budget_bytes = min(device.ceiling_bytes, device.used_bytes + free)
 
     @property
     def roomy(self) -> bool:

@@ -7,7 +7,8 @@ import torch
 
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.offloading import eight
-from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged
+from tests.helpers.placements import deeper, placed
+from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Split
 from ttc.residency.base import free_device_bytes
 from ttc.residency.offloading import Offloading
 
@@ -39,6 +40,17 @@ def test_the_capacity_is_read_at_every_prompt_and_step(policy: Offloading, monke
     with_free(32 * KIB, engine, monkeypatch)
     engine.generate([branch], 2)
     assert engine.memory.device.budget_bytes == 32 * KIB
+
+
+@pytest.mark.parametrize("policy", [BeamGroups(), Paged(), Headwise(), Layerwise()])
+def test_what_a_split_leaves_to_kv_is_not_exceeded(policy: Offloading, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = placed(deeper("llama"), Split(k=2, budget_gib=2**-9, kv_offload=False), memory=policy)
+    left = engine.memory.device.ceiling_bytes
+    assert 0 < left < 2**21
+    for free, expected in ((2 * left, left), (left // 2, left // 2), (2 * left, left)):
+        with_free(free, engine, monkeypatch)
+        engine.generate([engine.root([1, 2, 3])], 2)
+        assert engine.memory.device.budget_bytes == expected
 
 
 @pytest.mark.parametrize("policy", [BeamGroups(1), Paged(1), Headwise(1), Layerwise(1)])

@@ -18,7 +18,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 NAME = "pretend"
 CPU = torch.device("cpu")
 aten = torch.ops.aten
-COPIES = {aten.copy_, aten._to_copy}
+COPIES = {aten.copy_, aten._to_copy, aten._foreach_copy_}
 TAKES_INDICES = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 WHOLE = {aten.scaled_dot_product_attention}
 """Operations that are not taken apart: PyTorch would look for the processor's own attention."""
@@ -69,7 +69,7 @@ class PretendedTensor(torch.Tensor):
 def _place(func: Any, args: Any, kwargs: Any) -> torch.device:
     """Where an operation runs: on the device of all its tensors, or as a copy on that of its first."""
     if func.overloadpacket in COPIES:
-        return args[0].device
+        return (args[0] if isinstance(args[0], Tensor) else args[0][0]).device
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     place = next(x.device for x in tensors if isinstance(x, PretendedTensor))
     for tensor in tensors:

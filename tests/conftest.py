@@ -1,10 +1,12 @@
 """What has to be set before anything is imported: one thread for each test process, for pytest-xdist runs as many of
-them as there are processors; and Triton's interpreter where there is no GPU."""
+them as there are processors; and Triton's interpreter where there is no GPU. On a busy machine no property test fails
+for the time that it takes."""
 
 import os
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("tests.helpers")
 
@@ -15,3 +17,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")

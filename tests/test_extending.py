@@ -9,7 +9,6 @@ import os
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from experiments.own_classes import code_fingerprint, with_own_classes
 from search import solve
 from tests.helpers.configurations import configuration
 from tests.helpers.engines import make_engine
+from tests.helpers.processes import finished
 from tests.helpers.searches import exactly
 from ttc import Engine, InvalidInput
 
@@ -94,7 +94,7 @@ def test_the_main_job_takes_a_part_of_ones_own(
 def test_a_file_beside_the_command_is_found_by_it_in_a_process_of_its_own(folder: Path) -> None:
     words = ["-m", "experiments.run", "search._target_=my_search.UntilSure", "run.dry=true", "dataset.limit=1"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment)
+    done = finished([sys.executable, *words], env=environment)
     assert done.returncode == 0, done.stderr
     assert "_target_: my_search.UntilSure\n" in done.stdout
     assert "name: sums-UntilSure-arithmetic-seed0" in done.stdout and "beam_size" not in done.stdout

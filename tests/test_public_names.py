@@ -3,12 +3,13 @@
 import ast
 import importlib
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.processes import finished
 
 PACKAGES = ("ttc", "search", "verifiers")
 
@@ -16,12 +17,12 @@ PACKAGES = ("ttc", "search", "verifiers")
 @pytest.mark.parametrize("name", PACKAGES)
 def test_importing_a_package_loads_no_torch(name: str) -> None:
     code = f"import sys, {name}; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert finished([sys.executable, "-c", code], check=True).stdout == "[]\n"
 
 
 def test_an_error_can_be_imported_without_torch() -> None:
     code = "import sys; from ttc import InvalidInput, Usage; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert finished([sys.executable, "-c", code], check=True).stdout == "False\n"
 
 
 @pytest.mark.parametrize("name", PACKAGES)

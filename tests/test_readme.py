@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from experiments.report.tables import RESULTS, TABLES, filled
+from tests.helpers.processes import finished
 
 ROOT = Path(__file__).parents[1]
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def example_output() -> str:
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, cwd=ROOT)
+    done = finished([sys.executable, "-c", example], cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

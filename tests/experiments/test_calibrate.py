@@ -20,6 +20,7 @@ from experiments.calibrate.job import observe, report
 from search import BeamSearch, BestOfN, solve
 from tests.helpers.configurations import configuration
 from tests.helpers.engines import numbers_engine
+from tests.helpers.processes import finished
 from ttc import Engine, InvalidInput, Problem, TTCError
 from ttc.calibration.confidence_gate import Observation, calibrate
 from ttc.compiling import LINE
@@ -117,7 +118,7 @@ SEARCH = ["search=best_of_n", "search.n=3", "search.max_tokens=12", "run.batch=4
 
 def job(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", f"experiments.{module}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    return finished(command)
 
 
 def test_a_calibration_and_the_run_that_uses_it(tmp_path: Path) -> None:
@@ -222,7 +223,5 @@ def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, module: str, argumen
 
 
 def test_the_help_page_is_ours_and_names_no_twins() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments.calibrate", "--help"], capture_output=True, text=True, check=True
-    )
+    done = finished([sys.executable, "-m", "experiments.calibrate", "--help"], check=True)
     assert "calibrate.max_disagreement=X" in done.stdout and "_schema" not in done.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from experiments.leaderboard.__main__ import leaderboard, parsed
 from experiments.leaderboard.board import predictions_right, write_predictions
 from experiments.leaderboard.plan import as_override, read_plan
 from tests.experiments.test_compare import record, save
+from tests.helpers.processes import started
 from tests.helpers.runs import ROWS, save_model, save_rows
 from ttc import InvalidInput
 
@@ -88,14 +88,10 @@ def test_every_cell_is_a_run_and_has_a_row(place: Path, capsys: pytest.CaptureFi
 
 def test_a_killed_leaderboard_goes_on_to_the_same_rows(place: Path) -> None:
     killed = board(place, "killed")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "experiments.leaderboard", str(killed)], stdout=subprocess.DEVNULL
-    )
     folder, deadline = place / "outputs" / "killed", time.monotonic() + 400
-    while time.monotonic() < deadline and not list(folder.glob("*/records.jsonl")):
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    with started([sys.executable, "-m", "experiments.leaderboard", str(killed)], stdout=subprocess.DEVNULL):
+        while time.monotonic() < deadline and not list(folder.glob("*/records.jsonl")):
+            time.sleep(0.005)
     before = answers(folder)
     assert 0 < len(before) < 16
     assert leaderboard(parsed([str(killed)])) == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from omegaconf import OmegaConf
 from experiments.job import run
 from experiments.merge.merging import merge
 from experiments.shards import Shard, threads
+from tests.helpers.processes import finished
 from tests.helpers.records import roughly, without_costs
 from tests.helpers.runs import composed, save_model, save_rows
 from ttc import InvalidInput
@@ -147,7 +147,7 @@ def test_a_launcher_runs_the_jobs_of_a_sweep_in_processes_of_their_own(place: Pa
     job = [sys.executable, "-m", "experiments.run", "-m", f"hydra/launcher={launcher}", *words]
     job += [f"run.output_dir={place / 'outputs'}", "run.shard=1/2,2/2"]
     here = {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(job, capture_output=True, text=True, cwd=place, env=os.environ | here)
+    done = finished(job, cwd=place, env=os.environ | here)
     assert done.returncode == 0, done.stderr
     assert re.search(r"2 jobs;.*\nrun\.shard=1/2 .*%.*\nrun\.shard=2/2 .*%", re.sub(r"\njob .*", "", done.stdout))
     assert not list(place.glob(".ttc-sweep-*"))

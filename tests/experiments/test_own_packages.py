@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import experiments
+from tests.helpers.processes import finished
 
 ROOT = Path(experiments.__file__).parents[1]
 
@@ -22,7 +23,7 @@ def command(
     path = os.pathsep.join(map(str, [*([first] if first else []), ROOT]))
     module, *arguments = words
     started = [sys.executable, "-m", f"experiments.{module}", *arguments]
-    return subprocess.run(started, cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    return finished(started, cwd=folder, env=os.environ | {"PYTHONPATH": path})
 
 
 @pytest.mark.parametrize("file", ["search.py", "search/__init__.py", "verifiers/__init__.py", "conf/__init__.py"])
@@ -61,7 +62,7 @@ def test_the_installed_command_works_in_a_folder_with_experiments_of_the_users(t
     script = "import sys; sys.argv = ['ttc-run', '--help']; from experiments.run import main; main()"
     words = [sys.executable, "-P", "-c", script]  # -P: as for an installed script, the folder is not on the path
     path = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, cwd=tmp_path, env=path, capture_output=True, text=True, check=True)
+    done = finished(words, cwd=tmp_path, env=path, check=True)
     assert done.stdout.startswith("Solve the problems of a data set") and "not to be run" not in done.stdout
 
 

@@ -16,6 +16,7 @@ from hydra.errors import HydraException
 
 from experiments.job import run
 from tests.helpers.configurations import configuration
+from tests.helpers.processes import finished, started
 from tests.helpers.records import roughly, without_costs
 from ttc import TTCError, VerifierError
 from ttc.compiling import LINE
@@ -40,23 +41,26 @@ def records(folder: Path, name: str) -> dict[str, Any]:
     return found
 
 
+def wait_for_records(file: Path, count: int) -> None:
+    """Until a run of another process has written so many."""
+    deadline = time.monotonic() + 400
+    while not file.exists() or file.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_killed_run_goes_on_to_the_same_records(tmp_path: Path) -> None:
-    subprocess.run(job(tmp_path, "run.name=whole", *FAST), check=True, capture_output=True)
+    finished(job(tmp_path, "run.name=whole", *FAST), check=True)
     whole = records(tmp_path, "whole")
     assert len(whole) == 6
-    killed = subprocess.Popen(
-        job(tmp_path, "run.name=killed", *FAST), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
     file = tmp_path / "killed" / "records.jsonl"
-    deadline = time.monotonic() + 400
-    while time.monotonic() < deadline and not (file.exists() and file.read_bytes().count(b"\n") >= 1):
-        time.sleep(0.01)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
+    command = job(tmp_path, "run.name=killed", *FAST)
+    with started(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+        wait_for_records(file, 1)
     before = file.read_bytes()
     assert 1 <= before.count(b"\n") < 6
     file.write_bytes(before + b'{"id": "torn')
-    done = subprocess.run(job(tmp_path, "run.name=killed", *FAST), check=True, capture_output=True, text=True)
+    done = finished(job(tmp_path, "run.name=killed", *FAST), check=True)
     assert file.read_bytes().startswith(before)
     assert records(tmp_path, "killed") == roughly(whole)
     summary = json.loads((tmp_path / "killed" / "summary.json").read_text())
@@ -87,7 +91,7 @@ def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, arguments: list[str]
 
 
 def test_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
-    done = subprocess.run(job(tmp_path, "search.beam_size=0"), capture_output=True, text=True)
+    done = finished(job(tmp_path, "search.beam_size=0"))
     assert done.returncode == 1 and done.stdout == ""
     lines = done.stderr.splitlines()
     assert lines[0].startswith("starting: search.beam_size=0") and lines[-1].startswith("error: beam_size=0")
@@ -96,7 +100,7 @@ def test_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
 
 def test_a_sweep_goes_on_after_a_job_that_fails_and_ends_with_one_table(tmp_path: Path) -> None:
     arguments = ["-m", "search=best_of_n", "search.n=0,1,2", "search.max_tokens=8", "dataset.size=1"]
-    done = subprocess.run(job(tmp_path, *arguments), capture_output=True, text=True)
+    done = finished(job(tmp_path, *arguments))
     assert "error: n=0" in done.stderr and done.returncode == 1
     assert sorted(p.parent.name for p in tmp_path.glob("*/summary.json")) == [
         f"sums-best_of_n-arithmetic-seed0-search.max_tokens=8-search.n={n}" for n in (1, 2)
@@ -116,7 +120,7 @@ def test_a_sweep_goes_on_after_a_job_that_fails_and_ends_with_one_table(tmp_path
 def test_problems_that_all_fail_end_with_their_reason_and_an_error_code(tmp_path: Path) -> None:
     arguments = ["dataset.size=3", "dataset.pad_chars=200000", "run.name=r"]
     for told in ("loading smollm2-135m", "3 of 3 were done already"):  # the second time nothing is run
-        done = subprocess.run(job(tmp_path, *arguments), capture_output=True, text=True)
+        done = finished(job(tmp_path, *arguments))
         assert done.returncode == 1 and told in done.stderr
         assert "3 of 3 problems failed and count as wrong:\n  3 x ContextExceeded: " in done.stdout
         assert "run.retry_failed=true" in done.stdout and "accuracy            0.0%" in done.stdout
@@ -124,13 +128,10 @@ def test_problems_that_all_fail_end_with_their_reason_and_an_error_code(tmp_path
 
 def test_ctrl_c_says_what_is_safe_and_how_to_go_on(tmp_path: Path) -> None:
     arguments = ["search=greedy", "verifier=none", "dataset.size=1000", "run.batch=1", "run.name=r"]
-    process = subprocess.Popen(job(tmp_path, *arguments), stderr=subprocess.PIPE, text=True)
-    file = tmp_path / "r" / "records.jsonl"
-    deadline = time.monotonic() + 400
-    while time.monotonic() < deadline and not (file.exists() and file.read_bytes().count(b"\n") >= 2):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
+    with started(job(tmp_path, *arguments), stderr=subprocess.PIPE) as process:
+        wait_for_records(tmp_path / "r" / "records.jsonl", 2)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
     done = len(records(tmp_path, "r"))
     assert process.returncode == 130 and 2 <= done < 1000 and "Traceback" not in said
     safe, how = said.splitlines()[-2:]
@@ -193,7 +194,7 @@ def test_a_sweep_runs_every_search(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"question": "Ann has 2 pens and buys 3. How many?", "answer": "#### 5"}) + "\n")
     arguments = ["-m", searches, "dataset=gsm8k", f"dataset.path={path}", "dataset.limit=1"]
-    subprocess.run(job(tmp_path, *arguments), check=True, capture_output=True)
+    finished(job(tmp_path, *arguments), check=True)
     assert sorted(p.parent.name for p in tmp_path.glob("*/summary.json")) == [
         f"gsm8k-rows-{name}-seed0"
         for name in ("beam_search-arithmetic", "best_of_n-arithmetic", "greedy", "self_consistency")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from itertools import product
 from pathlib import Path
@@ -26,6 +25,7 @@ from experiments.train_verifier.rollouts import Rollouts, Solution, solutions
 from search import solve
 from tests.helpers.backends import FakeBackend
 from tests.helpers.configurations import configuration
+from tests.helpers.processes import finished
 from tests.helpers.scripted import Scripted
 from ttc import Branch, InvalidInput, Problem
 from verifiers import ValueHead
@@ -348,6 +348,6 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def test_help_is_shown_at_once_and_names_the_settings() -> None:
     words = [sys.executable, "-m", "experiments.train_verifier", "--help"]
-    shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    shown = finished(words, check=True).stdout
     config = configuration("train_verifier")
     assert all(f"train.{name}=" in shown or f"train.{name}." in shown for name in config.train)

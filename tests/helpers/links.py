@@ -35,7 +35,7 @@ class _LateCopy(Future[None]):
                 first.set_result(first.work(*first.arguments))
             except Exception as error:
                 first.set_exception(error)
-        super().result()
+        super().result(timeout=0)
 
 
 def late(engine: Engine) -> Engine:

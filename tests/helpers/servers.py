@@ -203,7 +203,7 @@ def serving(served: ServedModel) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join()
+        thread.join(60)
 
 
 @contextmanager

@@ -26,8 +26,8 @@ def test_each_part_is_done_once(parts: int) -> None:
 
 @pytest.mark.usefixtures("way")
 def test_parts_run_at_the_same_time() -> None:
-    meeting = threading.Barrier(2, timeout=30)
-    run_parts(lambda part: meeting.wait() and None, 2)
+    meeting = threading.Barrier(2)
+    run_parts(lambda part: meeting.wait(timeout=30) and None, 2)
     assert not meeting.broken
 
 

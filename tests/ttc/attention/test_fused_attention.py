@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.attention import LAYERS, SHAPES, SIGHTS, TREE, DecodeCase, Segments, trees
+from tests.helpers.processes import finished
 from ttc.attention import fused_cpu
 from ttc.attention.fused import SWITCH
 from ttc.attention.fused_cpu import NumbaAttention
@@ -126,7 +126,7 @@ def test_without_numba_a_plan_runs_operation_by_operation(monkeypatch: pytest.Mo
 
 def test_importing_a_plan_imports_no_numba() -> None:
     code = "import sys, ttc.attention.plan; assert 'numba' not in sys.modules and 'llvmlite' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    finished([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(("start", "stop", "most"), [(0, 0, 4), (3, 4, 4), (0, 8, 4), (5, 14, 4)])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import pytest
+
+from tests.helpers.processes import finished
 
 pytest.importorskip("triton")
 
@@ -42,8 +43,6 @@ def test_attention_compiles_to_matrix_products_fed_16_bytes_at_a_time(
 ) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     call = [sys.executable, "-c", CODE, str(capability), kv, str(dim), str(block)]
-    shared_bytes, products, copies, spilled = subprocess.run(
-        call, env=environment, check=True, capture_output=True, text=True
-    ).stdout.split()
+    shared_bytes, products, copies, spilled = finished(call, env=environment, check=True).stdout.split()
     assert int(shared_bytes) <= 99 * 1024  # what the smallest of these GPUs have
     assert int(products) > 0 and int(copies) > 0 and spilled == "False"

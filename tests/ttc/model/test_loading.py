@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import ttc.model.loading
+from tests.helpers.processes import finished
 from ttc import Engine, InvalidInput, Sampling, UnsupportedModel
 from ttc.model.loading import load, load_tokenizer
 
@@ -175,7 +175,7 @@ def test_a_name_that_does_not_exist_is_refused_at_once_without_a_network(tmp_pat
         "except UnsupportedModel as error:\n    print(time.monotonic() - start, error)"
     )
     nowhere = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], env=nowhere, capture_output=True, text=True, check=True)
+    done = finished([sys.executable, "-c", program], env=nowhere, check=True)
     seconds, _, message = done.stdout.partition(" ")
     assert float(seconds) < 8 and "Retry" not in done.stderr  # ten retries take 46 seconds
     assert "the hub cannot be reached" in message and "smollm2-135m" in message
@@ -228,7 +228,7 @@ def test_a_model_in_the_hubs_cache_loads_without_a_network(tmp_path: Path) -> No
         "print(float(model.lm_head.weight.sum()), tokenizer.encode('a j'))"
     )
     nowhere = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], env=nowhere, capture_output=True, text=True, check=True)
+    done = finished([sys.executable, "-c", program], env=nowhere, check=True)
     total, *tokens = done.stdout.split()
     assert " ".join(tokens) == "[2, 11]" and float(total) == pytest.approx(float(saved.lm_head.weight.sum()))
 

@@ -88,5 +88,6 @@ def test_another_thread_waits_while_the_model_is_lent() -> None:
         work.start()
         work.join(0.05)
         assert branch.generated == []
-    work.join()
+    work.join(300)
+    assert not work.is_alive()
     assert_like_plain(small(), branch)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.initialization import no_init_weights
+
+from tests.helpers.processes import finished
 
 LAYERS = 6
 CHILD = """
@@ -38,7 +39,7 @@ for placement in (Streamed(), Split(k=3)):
     watching.start()
     runner = load(sys.argv[2], placement)
     over.set()
-    watching.join()
+    watching.join(60)
     gc.collect()
     print(max(found) - before, own_bytes() - before, runner.device_bytes + runner.host_bytes)
     del runner
@@ -64,7 +65,7 @@ def test_loading_takes_no_second_copy_of_the_model(tmp_path: Path) -> None:
     save(tmp_path / "small", 16)
     layer_bytes = save(tmp_path / "large", 1024)
     command = [sys.executable, "-c", CHILD, str(tmp_path / "small"), str(tmp_path / "large")]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    ran = finished(command)
     assert ran.returncode == 0, ran.stderr
     for line in ran.stdout.splitlines():
         most, in_the_end, planned = map(int, line.split())

@@ -1,0 +1,33 @@
+"""Processes that a test starts: none is waited for without a limit, and each hears Ctrl-C."""
+
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+LIMIT_S = 500
+"""Less than a test may take, so that it is the process that is named."""
+
+
+def finished(words: Sequence[str], **how: Any) -> subprocess.CompletedProcess[str]:
+    """The process once it has ended, with all that it wrote. how: as for `subprocess.run`."""
+    return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, **how)
+
+
+@contextmanager
+def started(words: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[str]]:
+    """The process while it runs; what is left of it at the end is killed. how: as for `subprocess.Popen`.
+
+    It hears SIGINT also where the suite itself does not, as under nohup or behind an &: a child would inherit that.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(words, text=True, **how)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=LIMIT_S)

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from experiments.command import FULL_ERRORS, perform
+from experiments.cli.command import FULL_ERRORS, perform
 
 UNTOUCHED = "stopped before anything was run; nothing is lost\nrun the same command to go on"
 
@@ -15,7 +15,7 @@ def main() -> None:
     """Answer at once, then import what takes seconds and hand over to Hydra."""
     arguments = sys.argv[1:]
     if {"-h", "--help"} & set(arguments):
-        from experiments.help import page
+        from experiments.cli.help import page
 
         print(page(), end="")
         return
@@ -29,14 +29,14 @@ def launch() -> int:
     from hydra.types import RunMode
     from omegaconf import DictConfig
 
-    from experiments.compare.show import compared
-    from experiments.job import run
-    from experiments.own_classes import with_own_classes
-    from experiments.records import run_folder
-    from experiments.refusals import reason
-    from experiments.schema import register
-    from experiments.screen import sweep_table
-    from experiments.sweep import Outcome, Outcomes, for_each_job, sweeps
+    from experiments.cli.refusals import reason
+    from experiments.eval.compare.show import compared
+    from experiments.runs.job import run
+    from experiments.runs.own_classes import with_own_classes
+    from experiments.runs.records import run_folder
+    from experiments.runs.schema import register
+    from experiments.runs.screen import sweep_table
+    from experiments.runs.sweep import Outcome, Outcomes, for_each_job, sweeps
 
     register()
     os.environ[FULL_ERRORS] = "1"  # Hydra then leaves it to `perform` to show them

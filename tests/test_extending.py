@@ -16,8 +16,8 @@ import pytest
 from hydra.utils import instantiate
 
 import experiments.run
-from experiments.build import loaded
-from experiments.own_classes import code_fingerprint, with_own_classes
+from experiments.runs.build import loaded
+from experiments.runs.own_classes import code_fingerprint, with_own_classes
 from search import solve
 from tests.helpers.configurations import configuration
 from tests.helpers.engines import make_engine

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.report.tables import RESULTS, TABLES, filled
+from experiments.lab.report.tables import RESULTS, TABLES, filled
 from tests.helpers.processes import finished
 
 ROOT = Path(__file__).parents[1]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from experiments.command import perform
+from experiments.cli.command import perform
 
 
 def main() -> None:
     arguments = sys.argv[1:]
     if {"-h", "--help"} & set(arguments):
-        from experiments.help import SERVE
+        from experiments.cli.help import SERVE
 
         print(SERVE, end="")
         return
@@ -21,7 +21,7 @@ def launch() -> None:
     """Serve until told to stop."""
     from hydra.core.hydra_config import HydraConfig
 
-    from experiments.configured import configured
+    from experiments.runs.configured import configured
 
     try:
         from experiments.serve.job import run

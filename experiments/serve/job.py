@@ -12,8 +12,8 @@ from typing import Any
 import uvicorn
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.build import check_backend, check_run, make_backend, make_verifier, resolved
-from experiments.screen import say, show_logged
+from experiments.runs.build import check_backend, check_run, make_backend, make_verifier, resolved
+from experiments.runs.screen import say, show_logged
 from experiments.serve.app import Api
 from experiments.serve.offer import Offer, offered
 from experiments.serve.service import Service

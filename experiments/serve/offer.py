@@ -10,8 +10,8 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.run_name import class_label
-from experiments.schema import SEARCHES, schema_of
+from experiments.runs.run_name import class_label
+from experiments.runs.schema import SEARCHES, schema_of
 from experiments.serve.refusal import Refusal
 from experiments.serve.requests import Body
 from search import Search, SelfConsistency

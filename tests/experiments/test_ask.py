@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 from rich.tree import Tree
 
-from experiments.ask import main, watched
-from experiments.tree_view import Step, drawn, steps_of
+from experiments.cli.tree_view import Step, drawn, steps_of
+from experiments.runs.ask import main, watched
 from search import BeamSearch, BestOfN, solve
 from search.recipe import Recipe
 from tests.helpers.backends import FakeBackend
@@ -25,7 +25,7 @@ from verifiers import ConfidenceVerifier
 @pytest.fixture(autouse=True)
 def environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a command sets for its process is not for the other tests of this one."""
-    monkeypatch.setattr("experiments.command.quiet", lambda: None)
+    monkeypatch.setattr("experiments.cli.command.quiet", lambda: None)
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiments.bench.memory import (
+from experiments.lab.bench.memory import (
     ARMS,
     BUDGET_SHARE,
     PRIVATE,

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import experiments.bench.__main__ as bench
-from experiments.bench import cost_model
+import experiments.lab.bench.command as bench
+from experiments.lab.bench import cost_model
 from ttc.cost_model.device_profile import DeviceProfile
 from ttc.errors import TTCError
 

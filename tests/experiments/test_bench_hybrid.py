@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.bench import hybrid
+from experiments.lab.bench import hybrid
 
 TINY = {
     "num_hidden_layers": 4,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from experiments.bench import placement
-from experiments.bench.placement import split_of
+from experiments.lab.bench import placement
+from experiments.lab.bench.placement import split_of
 from ttc import Split
 
 LAYERS = 9

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from experiments.bench import plan
-from experiments.bench.plan import (
+from experiments.lab.bench import plan
+from experiments.lab.bench.plan import (
     LLAMA,
     OPT,
     SETTINGS,

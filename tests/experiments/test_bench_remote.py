@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from experiments.bench.remote import measured, process_s, sums, table
+from experiments.lab.bench.remote import measured, process_s, sums, table
 from search import BestOfN, Greedy
 from tests.helpers.models import small
 from tests.helpers.servers import Ascii, ServedModel, serving

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments.bench import search, search_tables, steps
+from experiments.lab.bench import search, search_tables, steps
 from search import BeamSearch, BestOfN
 from tests.helpers.benches import save_tiny_model, write_rows
 from ttc.errors import InvalidInput, TTCError

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from experiments.bench import budgets, searches
-from experiments.report import searches as shown
-from experiments.schema import SEARCHES
+from experiments.lab.bench import budgets, searches
+from experiments.lab.report import searches as shown
+from experiments.runs.schema import SEARCHES
 from search import MCTS, BeamSearch, BestOfN, ComputeOptimal
 from tests.helpers.benches import save_tiny_model, write_rows
 from ttc.errors import InvalidInput

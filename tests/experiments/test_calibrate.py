@@ -13,10 +13,10 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-import experiments.calibrate.job
-import experiments.job
-from experiments.build import make_verifier, resolved
-from experiments.calibrate.job import observe, report
+import experiments.fit.calibrate.job
+import experiments.runs.job
+from experiments.fit.calibrate.job import observe, report
+from experiments.runs.build import make_verifier, resolved
 from search import BeamSearch, BestOfN, solve
 from tests.helpers.configurations import configuration
 from tests.helpers.engines import numbers_engine
@@ -216,7 +216,7 @@ def test_a_run_on_the_problems_that_were_calibrated_on_is_refused(tmp_path: Path
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, module: str, arguments: list[str], message: str) -> None:
-    jobs = {"run": experiments.job.run, "calibrate": experiments.calibrate.job.run}
+    jobs = {"run": experiments.runs.job.run, "calibrate": experiments.fit.calibrate.job.run}
     with pytest.raises((TTCError, HydraException), match=message):
         jobs[module](configuration(module, *arguments, "run.name=r", f"run.output_dir={tmp_path}"))
     assert not list(tmp_path.iterdir())

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hydra.errors import HydraException
 
-import experiments.calibrate.job
-import experiments.job
-from experiments.build import make_verifier, resolved
-from experiments.calibrate.job import observe_exits, report_exit
+import experiments.fit.calibrate.job
+import experiments.runs.job
+from experiments.fit.calibrate.job import observe_exits, report_exit
+from experiments.runs.build import make_verifier, resolved
 from search import BeamSearch, BestOfN, solve
 from tests.helpers.configurations import configuration
 from tests.helpers.engines import words_engine
@@ -85,7 +85,9 @@ def test_a_calibration_and_the_run_that_uses_it(tmp_path: Path, capsys: pytest.C
     file = tmp_path / "c.json"
     common = ["search=best_of_n", "search.n=3", "search.max_tokens=12", "run.batch=4", "verifier=self"]
     held_out = ["dataset.size=4", "dataset.seed=7", f"calibrate.file={file}", "calibrate.level=2"]
-    made = experiments.calibrate.job.run(configuration("calibrate", *common, *held_out, "calibrate.max_disagreement=1"))
+    made = experiments.fit.calibrate.job.run(
+        configuration("calibrate", *common, *held_out, "calibrate.max_disagreement=1")
+    )
     assert isinstance(made, ExitCalibration) and made.layers == 30
     assert (made.problems, made.checked) == (4, 2) and made.exit.l_min < 30 and made.look_layers > 0
     assert ExitCalibration.load(file, model="smollm2-135m", dataset="sums") == made
@@ -94,18 +96,20 @@ def test_a_calibration_and_the_run_that_uses_it(tmp_path: Path, capsys: pytest.C
 
     calibrated = ["+verifier/exit=calibrated", f"verifier.exit.calibration={file}"]
     place = ["dataset.size=2", f"run.output_dir={tmp_path}", "run.name=r"]
-    experiments.job.run(configuration("run", *common, *calibrated, *place))
+    experiments.runs.job.run(configuration("run", *common, *calibrated, *place))
     lines = (tmp_path / "r" / "records.jsonl").read_text().splitlines()
     usages = [json.loads(line)["usage"] for line in lines]
     assert len(usages) == 2 and all(usage["exit_layer_rows_saved"] > 0 for usage in usages)
     config = (tmp_path / "r" / "config.yaml").read_text()
     assert "ttc.EarlyExit" in config and f"l_min: {made.exit.l_min}\n" in config and str(file) not in config
     with pytest.raises(InvalidInput, match="these problems were used to calibrate"):
-        experiments.job.run(configuration("run", *common, *calibrated, *place, "dataset.offset=7", "dataset.limit=2"))
+        experiments.runs.job.run(
+            configuration("run", *common, *calibrated, *place, "dataset.offset=7", "dataset.limit=2")
+        )
     with pytest.raises(InvalidInput, match=r"calibrated with search\.BestOfN"):
-        experiments.job.run(configuration("run", "search=diverse_prompts", *common[3:], *calibrated, *place))
+        experiments.runs.job.run(configuration("run", "search=diverse_prompts", *common[3:], *calibrated, *place))
     with pytest.raises(InvalidInput, match="the data set 'sums', not for 'gsm8k'"):
-        experiments.job.run(configuration("run", *common, *calibrated, *place, "dataset=gsm8k"))
+        experiments.runs.job.run(configuration("run", *common, *calibrated, *place, "dataset=gsm8k"))
 
 
 def profiles() -> list[Any]:
@@ -159,7 +163,7 @@ EXIT = ["calibrate.level=2", "calibrate.file=x", "verifier=self", "search=best_o
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, module: str, arguments: list[str], message: str) -> None:
-    jobs = {"run": experiments.job.run, "calibrate": experiments.calibrate.job.run}
+    jobs = {"run": experiments.runs.job.run, "calibrate": experiments.fit.calibrate.job.run}
     with pytest.raises((TTCError, HydraException), match=message):
         jobs[module](configuration(module, *arguments, "run.name=r", f"run.output_dir={tmp_path}"))
     assert not list(tmp_path.iterdir())

@@ -13,9 +13,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 import experiments.run
-from experiments import schema
-from experiments.help import choices, page
-from experiments.sweep import for_each_job
+from experiments.cli.help import choices, page
+from experiments.runs import schema
+from experiments.runs.sweep import for_each_job
 from tests.helpers.configurations import configuration
 from tests.helpers.processes import started
 
@@ -23,7 +23,7 @@ from tests.helpers.processes import started
 @pytest.fixture(autouse=True)
 def environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a command sets for its process is not for the other tests of this one."""
-    monkeypatch.setattr("experiments.command.quiet", lambda: None)
+    monkeypatch.setattr("experiments.cli.command.quiet", lambda: None)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
 
 

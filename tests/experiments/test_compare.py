@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.compare.__main__ import compare, parsed
-from experiments.compare.figures import frontier
-from experiments.stats import mcnemar, wilson
+from experiments.eval.compare.command import compare, parsed
+from experiments.eval.compare.figures import frontier
+from experiments.runs.stats import mcnemar, wilson
 from ttc import InvalidInput
 
 SETTINGS: dict[str, Any] = {

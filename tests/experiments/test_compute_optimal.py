@@ -12,8 +12,8 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from experiments.compute_optimal import Table, best_fixed, fit, parsed, report, two_fold
-from experiments.schema import register
+from experiments.fit.compute_optimal import Table, best_fixed, fit, parsed, report, two_fold
+from experiments.runs.schema import register
 from search import BestOfN, solve
 from tests.helpers.backends import FakeBackend
 from tests.helpers.searches import ByQuestion

@@ -10,9 +10,9 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from experiments.build import make_template, resolved
-from experiments.data import load_examples, load_task
-from experiments.schema import DatasetConfig, register
+from experiments.runs.build import make_template, resolved
+from experiments.runs.data import load_examples, load_task
+from experiments.runs.schema import DatasetConfig, register
 from tests.helpers.tokenizers import Letters
 from ttc import InvalidInput
 from ttc.protocols import Problem

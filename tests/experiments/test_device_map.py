@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.build import device_of, make_engine
+from experiments.runs.build import device_of, make_engine
 from tests.helpers.configurations import configuration
 from tests.helpers.pretended import pretended_devices
 from tests.helpers.runs import save_model

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.escapes import typed
+from experiments.cli.escapes import typed
 
 
 @pytest.mark.parametrize(

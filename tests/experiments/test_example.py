@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.example import example, telling, winning_steps
+from experiments.runs.example import example, telling, winning_steps
 
 
 def node(number: int, parent: int | None, path: list[int], text: str, score: float | None) -> dict[str, Any]:

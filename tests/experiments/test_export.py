@@ -11,9 +11,9 @@ import torch
 from datasets import load_dataset
 from transformers import AutoModelForCausalLM
 
-from experiments.export.__main__ import export, parsed
-from experiments.export.trajectories import branch_key
-from experiments.job import run
+from experiments.eval.export.command import export, parsed
+from experiments.eval.export.trajectories import branch_key
+from experiments.runs.job import run
 from tests.experiments.test_view import record, save
 from tests.helpers.engines import make_engine
 from tests.helpers.runs import ROWS, composed, save_model, save_rows

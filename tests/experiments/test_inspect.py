@@ -17,7 +17,7 @@ from inspect_ai.model import GenerateConfig, get_model
 from inspect_ai.scorer import includes
 from inspect_ai.solver import generate
 
-from experiments.harness import inspect_provider
+from experiments.integrations import inspect_provider
 from search import Greedy, solve
 from tests.experiments.test_lm_eval import tiny, tokenizer
 from ttc import Engine

@@ -16,10 +16,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.compare.runs import Run
-from experiments.leaderboard.__main__ import leaderboard, parsed
-from experiments.leaderboard.board import predictions_right, write_predictions
-from experiments.leaderboard.plan import as_override, read_plan
+from experiments.eval.compare.runs import Run
+from experiments.eval.leaderboard.board import predictions_right, write_predictions
+from experiments.eval.leaderboard.command import leaderboard, parsed
+from experiments.eval.leaderboard.plan import as_override, read_plan
 from tests.experiments.test_compare import record, save
 from tests.helpers.processes import started
 from tests.helpers.runs import ROWS, save_model, save_rows

@@ -25,9 +25,9 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from experiments.harness.lm import SearchLM
-from experiments.harness.solver import Solver, configuration
-from experiments.lm_eval import evaluate, own_settings, register
+from experiments.integrations.lm import SearchLM
+from experiments.integrations.lm_eval import evaluate, own_settings, register
+from experiments.integrations.solver import Solver, configuration
 from search import Greedy, SelfConsistency
 from ttc import Engine, InvalidInput
 from ttc.model.loading import load

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.job import run
-from experiments.merge.merging import merge
-from experiments.shards import Shard, threads
+from experiments.eval.merge.merging import merge
+from experiments.runs.job import run
+from experiments.runs.shards import Shard, threads
 from tests.helpers.processes import finished
 from tests.helpers.records import roughly, without_costs
 from tests.helpers.runs import composed, save_model, save_rows

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from experiments.job import run
-from experiments.on_ray import Worker, solve
-from experiments.records import run_folder
+from experiments.integrations.on_ray import Worker, solve
+from experiments.runs.job import run
+from experiments.runs.records import run_folder
 from tests.helpers.records import roughly, without_costs
 from tests.helpers.runs import composed, save_model, save_rows
 from ttc import InvalidInput

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from experiments.paper import headinfer, helm, lbs
+from experiments.lab.paper import headinfer, helm, lbs
 
 GIB = 2**30
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from experiments.paper.capture import (
+from experiments.lab.paper.capture import (
     ACT,
     ARMS,
     CHOSEN,

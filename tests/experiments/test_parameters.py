@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from experiments.parameters import count_parameters, flops, run_parameters
+from experiments.runs.parameters import count_parameters, flops, run_parameters
 
 SIZE = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 

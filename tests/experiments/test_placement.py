@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hydra.errors import InstantiationException
 
-import experiments.build
-from experiments.build import make_engine
+import experiments.runs.build
+from experiments.runs.build import make_engine
 from tests.helpers.configurations import configuration
 from tests.helpers.placements import deeper
 from tests.helpers.tokenizers import Letters
@@ -21,7 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A folder with a small model."""
     deeper("llama").save_pretrained(tmp_path)
     monkeypatch.setattr("ttc.model.loading._tokenizer", lambda *_: Letters())
-    monkeypatch.setattr(experiments.build, "_loaded", {})
+    monkeypatch.setattr(experiments.runs.build, "_loaded", {})
     return f"model.name={tmp_path}"
 
 

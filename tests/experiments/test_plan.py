@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import experiments.build
-from experiments.job import run
-from experiments.plan import show
-from experiments.planned import asked_for, auto_of
+import experiments.runs.build
+from experiments.runs.job import run
+from experiments.runs.plan import show
+from experiments.runs.planned import asked_for, auto_of
 from search import DVTS, BeamSearch, BestOfN, DiversePrompts, Greedy
 from tests.helpers.configurations import configuration
 from tests.helpers.placements import write_profile
@@ -28,7 +28,7 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The setting that names a profile; a model and rows lie beside it."""
     save_model(tmp_path / "model")
     save_rows(tmp_path / "rows.jsonl", ROWS)
-    monkeypatch.setattr(experiments.build, "_loaded", {})
+    monkeypatch.setattr(experiments.runs.build, "_loaded", {})
     device = DeviceProfile(name="cpu float32", bandwidth=1e9, flops={1: 1e10})
     link = LinkProfile(to_device_bandwidth=1e9, to_host_bandwidth=1e9)
     devices = [device, replace(device, name=device.name + BY_MODULES)]

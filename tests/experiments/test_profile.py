@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import experiments.profile
+import experiments.fit.profile
 import ttc.calibration.device_profile as measuring
-from experiments.profile import report
-from experiments.provenance import machine
+from experiments.fit.profile import report
+from experiments.runs.provenance import machine
 from ttc.calibration.device_profile import Attention, Memory
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.profile_file import BY_MODULES, PLAIN, Profile, read
@@ -38,7 +38,7 @@ def made_up(
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     monkeypatch.setattr(sys, "argv", ["experiments.profile", *arguments])
-    experiments.profile.main()
+    experiments.fit.profile.main()
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from experiments.provenance import changed_modules, code_hash, provenance
-from experiments.report.tables import RESULTS, TABLES
+from experiments.lab.report.tables import RESULTS, TABLES
+from experiments.runs.provenance import changed_modules, code_hash, provenance
 
 
 @pytest.fixture

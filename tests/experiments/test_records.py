@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.records import RunFolder
-from experiments.schema import Config
+from experiments.runs.records import RunFolder
+from experiments.runs.schema import Config
 from ttc import InvalidInput, TTCError
 
 

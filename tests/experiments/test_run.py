@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hydra.errors import HydraException
 
-from experiments.job import run
+from experiments.runs.job import run
 from tests.helpers.configurations import configuration
 from tests.helpers.processes import finished, started
 from tests.helpers.records import roughly, without_costs
@@ -171,7 +171,7 @@ def test_a_failed_problem_counts_as_wrong_until_it_is_retried(
 
     monkeypatch.setattr(ArithmeticVerifier, "rate", sometimes)
     # an answer is found in what a failed problem has, and it is the right one
-    monkeypatch.setattr("experiments.data.same_answer", lambda *_: True)
+    monkeypatch.setattr("experiments.runs.data.same_answer", lambda *_: True)
     summary = run_here(tmp_path, *SHORT)
     assert (summary["failures"], summary["failure_reasons"]) == (
         1,

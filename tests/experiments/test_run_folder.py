@@ -13,11 +13,11 @@ import torch
 from omegaconf import OmegaConf
 from transformers import LlamaForCausalLM
 
-import experiments.fingerprint
-import experiments.job
-from experiments.fingerprint import model_fingerprint
-from experiments.job import run
-from experiments.records import RunFolder
+import experiments.runs.fingerprint
+import experiments.runs.job
+from experiments.runs.fingerprint import model_fingerprint
+from experiments.runs.job import run
+from experiments.runs.records import RunFolder
 from tests.helpers.records import roughly, without_costs
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from ttc import InvalidInput
@@ -59,7 +59,7 @@ def test_rows_that_changed_under_the_same_path_are_refused(place: Path) -> None:
 
 def test_every_go_that_adds_records_says_what_made_them(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = ["first", "second", "third", "second"]
-    monkeypatch.setattr(experiments.job, "commit", lambda: made.pop(0))
+    monkeypatch.setattr(experiments.runs.job, "commit", lambda: made.pop(0))
     for limit in (1, 2, 2, 3):  # the third go has nothing to do
         run(composed(place, f"dataset.limit={limit}"))
     found = json.loads((place / "outputs" / "r" / "provenance.json").read_text())
@@ -120,7 +120,7 @@ def test_solved_examples_that_changed_are_refused(place: Path) -> None:
 
 
 def test_a_sample_of_a_large_file_and_its_time_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiments.fingerprint, "WHOLE_BYTES", 1000)
+    monkeypatch.setattr(experiments.runs.fingerprint, "WHOLE_BYTES", 1000)
     save_model(tmp_path)
     weights = tmp_path / "more.safetensors"
     weights.write_bytes(bytes(3 * 2**20))
@@ -180,7 +180,7 @@ def test_gpqa_is_read_from_the_hub_and_keeps_ids_without_questions(
         return rows
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    monkeypatch.setattr("experiments.rows.reached", lambda *_: nullcontext(True))
+    monkeypatch.setattr("experiments.runs.rows.reached", lambda *_: nullcontext(True))
     run(composed(place, data=["dataset=gpqa"]))
     assert asked == [("Idavidrein/gpqa", "gpqa_diamond", "train")]
     found = records(place)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.records import MAY_CHANGE
-from experiments.run_name import data_label, overrides_suffix
+from experiments.runs.records import MAY_CHANGE
+from experiments.runs.run_name import data_label, overrides_suffix
 
 
 def test_settings_of_a_sweep_have_folders_of_their_own() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from experiments import screen
-from experiments.screen import Progress, as_bytes, as_time, failures, short, sweep_table
+from experiments.runs import screen
+from experiments.runs.screen import Progress, as_bytes, as_time, failures, short, sweep_table
 
 
 class Terminal(io.StringIO):

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-import experiments.select
-from experiments.job import run
-from experiments.records import own_figures
-from experiments.select import ANY, Solved, load, parsed, report, score, subsets
-from experiments.stats import wilson
-from experiments.summary import summarise
+import experiments.eval.select
+from experiments.eval.select import ANY, Solved, load, parsed, report, score, subsets
+from experiments.runs.job import run
+from experiments.runs.records import own_figures
+from experiments.runs.stats import wilson
+from experiments.runs.summary import summarise
 from search.selection import all_rules
 from tests.experiments.test_run_folder import records
 from tests.helpers.engines import make_engine
@@ -146,7 +146,7 @@ def test_what_cannot_be_scored_is_named(
         report(parsed([str(folder), *words]))
     monkeypatch.setattr(sys, "argv", ["select", str(folder), *words])
     with pytest.raises(SystemExit, match=f"error: .*{message}"):
-        experiments.select.main()
+        experiments.eval.select.main()
 
 
 def test_a_folder_without_records_and_a_damaged_line_are_named(tmp_path: Path) -> None:
@@ -197,14 +197,14 @@ def test_every_rule_is_scored_from_the_folder_of_a_run(place: Path, capsys: pyte
     capsys.readouterr()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["select", str(folder)])
-        experiments.select.main()
+        experiments.eval.select.main()
     shown = capsys.readouterr().out
     for rule in all_rules():
         assert f"\n{rule.name} " in shown
     assert "not scored" not in shown
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["select", str(folder), "--format", "json", "--out", str(out)])
-        experiments.select.main()
+        experiments.eval.select.main()
     rows = json.loads(out.read_text())["rows"]
     assert accuracies(rows, "best")[-1] == summarise(records(place))["accuracy"]
     assert {row["n"] for row in rows} == {1, 2, 3, 4, 5}

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from experiments.build import make_verifier
-from experiments.schema import SEARCHES
+from experiments.runs.build import make_verifier
+from experiments.runs.schema import SEARCHES
 from experiments.serve.job import api_key, bind, check_limits, model_name
 from experiments.serve.offer import offered
 from search import BeamSearch, BestOfN

@@ -11,8 +11,8 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from experiments.data import READERS, load_examples, load_task
-from experiments.schema import DatasetConfig, register
+from experiments.runs.data import READERS, load_examples, load_task
+from experiments.runs.schema import DatasetConfig, register
 from ttc import InvalidInput
 from ttc.text.answers import extract_answer
 

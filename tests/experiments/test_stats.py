@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.stats import (
+from experiments.runs.stats import (
     accuracy,
     correlation,
     detectable_effect,

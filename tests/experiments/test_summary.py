@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiments.summary import failure_reasons, seconds_at_work, summarise, votes
+from experiments.runs.summary import failure_reasons, seconds_at_work, summarise, votes
 
 
 def test_answers_that_are_the_same_number_are_one_vote() -> None:

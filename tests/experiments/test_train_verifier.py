@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from experiments.train_verifier.auc import auc, auc_within
-from experiments.train_verifier.evaluation import Candidates, Together, choices
-from experiments.train_verifier.fitting import Rows, fit, loss, train
-from experiments.train_verifier.job import run
-from experiments.train_verifier.problems import load_problems, split, unseen
-from experiments.train_verifier.rollouts import Rollouts, Solution, solutions
+from experiments.fit.train_verifier.auc import auc, auc_within
+from experiments.fit.train_verifier.evaluation import Candidates, Together, choices
+from experiments.fit.train_verifier.fitting import Rows, fit, loss, train
+from experiments.fit.train_verifier.job import run
+from experiments.fit.train_verifier.problems import load_problems, split, unseen
+from experiments.fit.train_verifier.rollouts import Rollouts, Solution, solutions
 from search import solve
 from tests.helpers.backends import FakeBackend
 from tests.helpers.configurations import configuration

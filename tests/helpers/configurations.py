@@ -6,7 +6,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_module
 
-from experiments.schema import register
+from experiments.runs.schema import register
 
 
 def configuration(job: str, *overrides: str) -> Any:

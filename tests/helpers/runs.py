@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_module
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from experiments.schema import register
+from experiments.runs.schema import register
 
 ROWS = [{"question": f"{i} and {i} ?", "answer": str(2 * i)} for i in range(4)]
 

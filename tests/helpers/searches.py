@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
-from experiments.schema import SEARCHES
+from experiments.runs.schema import SEARCHES
 from search import BestOfN, Search, SelfConsistency
 from tests.helpers.backends import FakeBackend
 from ttc.results import Node

@@ -14,7 +14,7 @@ import transformers as hf
 import ttc.attention.plan
 import ttc.model.check
 import ttc.residency.base
-from experiments.bench import architectures, small_models
+from experiments.lab.bench import architectures, small_models
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import FAMILIES, VOCAB, build, prompt
 from tests.helpers.tokenizers import Letters
@@ -117,7 +117,7 @@ def test_other_models_are_refused(config: Any) -> None:
     assert model.config._attn_implementation == before
 
 
-RECORD = Path("experiments/results/architectures.json")
+RECORD = Path("experiments/lab/results/architectures.json")
 EXACT = [
     "afmoe",
     "bert",

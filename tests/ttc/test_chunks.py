@@ -12,7 +12,7 @@ import torch
 import ttc.attention.hf_hook
 import ttc.attention.kernels
 import ttc.model.extras
-from experiments.bench import small_models
+from experiments.lab.bench import small_models
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged, UnsupportedModel

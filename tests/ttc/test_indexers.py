@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.bench import small_models
+from experiments.lab.bench import small_models
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import prompt

@@ -12,7 +12,7 @@ from transformers.models.mamba2 import modeling_mamba2
 
 import ttc.passes.chunks
 import ttc.tree.tree
-from experiments.bench import small_models
+from experiments.lab.bench import small_models
 from tests.helpers.engines import GREEDY, fail_at
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import prompt

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ttc.sampling
-from experiments.bench.sampling import choose_by_arrays, draw_by_arrays, filter_by_sorting, numpy_gumbels
+from experiments.lab.bench.sampling import choose_by_arrays, draw_by_arrays, filter_by_sorting, numpy_gumbels
 from ttc import InvalidInput, Sampling, UnsupportedModel
 from ttc.sampling import HEAD, Draws, draw, draw_with_torch, filter_logits, gumbels, random_key, random_states
 from ttc.sampling_kernel import BLOCK, cut_of

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers.models.nemotron_h import modeling_nemotron_h
 
-from experiments.bench import small_models
+from experiments.lab.bench import small_models
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow, logits_as_generate
 from tests.helpers.models import prompt

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from experiments.bench import small_models
+from experiments.lab.bench import small_models
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.exits import (

@@ -14,7 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
 
 import ttc.attention.hf_hook
-from experiments.bench import architectures, small_models
+from experiments.lab.bench import architectures, small_models
 from tests.helpers.models import COMMON, FAMILIES, build, prompt
 from ttc import UnsupportedModel
 from ttc.attention.hf_hook import IMPLEMENTATION

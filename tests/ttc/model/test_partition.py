@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers as hf
 
-from experiments.bench import small_models
+from experiments.lab.bench import small_models
 from tests.helpers.models import COMMON, FAMILIES, build
 from ttc.cost_model.unit import held_bytes
 from ttc.errors import UnsupportedModel

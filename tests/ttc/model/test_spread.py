@@ -14,7 +14,7 @@ import torch
 from accelerate import dispatch_model
 
 import ttc.residency.resident
-from experiments.bench import small_models
+from experiments.lab.bench import small_models
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import build, deep, prompt

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from experiments.bench import architectures, small_models
+from experiments.lab.bench import architectures, small_models
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import build, prompt

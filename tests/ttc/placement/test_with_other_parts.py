@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.bench import architectures, small_models
+from experiments.lab.bench import architectures, small_models
 from tests.helpers import placements
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow

@@ -12,7 +12,7 @@ import torch
 from hypothesis import settings
 from transformers import JambaForCausalLM
 
-from experiments.bench import small_models
+from experiments.lab.bench import small_models
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.links import failing_at

@@ -1,0 +1,1 @@
+"""What every command does around its work, and how it speaks on a terminal."""

@@ -1,0 +1,41 @@
+"""What every command does around its work: a first line at once, a quiet screen, errors in a line, Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from experiments.cli.own_packages import check
+from experiments.cli.quiet import quiet
+
+STOPPED = 130
+"""The exit code after Ctrl-C, as a shell has it."""
+
+FULL_ERRORS = "HYDRA_FULL_ERROR"
+"""Hydra's environment variable: where it is 1, an error comes with its traceback."""
+
+
+def perform(work: Callable[[], Any], given: str, stopped: str = "stopped") -> None:
+    """Say what is started, then import and do it; ends the process with `work`'s exit code, if it returns one.
+
+    given: what the user typed. stopped: what Ctrl-C says, unless `work` knows more.
+    """
+    print(f"starting: {given}", file=sys.stderr, flush=True)
+    check()
+    quiet()
+    full = os.environ.get(FULL_ERRORS) == "1"
+    try:
+        code = work()
+    except KeyboardInterrupt as stop:
+        print(f"\n{stop.args[0] if stop.args else stopped}", file=sys.stderr)
+        raise SystemExit(STOPPED) from None
+    except Exception as error:
+        from experiments.cli.refusals import reason
+
+        if full or (text := reason(error)) is None:
+            raise
+        raise SystemExit(f"error: {text}") from error
+    if code:
+        raise SystemExit(code)

@@ -1,0 +1,1 @@
+"""What is read from the records of finished runs: comparisons, tables, pages, exports."""

@@ -1,0 +1,43 @@
+"""`python -m experiments.compare outputs/A outputs/B ...`: runs side by side, with intervals and tests."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.cli.command import perform
+
+
+def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.compare",
+        description="Compare runs on the same problems. Runs that differ in the seed alone are one row. The first row "
+        "is what the others are compared with.",
+    )
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folders of runs, as outputs/NAME")
+    parser.add_argument("--all-pairs", action="store_true", help="compare every two rows, not only with the first")
+    parser.add_argument("--different-problems", action="store_true", help="compare runs on other problems all the same")
+    parser.add_argument("--different-prompts", action="store_true", help="compare runs that ask otherwise all the same")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="a line per row, with its difference to the first")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="every figure")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="one page, with the plot")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="accuracy against compute, as .png, .svg or .pdf")
+    return parser.parse_args(words)
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    from experiments.eval.compare.runs import check_comparable, load_rows
+    from experiments.eval.compare.show import comparison, tables, write
+
+    rows = load_rows(arguments.folders)
+    check_comparable(rows, arguments.different_problems, arguments.different_prompts)
+    found = comparison(rows, arguments.all_pairs)
+    print("\n\n".join(table.markdown() for table in tables(found)))
+    for file in write(found, arguments.csv, arguments.json, arguments.html, arguments.plot):
+        print(f"\nwritten: {file}")
+
+
+def main() -> None:
+    arguments = parsed()
+    perform(lambda: compare(arguments), f"a comparison of {len(arguments.folders)} runs")

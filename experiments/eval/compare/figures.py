@@ -1,0 +1,143 @@
+"""What a comparison says: figures of each row, and differences between rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from experiments.eval.compare.runs import Row, Run
+from experiments.runs.parameters import flops, run_parameters
+from experiments.runs.stats import Estimate, Paired, accuracy, holm, maj_at_k, paired, pass_at_k, unpaired
+from experiments.runs.summary import failed, votes
+
+KS = tuple(2**i for i in range(11))
+TOKENS = ("generated_tokens", "verifier_tokens", "prompt_tokens")
+
+
+def row_figures(row: Row) -> dict[str, Any]:
+    """Accuracy with its interval, pass@k, maj@k, and costs per problem, the means over the row's runs."""
+    names = list(row.values)
+    sources = row.sources(names)
+    found = accuracy([row.values[name] for name in names], sources)
+    records = [record for run in row.runs for record in run.records.values()]
+    usages = [record["usage"] for record in records]
+    return {
+        "row": row.name,
+        "folders": [str(run.folder) for run in row.runs],
+        "seeds": [run.config.get("run.seed") for run in row.runs],
+        "runs": len(row.runs),
+        "problems": len(names),
+        "accuracy": found.mean,
+        "accuracy_95": [found.low, found.high],
+        "standard_error": None if math.isnan(found.error) else found.error,
+        "interval": found.interval,
+        "accuracy_strict": _mean([_strict(record) for record in records]),
+        "failed": sum(map(failed, records)),
+        "pass_at_k": {str(k): _mean([_pass(r, k) for r in records]) for k in _widths(records)},
+        "maj_at_k": {str(k): _mean([_majority(r, k) for r in records]) for k in _widths(records)},
+        **{part: _mean([usage.get(part, 0) for usage in usages]) for part in TOKENS},
+        "flops": _flops(row.runs),
+        "seconds": _seconds(row.runs),
+        "kv_peak_bytes": _kv_peak_bytes(records),
+    }
+
+
+def pair_figures(rows: Sequence[Row], every: bool = False) -> list[dict[str, Any]]:
+    """Each row minus the first, or minus every row before it, over the problems of both; p is adjusted over them all.
+
+    Rows without a problem in common are compared as independent samples.
+    """
+    pairs = [(b, a) for a, b in combinations(rows, 2) if every or a is rows[0]]
+    found = [_pair(row, base) for row, base in pairs]
+    for figures, adjusted in zip(found, holm([figures["p"] for figures in found]), strict=True):
+        figures["p_holm"] = adjusted
+    return found
+
+
+def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
+    """The places of the (cost, accuracy) points that no cheaper or equally cheap one reaches, the cheapest first."""
+    best, kept = -math.inf, []
+    for place in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
+        if points[place][1] > best:
+            best = points[place][1]
+            kept.append(place)
+    return kept
+
+
+def _pair(row: Row, base: Row) -> dict[str, Any]:
+    marks = [{name: mark for run in side.runs for name, mark in run.problems.items()} for side in (row, base)]
+    both = [name for name in row.values if name in base.values and _same(marks[0][name], marks[1][name])]
+    if both:
+        found: Paired = paired([row.values[n] for n in both], [base.values[n] for n in both], row.sources(both))
+    else:
+        sides = [accuracy([*side.values.values()], side.sources([*side.values])) for side in (row, base)]
+        found = unpaired(*sides)
+    difference: Estimate = found.difference
+    return {
+        "row": row.name,
+        "against": base.name,
+        "problems": len(both),
+        "difference": difference.mean,
+        "difference_95": [difference.low, difference.high],
+        "correlation": found.correlation,
+        "test": found.test,
+        "p": found.p,
+        "detectable": found.detectable,
+    }
+
+
+def _same(a: str | None, b: str | None) -> bool:
+    return a is None or b is None or a == b
+
+
+def _strict(record: Mapping[str, Any]) -> float:
+    return float(record.get("correct_strict", record["correct"]) and not failed(dict(record)))
+
+
+def _branches(record: dict[str, Any]) -> list[dict[str, Any]]:
+    return [] if failed(record) else record["branches"]
+
+
+def _widths(records: Sequence[dict[str, Any]]) -> list[int]:
+    """The k that every solved problem has branches for."""
+    widest = min((len(_branches(record)) for record in records if _branches(record)), default=0)
+    return [k for k in KS if k <= widest]
+
+
+def _pass(record: dict[str, Any], k: int) -> float:
+    branches = _branches(record)
+    return pass_at_k(len(branches), sum(b["correct"] for b in branches), k) if branches else 0.0
+
+
+def _majority(record: dict[str, Any], k: int) -> float:
+    branches = _branches(record)
+    return maj_at_k(*votes(branches), k) if branches else 0.0
+
+
+def _flops(runs: Sequence[Run]) -> float | None:
+    """Per problem; None where a model's parameters are not known."""
+    total, problems = 0.0, 0
+    for run in runs:
+        parameters = run.summary.get("parameters") or run_parameters(run.config["model.name"], run.verifier)
+        for record in run.records.values():
+            if (cost := flops(record["usage"], parameters)) is None:
+                return None
+            total, problems = total + cost, problems + 1
+    return total / problems
+
+
+def _seconds(runs: Sequence[Run]) -> float | None:
+    """Per problem; None where a run has no summary yet."""
+    spent = [run.summary["seconds"] / len(run.records) for run in runs if "seconds" in run.summary]
+    return _mean(spent) if len(spent) == len(runs) else None
+
+
+def _kv_peak_bytes(records: Sequence[dict[str, Any]]) -> int | None:
+    known = [peak for record in records if (peak := record.get("timing", {}).get("kv_peak_bytes")) is not None]
+    return max(known, default=None)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,188 @@
+"""A comparison as tables, files and a plot."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.cli.tables import Table, amount, p_value, page, percent, points, write_csv
+from experiments.eval.compare.figures import frontier, pair_figures, row_figures
+from experiments.eval.compare.runs import Row, check_comparable, differing_settings, load_rows
+from experiments.runs.screen import as_bytes
+from ttc.errors import InvalidInput
+
+Figures = dict[str, Any]
+
+ABOUT = (
+    "Accuracy with its 95% interval: Wilson's for single runs, from the standard error of the questions' means for "
+    "several seeds, clustered where questions share a source. Tokens, FLOPs and seconds are per problem; FLOPs are "
+    "2 x parameters x tokens."
+)
+ABOUT_PAIRS = (
+    "Differences in percentage points over the same problems. p: McNemar's exact test for single runs, else z; Holm "
+    "adjusts it for the number of comparisons. Detectable: the true difference that such a comparison finds with 80% "
+    "probability."
+)
+
+
+def comparison(rows: Sequence[Row], every_pair: bool = False) -> Figures:
+    """All figures of a comparison, as JSON has them."""
+    return {
+        "about": [ABOUT, ABOUT_PAIRS],
+        "rows": [row_figures(row) for row in rows],
+        "differences": pair_figures(rows, every_pair),
+        "settings": differing_settings(rows),
+    }
+
+
+def tables(found: Figures) -> list[Table]:
+    rows, pairs = found["rows"], found["differences"]
+    made = [_accuracy(rows), _samples(rows), _differences(pairs), _settings(found["settings"])]
+    return [table for table in made if table is not None]
+
+
+def compared(folders: Sequence[Path]) -> str:
+    """What a sweep says of its runs: how the others differ from the first, or why that cannot be said."""
+    command = f"python -m experiments.compare {shlex.join(map(str, folders))}"
+    try:
+        rows = load_rows(folders)
+        check_comparable(rows)
+        differences = _differences(pair_figures(rows))
+    except InvalidInput as error:
+        return f"not compared: {error}\nthe command: {command}"
+    shown = [differences.markdown()] if differences is not None else []
+    return "\n\n".join([*shown, f"costs, pass@k, files and a plot: {command}"])
+
+
+def write(found: Figures, csv: Path | None, json_file: Path | None, html: Path | None, plot: Path | None) -> list[Path]:
+    """Write the files that are wanted, and return them."""
+    for file in (csv, json_file, html, plot):
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+    if csv is not None:
+        first = {pair["row"]: pair for pair in found["differences"] if pair["against"] == found["rows"][0]["row"]}
+        kept = ("against", "difference", "difference_95", "correlation", "test", "p", "p_holm", "detectable")
+        write_csv(csv, [row | {key: first.get(row["row"], {}).get(key) for key in kept} for row in found["rows"]])
+    if json_file is not None:
+        json_file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if html is not None:
+        html.write_text(page("Runs side by side", tables(found), _svg(found["rows"])), encoding="utf-8")
+    if plot is not None:
+        draw(found["rows"], plot)
+    return [file for file in (csv, json_file, html, plot) if file is not None]
+
+
+def draw(rows: Sequence[Figures], out: Path | io.StringIO, form: str | None = None) -> None:
+    """Accuracy against compute, with intervals, and the frontier: the rows that no cheaper one reaches.
+
+    Compute is FLOPs per problem where they are known for every row, else generated and verifier tokens. Raises
+    InvalidInput without matplotlib.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise InvalidInput("a plot needs matplotlib: pip install matplotlib, or leave --plot out") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    known = all(row["flops"] is not None for row in rows)
+    costs = [row["flops"] if known else row["generated_tokens"] + row["verifier_tokens"] for row in rows]
+    heights = [100 * row["accuracy"] for row in rows]
+    figure, axis = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    for row, cost, height in zip(rows, costs, heights, strict=True):
+        low, high = (100 * end for end in row["accuracy_95"])
+        axis.errorbar(cost, height, [[height - low], [high - height]], fmt="o", markersize=5, capsize=3)
+        axis.annotate(row["row"], (cost, height), (6, 4), textcoords="offset points", fontsize=8)
+    best = frontier(list(zip(costs, heights, strict=True)))
+    axis.plot([costs[i] for i in best], [heights[i] for i in best], color="grey", linewidth=1, zorder=0)
+    what = "FLOPs per problem" if known else "generated and verifier tokens per problem"
+    axis.set(xlabel=what, ylabel="accuracy, %", title="accuracy against compute; the line is the frontier")
+    if min(costs) > 0 and max(costs) > 5 * min(costs):
+        axis.set_xscale("log")
+    try:
+        figure.savefig(out, dpi=120, format=form)
+    except ValueError as error:  # a suffix that matplotlib does not know
+        raise InvalidInput(f"--plot={out}: {error}") from error
+    finally:
+        pyplot.close(figure)
+
+
+def _svg(rows: Sequence[Figures]) -> str | None:
+    text = io.StringIO()
+    try:
+        draw(rows, text, "svg")
+    except InvalidInput:  # a page without a picture is a page
+        return None
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+# ---------------------------------------------------------------- tables
+
+
+def _accuracy(rows: Sequence[Figures]) -> Table:
+    columns = ("run", "accuracy", "95% interval", "strict", "problems", "seeds", "failed")
+    costs = ("generated", "verifier", "FLOPs", "seconds", "KV")
+    lines = [
+        [
+            row["row"],
+            percent(row["accuracy"]),
+            f"{percent(row['accuracy_95'][0])} to {percent(row['accuracy_95'][1])}",
+            percent(row["accuracy_strict"]),
+            str(row["problems"]),
+            str(row["runs"]),
+            str(row["failed"]),
+            amount(row["generated_tokens"]),
+            amount(row["verifier_tokens"]),
+            amount(row["flops"]),
+            amount(row["seconds"]),
+            "-" if row["kv_peak_bytes"] is None else as_bytes(row["kv_peak_bytes"]),
+        ]
+        for row in rows
+    ]
+    return Table("Accuracy and cost", (*columns, *costs), lines, [ABOUT])
+
+
+def _samples(rows: Sequence[Figures]) -> Table | None:
+    """pass@k and maj@k; None where no row has more than one branch."""
+    ks = sorted({int(k) for row in rows for k in row["pass_at_k"]})
+    if len(ks) < 2:
+        return None
+
+    def cells(row: Figures, part: str) -> list[str]:
+        return [percent(row[part][str(k)]) if str(k) in row[part] else "-" for k in ks]
+
+    columns = ["run", *(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in ks)]
+    lines = [[row["row"], *cells(row, "pass_at_k"), *cells(row, "maj_at_k")] for row in rows]
+    note = "Over all subsets of k of a problem's branches; in maj@k ties count in part. "
+    return Table("Samples", columns, lines, [note + "The branches of a step-wise search are no independent samples."])
+
+
+def _differences(pairs: Sequence[Figures]) -> Table | None:
+    columns = ("run", "against", "difference", "95% interval", "correlation", "test", "p", "p, Holm", "detectable")
+    lines = [
+        [
+            pair["row"],
+            pair["against"],
+            points(pair["difference"]),
+            f"{points(pair['difference_95'][0])} to {points(pair['difference_95'][1])}",
+            "-" if pair["correlation"] is None else f"{pair['correlation']:.2f}",
+            pair["test"],
+            p_value(pair["p"]),
+            p_value(pair["p_holm"]),
+            "-" if pair["detectable"] is None else f"{100 * pair['detectable']:.1f}",
+        ]
+        for pair in pairs
+    ]
+    return Table("Differences", columns, lines, [ABOUT_PAIRS]) if lines else None
+
+
+def _settings(settings: Mapping[str, Mapping[str, Any]]) -> Table | None:
+    keys = list(dict.fromkeys(key for row in settings.values() for key in row))
+    if not keys:
+        return None
+    lines = [[key, *(str(row[key]) if key in row else "-" for row in settings.values())] for key in keys]
+    return Table("Settings that differ", ("setting", *settings), lines)

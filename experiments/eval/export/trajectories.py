@@ -1,0 +1,113 @@
+"""Search trees as trajectories: a row for every path from the prompt to a leaf."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.eval.compare.runs import Run
+from experiments.runs.records import check_tree, chosen_branch
+from ttc.errors import InvalidInput
+from ttc.sampling import random_key
+
+Row = dict[str, Any]
+
+
+def trajectories(run: Run) -> list[Row]:
+    """A row for every leaf of every tree, pruned ones too.
+
+    prompt_ids, completion_ids: the tokens that the model saw, and those after them. logprobs: of each token of the
+    completion, at temperature 1; None for one that the search gave and the model did not write.
+    step_ends: where in the completion each step ends. scores: what each step's rating left, None without one.
+    step_scores: what the verifier said of each step of the whole text in its last rating.
+    nodes: the steps' ids in the tree, so that rows which share a beginning can be told.
+    seed, path, branch_key: the run's seed, the place in the tree, and the key of the leaf's random stream in
+    hexadecimal digits, which follows from the seed, the problem's id and the path.
+    answer, correct, finish_reason: of the candidates that the search returned; None for other leaves, which nobody
+    graded. chosen: whether the problem's answer is this one's.
+    Raises InvalidInput for a run that has not recorded its tokens.
+    """
+    for record in run.records.values():
+        check_tree(run.folder, record)
+    roots = [record["tree"][0] for record in run.records.values() if record["tree"]]
+    bare = sum("token_ids" not in root for root in roots)
+    if bare or not roots:
+        raise InvalidInput(
+            f"{bare} of {len(run.records)} records in {run.folder} hold no token ids; run again under another run.name "
+            "with run.record_tokens=true, or take --format trl, which needs texts alone"
+        )
+    return [row for record in run.records.values() for row in _rows(run, record)]
+
+
+def branch_key(seed: int, problem_id: str, path: Sequence[int]) -> int:
+    """The key of a branch's random stream: of the run's seed, the problem and the place in the tree."""
+    key = random_key(random_key(seed, problem_id))
+    for index in path:
+        key = random_key(key, index)
+    return key
+
+
+def _rows(run: Run, record: Row) -> Iterator[Row]:
+    nodes = {node["id"]: node for node in record["tree"]}
+    inner = {node["parent"] for node in record["tree"]}
+    branches = {tuple(branch["path"]): branch for branch in record["branches"]}
+    best, seed = chosen_branch(record), int(run.config.get("run.seed", 0))
+    for leaf in record["tree"]:
+        if leaf["id"] in inner or leaf["parent"] is None:
+            continue
+        way = [leaf]
+        while (above := way[-1]["parent"]) is not None:
+            way.append(nodes[above])
+        way.reverse()
+        tokens, logprobs = list[int](), list[float | None]()
+        ends = []
+        for node in way:
+            tokens = tokens[: node["start"]] + node["token_ids"]
+            logprobs = logprobs[: node["start"]] + node["logprobs"]
+            ends.append(len(tokens))
+        first = next((i for i, node in enumerate(way) if node["tokens"]), len(way))  # the prompt is what comes before
+        prompt, steps = ends[first - 1], way[first:]
+        branch = branches.get(tuple(leaf["path"]), {})
+        yield {
+            "problem_id": record["id"],
+            "model": run.config.get("model.name"),
+            "question": record["question"],
+            "gold": record["gold"],
+            "prompt": record.get("prompt"),
+            "prompt_ids": tokens[:prompt],
+            "completion": "".join(node["text"] for node in steps),
+            "completion_ids": tokens[prompt:],
+            "logprobs": logprobs[prompt:],
+            "step_ends": [end - prompt for end in ends[first:]],
+            "scores": [node["score"] for node in steps],
+            "step_scores": leaf["step_scores"],
+            "nodes": [node["id"] for node in steps],
+            "seed": seed,
+            "path": leaf["path"],
+            "branch_key": f"{branch_key(seed, record['id'], leaf['path']):016x}",
+            "status": leaf["status"],
+            "finish_reason": branch.get("finish_reason"),
+            "answer": branch.get("answer"),
+            "correct": branch.get("correct"),
+            "chosen": branch is best,
+        }
+
+
+def write_jsonl(rows: Sequence[Row], out: Path) -> None:
+    with out.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def write_parquet(rows: Sequence[Row], out: Path) -> None:
+    """The rows of `trajectories`, with types that do not depend on which values are missing."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    text, whole, real = pa.string(), pa.int64(), pa.float64()
+    lists = {name: pa.list_(whole) for name in ("prompt_ids", "completion_ids", "step_ends", "nodes", "path")}
+    lists |= {name: pa.list_(real) for name in ("logprobs", "scores", "step_scores")}
+    others = {"seed": whole, "correct": pa.bool_(), "chosen": pa.bool_()}
+    kinds = {name: lists.get(name) or others.get(name) or text for name in rows[0]}
+    pyarrow.parquet.write_table(pa.Table.from_pylist(list(rows), pa.schema(list(kinds.items()))), out)

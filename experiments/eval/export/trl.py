@@ -1,0 +1,96 @@
+"""A run's candidates as TRL's data sets, in its standard format (plain texts).
+
+https://huggingface.co/docs/trl/dataset_formats
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from experiments.eval.compare.runs import Run
+from experiments.fit.train_verifier.rollouts import Solution
+from experiments.runs.records import check_tree
+from experiments.runs.summary import failed
+from ttc.errors import InvalidInput
+from ttc.protocols import Problem
+
+Row = dict[str, Any]
+
+
+def stepwise_supervision(run: Run) -> list[Row]:
+    """Candidates cut into their steps, each labelled with whether any candidate that goes on from it is right; `values`
+    has the share of them. For TRL's PRMTrainer."""
+    rows = []
+    for record, branches in _solved(run):
+        check_tree(run.folder, record)
+        ends = [(branch["path"], bool(branch["correct"])) for branch in record["branches"]]
+        for branch in branches:
+            steps, values = list[str](), list[float]()
+            for node in record["tree"]:
+                path = node["path"]
+                text = node["text"].removesuffix(run.config.get("search.delimiter") or "").strip()
+                if text and path and path == branch["path"][: len(path)]:
+                    below = [right for end, right in ends if end[: len(path)] == path]
+                    steps.append(text)
+                    values.append(sum(below) / len(below))
+            if steps:
+                problem = Problem(record["question"], record["id"], record["gold"])
+                rows.append(Solution(problem, steps, values, bool(branch["correct"])).row(record["prompt"], "hard"))
+    return _some(run, rows, "a candidate with a step")
+
+
+def preference(run: Run) -> list[Row]:
+    """A right candidate and a wrong one of the same problem, those with the best scores first; no candidate twice. For
+    DPO and reward models."""
+    rows = []
+    for record, branches in _solved(run):
+        right, wrong = ([b["text"] for b in branches if b["correct"] is verdict] for verdict in (True, False))
+        for chosen, rejected in zip(right, wrong, strict=False):
+            rows.append({"prompt": record["prompt"], "chosen": chosen, "rejected": rejected, "id": record["id"]})
+    return _some(run, rows, "both a right and a wrong candidate")
+
+
+def unpaired_preference(run: Run) -> list[Row]:
+    """Every candidate, and whether it is right. For KTO."""
+    rows = [
+        {"prompt": record["prompt"], "completion": b["text"], "label": bool(b["correct"]), "id": record["id"]}
+        for record, branches in _solved(run)
+        for b in branches
+    ]
+    return _some(run, rows, "a candidate")
+
+
+def prompt_completion(run: Run) -> list[Row]:
+    """The right candidates, for supervised fine-tuning."""
+    rows = [
+        {"prompt": record["prompt"], "completion": b["text"], "id": record["id"]}
+        for record, branches in _solved(run)
+        for b in branches
+        if b["correct"]
+    ]
+    return _some(run, rows, "a right candidate")
+
+
+ROWS: dict[str, Callable[[Run], list[Row]]] = {
+    "stepwise-supervision": stepwise_supervision,
+    "preference": preference,
+    "unpaired-preference": unpaired_preference,
+    "prompt-completion": prompt_completion,
+}
+
+
+def _solved(run: Run) -> Iterator[tuple[Row, list[Row]]]:
+    """Each solved problem with its candidates, best scores first; of those with the same text one."""
+    for record in run.records.values():
+        if failed(record) or record.get("prompt") is None:
+            continue
+        ordered = sorted(record["branches"], key=lambda b: -float("inf") if b["score"] is None else b["score"])
+        yield record, list({b["text"]: b for b in ordered}.values())[::-1]
+
+
+def _some(run: Run, rows: list[Row], what: str) -> list[Row]:
+    if not rows:
+        private = " (dataset.private=true keeps no prompts)" if run.config.get("dataset.private") else ""
+        raise InvalidInput(f"no problem in {run.folder} has a prompt and {what}{private}, so there is nothing to write")
+    return rows

@@ -1,0 +1,177 @@
+"""A leaderboard's rows, tables and files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.cli.tables import Table, amount, page, percent, write_csv
+from experiments.eval.compare.figures import KS, row_figures
+from experiments.eval.compare.runs import Row, Run, prompt_settings
+from experiments.eval.leaderboard.plan import Cell, Plan
+from experiments.runs.summary import failed
+from search.selection import Sample, best, majority, weighted_majority
+
+RULES: dict[str, Callable[[Sequence[Sample]], int | None]] = {
+    "naive": best,
+    "weighted": weighted_majority,
+    "maj": majority,
+}
+"""search-and-learn's names: the best score, the answer with the highest total score, the most frequent answer."""
+NEED_SCORES = ("naive", "weighted")
+LABELS = ("model", "dataset", "search", "budget")
+ABOUT = (
+    "pred_naive@n, pred_weighted@n and pred_maj@n are search-and-learn's: the best score, the highest total score and "
+    "most votes among the first n candidates. Tokens and FLOPs are per problem."
+)
+
+Figures = dict[str, Any]
+
+
+def board_rows(plan: Plan) -> list[Figures]:
+    """One row for each cell that has a problem done, in the order of the file."""
+    folders = [(cell, plan.folder / cell.name) for cell in plan.cells]
+    return [cell_row(cell, Run.load(folder)) for cell, folder in folders if (folder / "records.jsonl").is_file()]
+
+
+def cell_row(cell: Cell, run: Run) -> Figures:
+    """Figures of one run, and all that it was made from."""
+    figures = row_figures(Row(cell.name, [run]))
+    for name in ("row", "runs", "seeds", "folders"):
+        del figures[name]
+    goes = run.summary.get("made_by", [])
+    return {
+        **cell.labels,
+        "seed": cell.seed,
+        "folder": str(run.folder),
+        **figures,
+        **predictions_right(run),
+        "commit": " ".join(str(go["commit"]) for go in goes) or None,
+        "made_by": goes,
+        "data_fingerprint": digest(sorted(run.problems.items(), key=str)),
+        "prompt_fingerprint": digest(sorted(_prompts(run).items()) or prompt_settings(run)),
+        "prompt": next(iter(_prompts(run).values()), None),
+        "settings": run.config,
+    }
+
+
+def predictions_right(run: Run) -> dict[str, float]:
+    """pred_naive@n, pred_weighted@n and pred_maj@n: the share of problems whose prediction is right, for n = 1, 2, 4,
+    ... up to the candidates that every solved problem has. The first two need scores."""
+    found = [_predictions(record) for record in run.records.values()]
+    solved = [predictions for predictions in found if predictions]
+    shared = [name for name in (solved[0] if solved else {}) if all(name in predictions for predictions in solved)]
+    return {name: sum(p[name][1] for p in solved) / len(found) for name in shared}
+
+
+def write_predictions(run: Run, out: Path) -> None:
+    """A line per problem as search-and-learn publishes them: question, gold answer, and `\\boxed{}` predictions."""
+    with out.open("w", encoding="utf-8") as file:
+        for name, record in run.records.items():
+            line = {"unique_id": name, "problem": record.get("question"), "answer": record.get("gold")}
+            line |= {key: f"\\boxed{{{answer or ''}}}" for key, (answer, _) in _predictions(record).items()}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def write_board(plan: Plan, rows: Sequence[Figures], errors: dict[str, str]) -> list[Path]:
+    """leaderboard.md, .csv, .json and .html, and a folder with the predictions of every cell."""
+    made = tables(rows)
+    files = [plan.folder / f"leaderboard.{form}" for form in ("md", "csv", "json", "html")]
+    files[0].write_text("\n\n".join(table.markdown() for table in made) + "\n", encoding="utf-8")
+    write_csv(files[1], [{k: v for k, v in row.items() if k not in ("made_by", "prompt")} for row in rows])
+    whole = {"name": plan.name, "rows": rows, "errors": errors}
+    files[2].write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    files[3].write_text(page(plan.name, made), encoding="utf-8")
+    folder = plan.folder / "predictions"
+    folder.mkdir(exist_ok=True)
+    for row in rows:
+        run = Run.load(Path(row["folder"]))
+        write_predictions(run, folder / f"{run.folder.name}.jsonl")
+    return [*files, folder]
+
+
+def tables(rows: Sequence[Figures]) -> list[Table]:
+    """For each data set one table over seeds, best first; then every row with what it was made from."""
+    names = list(dict.fromkeys(row["dataset"] for row in rows))
+    return [*(_over_seeds(name, [r for r in rows if r["dataset"] == name]) for name in names), _every(rows)]
+
+
+def digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, ensure_ascii=False).encode()).hexdigest()[:16]
+
+
+def _over_seeds(dataset: str, rows: Sequence[Figures]) -> Table:
+    groups: dict[tuple[str, ...], list[Figures]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[label] for label in LABELS if label != "dataset"), []).append(row)
+    preds = [name for n in KS for rule in RULES if (name := f"pred_{rule}@{n}") in {key for row in rows for key in row}]
+    lines = []
+    for labels, group in groups.items():
+        found = row_figures(Row("", [Run.load(Path(row["folder"])) for row in group]))
+        low, high = found["accuracy_95"]
+        costs = [amount(found[part]) for part in ("generated_tokens", "verifier_tokens", "flops")]
+        shown = [percent(sum(r[p] for r in group) / len(group)) if all(p in r for r in group) else "-" for p in preds]
+        interval = f"{percent(low)} to {percent(high)}"
+        line = [*labels, str(len(group)), percent(found["accuracy"]), interval, *costs, *shown]
+        lines.append((found["accuracy"], line))
+    lines.sort(key=lambda scored: -scored[0])
+    columns = (
+        "model",
+        "search",
+        "budget",
+        "seeds",
+        "accuracy",
+        "95% interval",
+        "generated",
+        "verifier",
+        "FLOPs",
+        *preds,
+    )
+    return Table(dataset, columns, [line for _, line in lines], [ABOUT])
+
+
+def _every(rows: Sequence[Figures]) -> Table:
+    columns = (*LABELS, "seed", "accuracy", "strict", "problems", "failed", "commit", "data", "prompt", "folder")
+    lines = [
+        [
+            *(row[label] for label in LABELS),
+            str(row["seed"]),
+            percent(row["accuracy"]),
+            percent(row["accuracy_strict"]),
+            str(row["problems"]),
+            str(row["failed"]),
+            " ".join(commit[:10] for commit in (row["commit"] or "-").split()),
+            row["data_fingerprint"],
+            row["prompt_fingerprint"],
+            row["folder"],
+        ]
+        for row in rows
+    ]
+    note = "Settings, versions, machine and a prompt of each row: leaderboard.json."
+    return Table("Every run", columns, lines, [note])
+
+
+def _predictions(record: dict[str, Any]) -> dict[str, tuple[str | None, bool]]:
+    """Each rule's answer among the first n candidates, and whether it is right, by its column's name."""
+    branches = [] if failed(record) else sorted(record["branches"], key=lambda branch: branch["path"])
+    samples = [Sample.of_record(branch) for branch in branches]
+    rated = any(sample.score is not None for sample in samples)
+    found: dict[str, tuple[str | None, bool]] = {}
+    for n in KS:
+        for rule, choose in RULES.items():
+            if n <= len(samples) and (rated or rule not in NEED_SCORES):
+                place = choose(samples[:n])
+                known = place is not None
+                found[f"pred_{rule}@{n}"] = (
+                    samples[place].answer if known else None,
+                    known and branches[place]["correct"],
+                )
+    return found
+
+
+def _prompts(run: Run) -> dict[str, str]:
+    """The prompts by problem; none of a private data set."""
+    return {name: text for name, record in run.records.items() if (text := record.get("prompt"))}

@@ -1,0 +1,63 @@
+"""`python -m experiments.leaderboard FILE.yaml`: run what is left of a leaderboard, and write its rows."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.cli.command import perform
+
+EXAMPLE = """\
+A file:
+  name: sums                                    # its folder is outputs/sums
+  models: [smollm2, Qwen/Qwen3-0.6B]
+  datasets: [{dataset: sums, dataset.size: 50}]
+  searches: [greedy, {search: best_of_n, search.n: 16, verifier: arithmetic}]
+  budgets: [500, {run.max_generated_tokens: 2000}]   # per problem; a number is run.max_tokens
+  seeds: [0, 1, 2]
+  settings: {run.batch: 8}                      # of every cell
+"""
+
+
+def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.leaderboard",
+        description="Run every model with every search, budget, data set and seed, and write one row for each. The "
+        "same command goes on where it was.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", type=Path, help="what to run, as YAML")
+    parser.add_argument("--dry", action="store_true", help="check every cell and print their names, and run nothing")
+    return parser.parse_args(words)
+
+
+def leaderboard(arguments: argparse.Namespace) -> int:
+    """Returns the exit code: 1 where a cell could not be run."""
+    from experiments.eval.leaderboard.plan import read_plan
+
+    plan = read_plan(arguments.file)
+    from experiments.eval.leaderboard.board import board_rows, tables, write_board
+    from experiments.eval.leaderboard.run import configurations, run_cells
+
+    if arguments.dry:
+        configurations(plan.cells)
+        print("\n".join(cell.name for cell in plan.cells))
+        return 0
+    errors = run_cells(plan)
+    rows = board_rows(plan)
+    if rows:
+        files = write_board(plan, rows, errors)
+        print("\n\n".join(table.markdown() for table in tables(rows)))
+        print("\nwritten: " + ", ".join(map(str, files)))
+    if errors:
+        print("\n".join(["", f"{len(errors)} of {len(plan.cells)} cells could not be run:"]))
+        print("\n".join(f"  {name}: {text}" for name, text in errors.items()))
+    return int(bool(errors))
+
+
+def main() -> None:
+    arguments = parsed()
+    stopped = "stopped; every problem done is kept\nrun the same command to go on"
+    perform(lambda: leaderboard(arguments), str(arguments.file), stopped)

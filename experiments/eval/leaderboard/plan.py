@@ -1,0 +1,161 @@
+"""What a leaderboard's file asks for, as the cells to run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from experiments.cli.help import choices
+from experiments.runs.records import check_name
+from experiments.runs.run_name import overrides_suffix
+from ttc.errors import InvalidInput
+
+GROUPS = {"models": "model", "datasets": "dataset", "searches": "search"}
+"""The lists of the file whose entries can be a choice of one of Hydra's groups."""
+KEYS = ("name", *GROUPS, "budgets", "seeds", "settings", "output_dir")
+OWN = ("run.name", "run.seed", "run.output_dir")
+"""What the leaderboard sets itself."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run. labels: what stands in its row for model, data set, search and budget."""
+
+    name: str
+    labels: dict[str, str]
+    seed: int
+    overrides: list[str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A leaderboard: its name, the folder of its runs, and its cells, those of one model in a row."""
+
+    name: str
+    folder: Path
+    cells: list[Cell]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a list: what it is called, and what it sets."""
+
+    label: str
+    overrides: list[str]
+
+
+def read_plan(file: Path) -> Plan:
+    """Raises InvalidInput for a file that cannot be read as a leaderboard."""
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{file} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise InvalidInput(f"{file} is not YAML: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise InvalidInput(f"{file} must be a mapping with the keys {', '.join(KEYS)}")
+    if unknown := [key for key in found if key not in KEYS]:
+        raise InvalidInput(f"{file}: {unknown[0]!r} is unknown; use {', '.join(KEYS)}")
+    name = check_name(str(found.get("name") or file.stem))
+    folder = Path(str(found.get("output_dir") or "outputs")) / name
+    axes = {key: [_entry(value, GROUPS[key], key) for value in _list(found, key)] for key in GROUPS}
+    budgets = [_budget(value) for value in found.get("budgets") or [{}]]
+    seeds = _seeds(found.get("seeds", [0]))
+    common = _settings(found.get("settings") or {}, "settings")
+    return Plan(name, folder, list(_cells(axes, budgets, seeds, common, folder)))
+
+
+def _cells(
+    axes: Mapping[str, Sequence[Entry]],
+    budgets: Sequence[Entry],
+    seeds: Sequence[int],
+    common: Sequence[str],
+    folder: Path,
+) -> Iterator[Cell]:
+    names: set[str] = set()
+    for model, data, search, budget, seed in product(*axes.values(), budgets, seeds):
+        labels = {"model": model.label, "dataset": data.label, "search": search.label, "budget": budget.label}
+        name = check_name("-".join([label for label in labels.values() if label] + [f"seed{seed}"]))
+        if name in names:
+            raise InvalidInput(f"two cells are called {name}; give their entries a name each, as {{name: ..., ...}}")
+        names.add(name)
+        parts = [part for entry in (model, data, search, budget) for part in entry.overrides]
+        own = [f"run.name={as_override(name)}", f"run.seed={seed}", f"run.output_dir={as_override(str(folder))}"]
+        yield Cell(name, labels, seed, [*common, *parts, *own])
+
+
+def _list(found: Mapping[str, Any], key: str) -> list[Any]:
+    value = found.get(key)
+    if not isinstance(value, list) or not value:
+        raise InvalidInput(f"{key} is {value!r}; give a list of at least one entry")
+    return value
+
+
+def _seeds(value: Any) -> list[int]:
+    if not isinstance(value, list) or not value or not all(type(seed) is int for seed in value):
+        raise InvalidInput(f"seeds is {value!r}; give a list of whole numbers")
+    return value
+
+
+def _entry(value: Any, group: str, key: str) -> Entry:
+    """A choice of the group, a model's name, or a mapping of settings with a `name` if one is wanted."""
+    if isinstance(value, str):
+        if value in choices(group):
+            return Entry(value, [f"{group}={value}"])
+        if group == "model":
+            return Entry(_label(value), ["model=hf", f"model.name={as_override(value)}"])
+        raise InvalidInput(
+            f"{key}: {value!r} is unknown; use one of {', '.join(choices(group))}, or a mapping of settings"
+        )
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{key}: {value!r} is neither a name nor a mapping of settings")
+    return _mapping(value, key, str(value.get(group, "")))
+
+
+def _budget(value: Any) -> Entry:
+    """A number of generated and verifier tokens per problem, or a mapping of settings."""
+    if type(value) is int:
+        return Entry(f"{value}tokens", [f"run.max_tokens={value}"])
+    if not isinstance(value, dict):
+        raise InvalidInput(f"budgets: {value!r} is neither a number of tokens nor a mapping of settings")
+    return _mapping(value, "budgets", "")
+
+
+def _mapping(value: Mapping[str, Any], key: str, head: str) -> Entry:
+    overrides = _settings({k: v for k, v in value.items() if k != "name"}, key)
+    rest = overrides_suffix([o for o in overrides if o.partition("=")[0] not in GROUPS.values()], ())
+    return Entry(_label(str(value.get("name") or (head + rest).strip("-"))), overrides)
+
+
+def _settings(value: Any, key: str) -> list[str]:
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise InvalidInput(f"{key}: {value!r} is no mapping of settings, as {{search.n: 4}}")
+    if taken := [name for name in value if name in OWN]:
+        raise InvalidInput(f"{key}: {taken[0]} is set by the leaderboard itself; use name, seeds and output_dir")
+    return [f"{name}={item}" if "." not in name else f"{name}={as_override(item)}" for name, item in value.items()]
+
+
+def _label(text: str) -> str:
+    return re.sub(r"[^\w.=+-]+", "_", text)
+
+
+def as_override(value: Any) -> str:
+    """A value as Hydra reads it on a command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)  # only backslashes before a quote, or at the end, count twice
+        return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
+    if isinstance(value, list):
+        return "[" + ",".join(map(as_override, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{as_override(item)}" for key, item in value.items()) + "}"
+    return str(value)

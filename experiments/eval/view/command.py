@@ -1,0 +1,45 @@
+"""`python -m experiments.view outputs/NAME`: a run and its search trees as one page of HTML."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.cli.command import perform
+
+LIMIT = 500
+"""Problems on a page, unless --limit says otherwise: a browser shows a page of some 100 MB slowly."""
+
+
+def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.view",
+        description="Write a run as one page that needs no network and no other file: its figures, its problems, and "
+        "the search tree of each, with the text of every step.",
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of a run, as outputs/NAME")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the page (FOLDER/view.html)")
+    parser.add_argument(
+        "--limit", type=int, default=LIMIT, metavar="N", help=f"the most problems on the page ({LIMIT})"
+    )
+    parser.add_argument("--problem", action="append", default=[], metavar="ID", help="only this one; may be repeated")
+    return parser.parse_args(words)
+
+
+def view(arguments: argparse.Namespace) -> None:
+    from experiments.eval.compare.runs import Run
+    from experiments.eval.view.page import page, page_data
+    from experiments.runs.screen import as_bytes
+
+    run = Run.load(arguments.folder)
+    data = page_data(run, arguments.limit, arguments.problem)
+    out: Path = arguments.out or arguments.folder / "view.html"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(page(data), encoding="utf-8")
+    print(f"{len(data['problems'])} of {len(run.records)} problems: {out} ({as_bytes(out.stat().st_size)})")
+
+
+def main() -> None:
+    arguments = parsed()
+    perform(lambda: view(arguments), f"a page of {arguments.folder}")

@@ -1,0 +1,273 @@
+"""The calibration job: settings of approximate verifiers from held-out problems."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.runs.build import check_run, make_engine, make_template, make_verifier, resolved
+from experiments.runs.data import Task, load_task
+from experiments.runs.screen import show_logged, with_progress
+from search import Search, solve_each
+from ttc.approximate.confidence import confidence, gap_ratio
+from ttc.calibration.confidence_gate import GateCalibration, Observation, calibrate
+from ttc.calibration.early_exit import ExitCalibration, calibrate_exit
+from ttc.calibration.layer_profile import Profile, look_layers
+from ttc.calibration.statistics import CONFIDENCE
+from ttc.engine import Engine
+from ttc.errors import InvalidInput
+from ttc.protocols import Backend, Problem, Verifier
+from ttc.results import BranchRecord
+from ttc.tree.branch import Branch, by_problem
+from verifiers import ConfidenceGatedVerifier, SelfVerifier
+
+
+def run(config: DictConfig) -> GateCalibration | ExitCalibration:
+    """Observe each problem of the data set and write the calibration: of the confidence gate (calibrate.level=1), for
+    which each is solved with every rating verified and with none, or of the self-verifier's exit (calibrate.level=2),
+    for which each is rated by all layers.
+
+    The problems must be others than those of the runs that will use it: choose them by dataset.offset, dataset.limit,
+    dataset.split or dataset.seed.
+    """
+    show_logged()
+    config = resolved(config)
+    _check(config)
+    search, inner, task = instantiate(config.search, _convert_="all"), _inner(config), load_task(config.dataset)
+    if not search.needs_verifier:
+        raise InvalidInput(f"{type(search).__name__} does not rate branches, so that there is nothing to skip")
+    if config.calibrate.level == 2:
+        check_exit_can_be_observed(search, inner)
+    engine = make_engine(config)
+    found = _observed(config, search, inner, task, engine)
+    made, text = _made(config, found, len(task.problems) + len(task.failures) - len(found), engine)
+    made.save(config.calibrate.file)
+    print(f"{text}\n\ncalibration: {config.calibrate.file}")
+    return made
+
+
+def _check(config: DictConfig) -> None:
+    """Refuse what the job cannot be run with."""
+    wanted = config.calibrate
+    if OmegaConf.is_missing(wanted, "file"):
+        raise InvalidInput("calibrate.file is not given; name the file to write")
+    if wanted.level not in (1, 2):
+        raise InvalidInput(f"calibrate.level={wanted.level} is neither 1, the confidence gate, nor 2, the early exit")
+    if wanted.level == 1 and wanted.eps is not None:
+        raise InvalidInput(f"calibrate.eps={wanted.eps} belongs to calibrate.level=2; leave it out")
+    check_run(config)
+
+
+def _inner(config: DictConfig) -> Verifier:
+    """The verifier that may be skipped, or whose layers may be."""
+    verifier = make_verifier(config)
+    inner = verifier.inner if isinstance(verifier, ConfidenceGatedVerifier) else verifier
+    if inner is None:
+        raise InvalidInput("there is no verifier to skip; choose a verifier other than none")
+    return inner
+
+
+def _observed(config: DictConfig, search: Any, inner: Any, task: Task, engine: Engine) -> list[Any]:
+    """What the level is calibrated on, of each problem that could be used."""
+    observed = observe if config.calibrate.level == 1 else observe_exits
+    options: dict[str, Any] = {
+        "engine": engine,
+        "seed": config.run.seed,
+        "template": make_template(config),
+        "answer_kind": config.dataset.answer_kind,
+        "end": tuple(config.dataset.end),
+        "max_tokens": config.run.max_tokens,
+        "max_generated_tokens": config.run.max_generated_tokens,
+        "max_calls": config.run.max_calls,
+        "max_wall_s": config.run.max_wall_s,
+        "concurrency": config.run.batch,
+    }
+    return observed(search, inner, task.problems, **options)
+
+
+def _made(
+    config: DictConfig, found: list[Any], unused: int, engine: Engine
+) -> tuple[GateCalibration | ExitCalibration, str]:
+    """The calibration and its report."""
+    wanted = config.calibrate
+    about: dict[str, Any] = {
+        "model": config.model.name,
+        "dataset": config.dataset.name,
+        "max_disagreement": wanted.max_disagreement,
+        "settings": _settings(config),
+    }
+    if wanted.level == 1:
+        gate = calibrate(found, **about)
+        return gate, report(gate, unused)
+    exit = calibrate_exit(found, eps=wanted.eps, look_layers=_look_layers(engine, found), **about)
+    return exit, report_exit(exit, unused)
+
+
+def _settings(config: DictConfig) -> dict[str, Any]:
+    """What the counts hold for."""
+    gated = config.verifier.inner if "inner" in config.verifier else config.verifier
+    parts = {name: config[name] for name in ("search", "dataset", "gate", "sharing", "cache")} | {"verifier": gated}
+    plain = {name: OmegaConf.to_container(part, resolve=True) for name, part in parts.items()}
+    return plain | {"dtype": config.model.dtype, "seed": config.run.seed}
+
+
+# -------------------------------------------------------------------- level 1
+
+
+def observe(search: Any, inner: Verifier, problems: Sequence[Problem], **options: Any) -> list[Observation]:
+    """One observation for each problem that both searches solved: verified throughout, and skipped throughout.
+
+    That is what the gate chooses between, since its first decision holds for the whole problem. They agree when they
+    choose the same tokens. options: as for `search.solve`.
+    """
+    first = _FirstRating(ConfidenceGatedVerifier(inner, tau_conf=0.0, r_gap=0.0))
+    verified = _best(search, problems, "verified", verifier=inner, **options)
+    skipped = _best(search, problems, "not verified", verifier=first, **options)
+    return [
+        Observation(*first.seen[short.root_id], full.generated == short.generated)
+        for full, short in zip(verified, skipped, strict=True)
+        if full is not None and short is not None
+    ]
+
+
+def _best(search: Any, problems: Sequence[Problem], label: str, **options: Any) -> list[BranchRecord | None]:
+    """The best branch of each problem; None of one that could not be solved."""
+    best: dict[tuple[str, str], BranchRecord | None] = {}
+    with closing(solve_each(search, problems=problems, **options)) as results:
+        for result in with_progress(results, f"calibrate: {label}", total=len(problems)):
+            best[result.problem.id, result.problem.question] = None if result.error else result.best
+    return [best[problem.id, problem.question] for problem in problems]
+
+
+@dataclass
+class _FirstRating:
+    """A gate, and what it sees of each problem when it decides: (max p, gap) by the problem's root."""
+
+    gate: ConfidenceGatedVerifier
+    seen: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[Sequence[float]]:
+        for rows in by_problem(branches):
+            p = [confidence(branches[row]) for row in rows]
+            self.seen.setdefault(branches[rows[0]].root_id, (max(p), gap_ratio(p)))
+        return self.gate.rate(branches, questions, backend)
+
+
+def report(made: GateCalibration, unused: int) -> str:
+    """The thresholds and what is known about them, as a small table."""
+    return _table(
+        ("problems", _problems(made.problems, unused)),
+        ("tau_conf", f"{made.tau_conf:.4f}"),
+        ("r_gap", f"{made.r_gap:.4f}"),
+        ("skipped", f"{made.skipped} of {made.checked} checked problems"),
+        ("another solution", f"{made.disagreements} of {made.checked}"),
+        *_bound(made),
+    )
+
+
+# -------------------------------------------------------------------- level 2
+
+
+def check_exit_can_be_observed(search: Any, inner: Verifier) -> None:
+    """Refuse what no exit can be calibrated for."""
+    if not isinstance(inner, SelfVerifier):
+        raise InvalidInput(f"{type(inner).__name__} runs no model whose layers could be left; choose verifier=self")
+    if inner.exit is not None:
+        raise InvalidInput("the verifier has an exit already, and calibrate.level=2 is to find one; leave it out")
+    if type(search).choose is not Search.choose:
+        raise InvalidInput(
+            f"{type(search).__name__} does not choose the branch that is rated highest, by which exits are judged; "
+            "use search=best_of_n"
+        )
+
+
+def observe_exits(search: Any, inner: SelfVerifier, problems: Sequence[Problem], **options: Any) -> list[list[Profile]]:
+    """The profiles of the branches of each problem that was solved, each asked through all layers.
+
+    Raises InvalidInput for a search that rates a problem more than once: what it goes on with after an exit cannot be
+    told from what all layers said. options: as for `search.solve`.
+    """
+    if search.compares_ratings:
+        raise InvalidInput(
+            f"{type(search).__name__} rates a problem more than once, and an exit is judged by what one rating "
+            "chooses; use search=best_of_n"
+        )
+    profiled = _Profiled(inner)
+    best = _best(search, problems, "all layers", verifier=profiled, **options)
+    return [profiled.seen[branch.root_id] for branch in best if branch is not None]
+
+
+@dataclass
+class _Profiled:
+    """Rates by all layers; keeps the profiles of each problem, by its root."""
+
+    verifier: SelfVerifier
+    seen: dict[int, list[Profile]] = field(default_factory=dict)
+
+    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+        profiles = self.verifier.profiles(branches, questions, backend)
+        for rows in by_problem(branches):
+            self.seen[branches[rows[0]].root_id] = [profiles[row] for row in rows]
+        return [[profile.p[-1]] for profile in profiles]
+
+
+def _look_layers(engine: Engine, ratings: Sequence[Sequence[Profile]]) -> float:
+    rows = [profile.rows for rating in ratings for profile in rating]
+    return look_layers(engine, fmean(rows)) if rows else 0.0
+
+
+def report_exit(made: ExitCalibration, unused: int) -> str:
+    """The exit and what is known about it, as a small table."""
+    exit = made.exit
+    if exit.rule == "ranking":
+        rule = f"ranking, l_min {exit.l_min}, patience {exit.patience}"
+    else:
+        common = ", at a common depth" if exit.common_depth else ""
+        rule = f"entropy, l_min {exit.l_min}, theta {exit.theta:.4f}, eps {exit.eps:.4f}{common}"
+    price = (made.looks - 1) * made.look_layers
+    return _table(
+        ("problems", _problems(made.problems, unused)),
+        (
+            "exit",
+            rule if exit.l_min < made.layers else "none: every one that was tried changes too much, or saves nothing",
+        ),
+        ("depth", f"{made.depth:.1f} of {made.layers} layers per branch, {made.checked} checked problems"),
+        ("looks", f"{made.looks:.1f} per branch, which cost as much as {price:.1f} layers"),
+        ("another solution", f"{made.disagreements} of {made.checked}"),
+        *_bound(made),
+    )
+
+
+# -------------------------------------------------------------------- tables
+
+
+def _problems(used: int, unused: int) -> str:
+    return f"{used} ({unused} more could not be used)" if unused else f"{used}"
+
+
+def _bound(made: GateCalibration | ExitCalibration) -> list[tuple[str, str]]:
+    rows = [("at most", f"{made.disagreement_bound:.1%} of problems, with {CONFIDENCE:.0%} confidence")]
+    bound = made.max_disagreement
+    if bound is not None and made.disagreement_bound > bound:
+        rows.append(("not shown", f"that it is under {bound:.1%}: {_needed(bound, made.problems)}"))
+    return rows
+
+
+def _needed(bound: float, problems: int) -> str:
+    """How many held-out problems could show it: half are checked, and the best case is that none disagrees."""
+    if bound == 0:
+        return "no number of problems can show that"
+    least = math.ceil(math.log(1 - CONFIDENCE) / math.log1p(-bound))
+    return f"that takes {2 * least} held-out problems or more" if problems < 2 * least else "too many disagree"
+
+
+def _table(*rows: tuple[str, str]) -> str:
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(f"  {label:<{width}}  {value}" for label, value in rows)

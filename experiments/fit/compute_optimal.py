@@ -1,0 +1,251 @@
+"""`python -m experiments.compute_optimal outputs/A outputs/B ...`: fit from runs which search each difficulty gets.
+
+Every run is one strategy, on the same problems with the same model. How hard a problem is comes from the mean score of
+the first samples of the first run that has scored samples. For each bin of difficulty the strategy with the highest
+accuracy is chosen, within a budget of tokens that the first samples count towards. What that is worth is measured in
+two folds: fitted on one half of the problems, applied to the other, beside the single strategy that was best on the
+same half.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from experiments.cli.command import perform
+from experiments.runs.bootstrap import difference
+from experiments.runs.records import read_records
+from experiments.runs.stats import wilson
+from experiments.runs.summary import failed
+from ttc.errors import InvalidInput
+
+SAMPLING = ("search.BestOfN", "search.SelfConsistency")
+"""Searches whose candidates are plain samples of the prompt."""
+
+BUDGETS = ("max_tokens", "max_generated_tokens", "max_calls", "max_wall_s")
+"""Limits of a whole run, which a strategy within a search does not have."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One strategy: its folder, its configuration and its records by problem."""
+
+    folder: Path
+    config: Any
+    records: dict[str, dict[str, Any]]
+
+    @classmethod
+    def of(cls, folder: Path) -> Run:
+        for name in ("config.yaml", "records.jsonl"):
+            if not (folder / name).is_file():
+                raise InvalidInput(f"{folder} holds no {name}; give folders of runs, as outputs/NAME")
+        return cls(folder, OmegaConf.load(folder / "config.yaml"), read_records(folder / "records.jsonl")[0])
+
+    def solved(self, problem: str) -> bool:
+        record = self.records[problem]
+        return bool(record["correct"]) and not failed(record)
+
+    def samples(self, problem: str, count: int) -> list[dict[str, Any]]:
+        """The first scored samples of a problem by index, [] where there are not so many."""
+        branches = sorted(self.records[problem]["branches"], key=lambda branch: branch["path"])[:count]
+        return branches if len(branches) == count and all(b["score"] is not None for b in branches) else []
+
+
+@dataclass(frozen=True)
+class Table:
+    """What was measured: a row for each problem.
+
+    ease: the mean score of its first samples. estimate: what these took, in tokens. correct, tokens: (problems,
+    strategies); tokens are generated and verifier tokens.
+    """
+
+    ease: np.ndarray
+    estimate: np.ndarray
+    correct: np.ndarray
+    tokens: np.ndarray
+
+    def rows(self, which: np.ndarray) -> Table:
+        return Table(self.ease[which], self.estimate[which], self.correct[which], self.tokens[which])
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The strategy of each bin, by its place, and the edges between the bins."""
+
+    edges: list[float]
+    strategies: list[int]
+
+    def of(self, ease: np.ndarray) -> np.ndarray:
+        """The strategy of each problem."""
+        return np.array(self.strategies)[np.searchsorted(self.edges, ease, side="right")]
+
+
+def measured(runs: Sequence[Run], samples: int) -> tuple[Table, Run, int]:
+    """The table, the run that the first samples are from, and how many problems all runs have.
+
+    Those without so many scored samples are not in the table.
+    """
+    first = runs[0].config
+    for run in runs[1:]:
+        for part in ("model", "dataset"):
+            one, other = first[part].name, run.config[part].name
+            if one != other:
+                raise InvalidInput(f"{run.folder} has {part} {other}, and {runs[0].folder} has {one}; give runs of one")
+    for run in runs:
+        for name in BUDGETS:
+            if (limit := OmegaConf.select(run.config, f"run.{name}")) is not None:
+                raise InvalidInput(
+                    f"{run.folder} was limited by run.{name}={limit}, which a strategy does not carry along; give runs "
+                    "that their own settings end, such as search.n"
+                )
+    common = [name for name in runs[0].records if all(name in run.records for run in runs)]
+    for source in runs:
+        if source.config.search._target_ in SAMPLING:
+            problems = [name for name in common if source.samples(name, samples)]
+            if problems:
+                break
+    else:
+        raise InvalidInput(
+            f"no run has {samples} scored samples of a problem that all runs have; give one of search=best_of_n with "
+            f"search.n={samples} or more"
+        )
+    spent = [[run.records[name]["usage"] for run in runs] for name in problems]
+    estimates = []
+    for name in problems:
+        record, chosen = source.records[name], source.samples(name, samples)
+        verifier = record["usage"]["verifier_tokens"] * samples / len(record["branches"])
+        estimates.append(sum(branch["tokens"] for branch in chosen) + verifier)
+    table = Table(
+        np.array([np.mean([branch["score"] for branch in source.samples(name, samples)]) for name in problems]),
+        np.array(estimates),
+        np.array([[run.solved(name) for run in runs] for name in problems], float),
+        np.array([[usage["generated_tokens"] + usage["verifier_tokens"] for usage in row] for row in spent], float),
+    )
+    return table, source, len(common)
+
+
+def best_fixed(table: Table, budget: float) -> int:
+    """The strategy with the highest accuracy whose mean tokens lie within the budget; of equals the cheaper one."""
+    tokens = table.tokens.mean(0)
+    return _best(table.correct.mean(0), tokens, tokens <= budget, budget)
+
+
+def fit(table: Table, bins: int, budget: float) -> Choice:
+    """The best strategy of each quantile bin, where the first samples count towards the budget too."""
+    edges = np.quantile(table.ease, np.arange(1, bins) / bins)
+    places = np.searchsorted(edges, table.ease, side="right")
+    chosen = []
+    for i in range(bins):
+        rows = table.rows(places == i) if (places == i).any() else table  # ties can leave a bin empty
+        tokens = rows.tokens.mean(0) + rows.estimate.mean()
+        chosen.append(_best(rows.correct.mean(0), tokens, tokens <= budget, budget))
+    return Choice(edges.tolist(), chosen)
+
+
+def _best(accuracy: np.ndarray, tokens: np.ndarray, allowed: np.ndarray, budget: float) -> int:
+    if not allowed.any():
+        raise InvalidInput(f"--budget={budget:g} is less than the {tokens.min():.0f} tokens of the cheapest strategy")
+    return min(np.flatnonzero(allowed), key=lambda i: (-accuracy[i], tokens[i]))
+
+
+def two_fold(table: Table, bins: int, budget: float, seed: int) -> dict[str, Any]:
+    """Accuracy and tokens of the fitted choice and of the best fixed strategy, on halves they were not fitted on."""
+    halves = np.array_split(np.random.default_rng(seed).permutation(len(table.ease)), 2)
+    rows: list[list[float]] = []
+    for train, test in (halves, halves[::-1]):
+        known, new = table.rows(train), table.rows(test)
+        chosen, fixed = fit(known, bins, budget).of(new.ease), best_fixed(known, budget)
+        each = np.arange(len(test))
+        rows += np.stack(
+            [
+                new.correct[each, chosen],
+                new.tokens[each, chosen] + new.estimate,
+                new.correct[:, fixed],
+                new.tokens[:, fixed],
+            ],
+            axis=1,
+        ).tolist()
+    columns = np.array(rows).T
+    gain = difference(columns[2].tolist(), columns[0].tolist(), seed)
+    return {
+        "fitted": [columns[0].mean(), *wilson(columns[0].sum(), len(rows)), columns[1].mean()],
+        "fixed": [columns[2].mean(), *wilson(columns[2].sum(), len(rows)), columns[3].mean()],
+        "difference": list(gain),
+    }
+
+
+def report(arguments: argparse.Namespace) -> str:
+    """What the choice is worth; writes the configuration of the search that makes it."""
+    for name, least in (("samples", 1), ("bins", 2)):
+        if (value := getattr(arguments, name)) < least:
+            raise InvalidInput(f"--{name}={value} must be at least {least}")
+    runs = [Run.of(folder) for folder in arguments.folders]
+    if len(runs) < 2:
+        raise InvalidInput("one run is one strategy, and there is nothing to choose; give two or more folders")
+    table, source, common = measured(runs, arguments.samples)
+    problems = len(table.ease)
+    if problems < 4 * arguments.bins:
+        raise InvalidInput(
+            f"{problems} problems are too few for --bins={arguments.bins} in two halves; give at least "
+            f"{4 * arguments.bins}, or fewer bins"
+        )
+    budget = arguments.budget
+    if budget is None:
+        budget = float((table.tokens + table.estimate[:, None]).max() + 1)  # every strategy is within it
+    found, choice = two_fold(table, arguments.bins, budget, arguments.seed), fit(table, arguments.bins, budget)
+    text = OmegaConf.to_yaml(
+        {
+            "_target_": "search.ComputeOptimal",
+            **{name: source.config.search[name] for name in ("temperature", "top_k", "top_p", "min_p", "max_tokens")},
+            "aggregation": source.config.search.aggregation,
+            "n": arguments.samples,
+            "edges": choice.edges,
+            "strategies": [runs[i].config.search for i in choice.strategies],
+        }
+    )
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    about = f"# fitted on {problems} problems of {source.config.dataset.name} with {source.config.model.name}"
+    arguments.out.write_text(f"{about}\n{text}", encoding="utf-8")
+    gain, low, high = (f"{100 * value:+.1f}" for value in found["difference"])
+    return "\n".join(
+        [
+            f"{problems} problems of {common} with {arguments.samples} scored samples, {arguments.bins} bins, 2 folds",
+            "accuracy in percent [95% interval], tokens per problem",
+            *(
+                f"{name:<12} {100 * mean:.1f} [{100 * least:.1f} to {100 * most:.1f}]  {tokens:.0f}"
+                for name, (mean, least, most, tokens) in (("by bins", found["fitted"]), ("best fixed", found["fixed"]))
+            ),
+            f"difference   {gain} [{low} to {high}], paired bootstrap",
+            "",
+            "fitted on all problems, hardest bin first:",
+            *(f"  {place + 1}  {runs[i].folder}" for place, i in enumerate(choice.strategies)),
+            f"written to {arguments.out}",
+        ]
+    )
+
+
+def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.compute_optimal",
+        description="Fit which search each difficulty gets, from the records of runs on the same problems.",
+    )
+    parser.add_argument("folders", nargs="+", type=Path, help="folders of runs, each of which is a strategy")
+    parser.add_argument("--samples", type=int, default=4, help="first samples that difficulty is estimated from")
+    parser.add_argument("--bins", type=int, default=5, help="quantile bins of difficulty")
+    parser.add_argument("--budget", type=float, help="tokens per problem, on average; default: enough for every run")
+    parser.add_argument("--seed", type=int, default=0, help="of the two halves and of the bootstrap")
+    parser.add_argument(
+        "--out", type=Path, default=Path("fitted/search/fitted.yaml"), help="default: fitted/search/fitted.yaml"
+    )
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    arguments = parsed()
+    perform(lambda: print(report(arguments)), " ".join(map(str, arguments.folders)))

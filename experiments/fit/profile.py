@@ -1,0 +1,103 @@
+"""`python -m experiments.profile`: measure this machine for the cost model, and write what was found to a file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+
+from experiments.cli.command import perform
+from ttc.cost_model.profile_file import Profile, hardware
+from ttc.errors import InvalidInput
+
+DTYPES = ("bfloat16", "float32", "float16")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.profile", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("profile.json"), help="default: profile.json")
+    parser.add_argument("--dtypes", default="bfloat16,float32", help=f"with commas, of {', '.join(DTYPES)}")
+    parser.add_argument(
+        "--link-gbps", type=float, default=16.0, help="without a GPU: of the simulated link; default: 16"
+    )
+    arguments = parser.parse_args()
+    perform(lambda: measure(arguments), f"profile {' '.join(sys.argv[1:])}")
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Measure, print and write. Raises InvalidInput for an unknown dtype, a link without speed or a file that cannot be
+    written, before anything is measured."""
+    dtypes = list(dict.fromkeys(name.strip() for name in arguments.dtypes.split(",")))
+    for name in dtypes:
+        if name not in DTYPES:
+            raise InvalidInput(f"--dtypes {name!r} is unknown; use names of {', '.join(DTYPES)}, with commas")
+    if not arguments.link_gbps > 0:
+        raise InvalidInput(f"--link-gbps {arguments.link_gbps} must be above 0, as 16 for PCIe 4.0 x8")
+    if not arguments.out.parent.is_dir() or arguments.out.is_dir():
+        raise InvalidInput(f"--out {arguments.out} cannot be written; name a file in a folder that is there")
+
+    import torch
+
+    from experiments.runs.provenance import provenance
+    from ttc.calibration.device_profile import profile_attention, profile_device, profile_link, profile_memory
+    from ttc.model.packed_linear import packs
+
+    start = perf_counter()
+    kinds = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
+    devices = []
+    for kind in kinds:
+        print(f"measuring {kind} memory", file=sys.stderr, flush=True)
+        memory = profile_memory(torch.device(kind))
+        for name in dtypes:
+            print(f"measuring {kind} {name}", file=sys.stderr, flush=True)
+            attention = profile_attention(torch.device(kind), getattr(torch, name))
+            for runner in ("auto", "modules"):
+                devices.append(profile_device(torch.device(kind), getattr(torch, name), runner, memory, attention))
+            if packs(torch.device(kind), getattr(torch, name)):
+                plain = profile_device(
+                    torch.device(kind), getattr(torch, name), "modules", memory, attention, pack=False
+                )
+                devices.append(plain)
+    link = profile_link(torch.device(kinds[0]), arguments.link_gbps)
+    record = provenance(
+        f"python -m experiments.profile {' '.join(sys.argv[1:])}".strip(),
+        model=f"random layers in {', '.join(dtypes)}",
+        simulated="the link" if link.simulated else "nothing",
+    )
+    record |= {"seconds": perf_counter() - start, "devices": [asdict(d) for d in devices], "link": asdict(link)}
+    arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(", ".join(f"{what}: {name}" for what, name in hardware().items()), end="\n\n")
+    print(report(Profile({d.name: d for d in devices}, link)))
+    print(f"\nwritten to {arguments.out} after {record['seconds']:.0f} s")
+
+
+def report(profile: Profile) -> str:
+    """Markdown: a column for each device, and the link."""
+    devices = list(profile.devices.values())
+    lines = [f"| | {' | '.join(device.name for device in devices)} |", "|---" * (len(devices) + 1) + "|"]
+
+    def line(what: str, values: list[str]) -> None:
+        lines.append(f"| {what} | {' | '.join(values)} |")
+
+    line("read bandwidth, GB/s", [f"{device.bandwidth / 1e9:.1f}" for device in devices])
+    line("last cache, MiB", [f"{device.l3_bytes / 2**20:.0f}" for device in devices])
+    line("its bandwidth, GB/s", [f"{device.l3_bandwidth / 1e9:.1f}" for device in devices])
+    line("a block's overhead, ms", [f"{device.block_overhead_s * 1e3:.3f}" for device in devices])
+    line("a pass's overhead, ms", [f"{device.pass_overhead_s * 1e3:.3f}" for device in devices])
+    line("a branch between two passes, µs", [f"{device.row_s * 1e6:.0f}" for device in devices])
+    line("and 1,000 logits of it, µs", [f"{device.logit_s * 1e9:.1f}" for device in devices])
+    for rows in devices[0].flops:
+        line(f"GFLOP/s of products, rows: {rows}", [f"{device.flops[rows] / 1e9:.0f}" for device in devices])
+    for rows in devices[0].attention_flops:
+        line(f"GFLOP/s of attention, rows: {rows}", [f"{device.attention_flops[rows] / 1e9:.0f}" for device in devices])
+    link = profile.link
+    lines += [
+        "",
+        f"link{' (simulated)' if link.simulated else ''}: {link.to_device_bandwidth / 1e9:.1f} GB/s and "
+        f"{link.to_device_latency_s * 1e6:.0f} µs to the device, {link.to_host_bandwidth / 1e9:.1f} GB/s and "
+        f"{link.to_host_latency_s * 1e6:.0f} µs to the host",
+    ]
+    return "\n".join(lines)

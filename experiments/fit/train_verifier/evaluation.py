@@ -1,0 +1,95 @@
+"""What a verifier is worth on held-out problems, beside others and beside a vote."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from experiments.fit.train_verifier.auc import auc, auc_within
+from experiments.fit.train_verifier.problems import Part
+from experiments.runs.stats import paired, wilson
+from search.rating import aggregate
+from search.selection import Sample, best, majority, weighted_majority
+from ttc.protocols import Backend, Forgets, Result, Verifier
+from ttc.text.answers import extract_answer
+from ttc.tree.branch import Branch, by_problem
+
+
+@dataclass
+class Together:
+    """Rates by several verifiers at once, so that all of them choose among the same candidates; the search goes by the
+    first one. seen: the candidates of each problem's last rating, by its root: each text, and its score by each."""
+
+    verifiers: dict[str, Verifier]
+    seen: dict[int, list[tuple[str, dict[str, float]]]] = field(default_factory=dict)
+
+    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> Sequence[Sequence[float]]:
+        given = {name: verifier.rate(branches, questions, backend) for name, verifier in self.verifiers.items()}
+        for rows in by_problem(branches):
+            self.seen[branches[rows[0]].root_id] = [
+                (branches[row].text, {name: aggregate(scores[row], "last") for name, scores in given.items()})
+                for row in rows
+            ]
+        return next(iter(given.values()))
+
+    def released(self, branches: Sequence[Branch]) -> None:
+        for verifier in self.verifiers.values():
+            if isinstance(verifier, Forgets):
+                verifier.released(branches)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of one problem in the order of their making: what each answers, whether that is right, and its
+    score by each verifier."""
+
+    answers: list[str | None]
+    right: list[bool]
+    scores: dict[str, list[float]]
+
+    def chosen(self, rule: Callable[[Sequence[Sample]], int | None], by: str | None = None) -> bool:
+        """Whether what a rule chooses, by the scores of one verifier where it needs any, is right."""
+        scores = [None] * len(self.answers) if by is None else self.scores[by]
+        place = rule([Sample(answer, score) for answer, score in zip(self.answers, scores, strict=True)])
+        return place is not None and self.right[place]
+
+
+def candidates(results: Sequence[Result], together: Together, part: Part) -> list[Candidates]:
+    """Those of each problem, none for one that failed."""
+    found = []
+    for result in results:
+        rated = [] if result.best is None else together.seen.get(result.best.root_id, [])
+        scores = {name: [scores[name] for _, scores in rated] for name in together.verifiers}
+        right = [part.is_right(result.problem, text) for text, _ in rated]
+        found.append(Candidates([extract_answer(text, part.kind) for text, _ in rated], right, scores))
+    return found
+
+
+def choices(found: Sequence[Candidates], names: Sequence[str]) -> dict[str, list[bool]]:
+    """Which problems are right when their candidate is chosen by each verifier's score, by votes that the first one's
+    scores weigh, or by equal votes. "any right" is what no choice can beat."""
+    return {
+        **{name: [one.chosen(best, name) for one in found] for name in names},
+        f"votes weighed by the {names[0]}": [one.chosen(weighted_majority, names[0]) for one in found],
+        "majority": [one.chosen(majority) for one in found],
+        "any right": [any(one.right) for one in found],
+    }
+
+
+def told_apart(scores: Sequence[Sequence[float]], right: Sequence[Sequence[bool]]) -> dict[str, Any]:
+    """AUC over everything and within problems, each with its 95% interval; None where there is nothing to compare."""
+    both = {"all": auc(scores, right), "within": auc_within(scores, right)}
+    return {name: None if math.isnan(found[0]) else list(found) for name, found in both.items()}
+
+
+def accuracy(right: Sequence[bool]) -> dict[str, Any]:
+    return {"accuracy": sum(right) / len(right), "accuracy_95": list(wilson(sum(right), len(right)))}
+
+
+def gain(over: Sequence[bool], right: Sequence[bool]) -> dict[str, Any]:
+    """By how much more of the same problems are right, with its 95% interval and McNemar's p (`stats.paired`)."""
+    found = paired([float(hit) for hit in right], [float(hit) for hit in over])
+    difference = found.difference
+    return {"gain": [difference.mean, difference.low, difference.high], "p": found.p}

@@ -1,0 +1,234 @@
+"""The job: solutions, their labels, a head fitted to them, its folder, and what it is worth on held-out problems."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from experiments.fit.train_verifier.card import card, tables
+from experiments.fit.train_verifier.evaluation import Together, accuracy, candidates, choices, gain, told_apart
+from experiments.fit.train_verifier.fitting import Fit, Rows, train
+from experiments.fit.train_verifier.problems import Part, Problems, load_problems
+from experiments.fit.train_verifier.rollouts import Labels, Rollouts, Solution, solutions
+from experiments.runs.build import check_run, make_engine, make_template, make_verifier, resolved
+from experiments.runs.provenance import provenance
+from experiments.runs.screen import say, show_logged, with_progress
+from search import BestOfN, Search, solve
+from ttc.engine import Engine
+from ttc.errors import InvalidInput
+from ttc.protocols import Problem, Result, Verifier
+from ttc.text.prompt import PromptTemplate
+from verifiers import ConfidenceVerifier, ValueHead
+from verifiers.value_head import SETTINGS
+
+SOLUTIONS_AT_ONCE = 128
+"""The most solutions whose keys and values are kept while their features are computed."""
+HEAD, CONFIDENCE = "value head", "confidence"
+
+
+def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Train a head as `config` describes, save it, and return what is known of it. overrides: of the command line."""
+    show_logged()
+    config = resolved(config)
+    searches, rollouts = _checked(config)
+    rival, problems, folder = make_verifier(config), load_problems(config), Path(config.train.folder)
+    counts = ", ".join(f"{len(part.problems)} to {what}" for what, part in problems.parts.items())
+    say(f"problems: {counts}; {problems.dropped} were left out, as they are in the test set or come twice")
+    start = time.perf_counter()
+    work = Work(config, make_engine(config), make_template(config))
+    found = {name: work.labelled(rollouts, part, name) for name, part in problems.parts.items()}
+    head = ValueHead.on(work.engine.model, work.engine.tokenizer, separator=config.train.separator, prompt=work.prompt)
+    fitted = train(work.rows(head, found["train"]), work.rows(head, found["validation"]))
+    fitted.put(head.head)
+    folder.mkdir(parents=True, exist_ok=True)
+    head.save(folder, base=config.model.name)
+    if not config.dataset.private:
+        for name, solved in found.items():
+            lines = (json.dumps(one.row(head.prompt, config.train.labels), ensure_ascii=False) for one in solved)
+            (folder / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    seconds = {"training": time.perf_counter() - start}
+    say(f"trained in {seconds['training']:.0f} s; now the {len(problems.test.problems)} problems to test")
+    verifiers: dict[str, Verifier] = {HEAD: head, CONFIDENCE: ConfidenceVerifier()}
+    if rival is not None:
+        verifiers[type(rival).__name__] = rival
+    evaluated = {
+        "steps": work.steps_told_apart(head, found["test"]),
+        **work.compared(searches, verifiers, problems.test),
+    }
+    seconds["all"] = time.perf_counter() - start
+    dtype = str(work.engine.dtype).removeprefix("torch.")
+    command = " ".join(["python -m experiments.train_verifier", *overrides])
+    record = provenance(command, model=f"{config.model.name}, {dtype}")
+    record |= {"seconds": seconds, "data": _data(config, problems, found), "fit": _fit(fitted), **evaluated}
+    (folder / "README.md").write_text(card(record, config), encoding="utf-8")
+    if config.train.record is not None:
+        Path(config.train.record).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"{tables(record)}\n\nvalue head: {folder}")
+    return record
+
+
+def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts]:
+    """The searches that the head is tried in, and the one that makes solutions to learn from. Refuses what the job
+    cannot be run with."""
+    wanted = config.train
+    if wanted.labels not in get_args(Labels):
+        raise InvalidInput(f"train.labels={wanted.labels} is unknown; use one of {', '.join(get_args(Labels))}")
+    if not wanted.continuations and wanted.labels != "outcome":
+        raise InvalidInput(
+            f"train.labels={wanted.labels} needs continuations of each step, and train.continuations=0; give some, or "
+            "train.labels=outcome"
+        )
+    check_run(config)
+    if (Path(wanted.folder) / SETTINGS).exists():
+        raise InvalidInput(f"{wanted.folder} holds a value head already; choose another train.folder, or delete it")
+    if wanted.record is not None and not Path(wanted.record).parent.is_dir():
+        raise InvalidInput(f"train.record={wanted.record} lies in a folder that does not exist; make it first")
+    search: Search = instantiate(config.search, _convert_="all")
+    if not search.needs_verifier:
+        raise InvalidInput(f"{type(search).__name__} asks no verifier, so that none can be tried in it; use another")
+    most, sampling = wanted.step_tokens * wanted.max_steps, {"temperature": wanted.temperature}
+    rollouts = Rollouts(
+        n=wanted.rollouts,
+        continuations=wanted.continuations,
+        step_tokens=wanted.step_tokens,
+        max_steps=wanted.max_steps,
+        delimiter=wanted.separator,
+        **sampling,
+    )
+    best_of_n = BestOfN(n=wanted.samples, max_tokens=most, **sampling)
+    return {f"best-of-{wanted.samples}": best_of_n, type(search).__name__: search}, rollouts
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is done with the model."""
+
+    config: DictConfig
+    engine: Engine
+    template: PromptTemplate
+
+    @property
+    def prompt(self) -> str:
+        """What stands before a solution as the head reads it: by default the policy's own prompt."""
+        if self.config.train.prompt is not None:
+            return str(self.config.train.prompt)
+        own = self.template.text("{question}", self.engine.tokenizer)
+        own = own.removeprefix(getattr(self.engine.tokenizer, "bos_token", None) or "")  # which the head puts first
+        blanks = {answer[: len(answer) - len(answer.lstrip())] for _, answer in self.template.examples}
+        return own + (blanks.pop() if len(blanks) == 1 else "")  # steps come without the blanks around them
+
+    def solved(self, search: Search, problems: Sequence[Problem], verifier: Verifier | None, what: str) -> list[Result]:
+        say(what)
+        results: list[Result] = solve(
+            search,
+            problem=list(problems),
+            engine=self.engine,
+            verifier=verifier,
+            seed=self.config.run.seed,
+            template=self.template,
+            answer_kind=self.config.dataset.answer_kind,
+            end=tuple(self.config.dataset.end),
+            concurrency=self.config.run.batch,
+        )
+        return results
+
+    def labelled(self, rollouts: Rollouts, part: Part, name: str) -> list[Solution]:
+        """Solutions of a part of the problems, with what their steps are worth."""
+        results = self.solved(rollouts, part.problems, None, f"solutions to {name}")
+        separator = self.config.train.separator
+        return [
+            solution
+            for result in results
+            for solution in solutions(result, partial(part.is_right, result.problem), separator)
+        ]
+
+    def states(self, head: ValueHead, solved: Sequence[Solution]) -> list[torch.Tensor]:
+        """What the head sees of each solution: (steps, width). Equal ones are computed once."""
+        texts = list(dict.fromkeys((one.problem.question, tuple(one.steps)) for one in solved))
+        parts = [texts[i : i + SOLUTIONS_AT_ONCE] for i in range(0, len(texts), SOLUTIONS_AT_ONCE)]
+        computed = chain.from_iterable(head.features(part) for part in with_progress(parts, "features", "parts"))
+        known = dict(zip(texts, computed, strict=True))
+        return [known[one.problem.question, tuple(one.steps)] for one in solved]
+
+    def rows(self, head: ValueHead, solved: Sequence[Solution]) -> Rows:
+        """Every step of every solution."""
+        targets = [target for one in solved for target in one.targets(self.config.train.labels)]
+        empty = torch.zeros(0, head.head.in_features)
+        return Rows(torch.cat([empty, *self.states(head, solved)]), torch.tensor(targets))
+
+    # ---------------------------------------------------------------- what it is worth
+
+    def steps_told_apart(self, head: ValueHead, solved: Sequence[Solution]) -> dict[str, Any]:
+        """How well the head tells steps before the last one apart: whether any continuation from them is right."""
+        scores, right = list[list[float]](), list[list[bool]]()
+        pairs = zip(solved, self.states(head, solved), strict=True)
+        for _, group in groupby(pairs, key=lambda pair: pair[0].problem.id):
+            scores.append([])
+            right.append([])
+            for one, states in group:
+                scores[-1] += head.head(states).softmax(-1)[:-1, 1].tolist()
+                right[-1] += [value > 0 for value in one.values[:-1]]
+        return {"steps": sum(map(len, scores)), "right": sum(map(sum, right)), **told_apart(scores, right)}
+
+    def compared(self, searches: dict[str, Search], verifiers: dict[str, Verifier], test: Part) -> dict[str, Any]:
+        """The first search is best-of-n: all verifiers, and votes, choose among its samples. The second one is run with
+        each verifier."""
+        (sampled, best_of_n), (stepwise, search) = searches.items()
+        together, names = Together(verifiers), list(verifiers)
+        found = candidates(self.solved(best_of_n, test.problems, together, sampled), together, test)
+        right = {(sampled, chooser): hits for chooser, hits in choices(found, names).items()}
+        for name, verifier in verifiers.items():
+            results = self.solved(search, test.problems, verifier, f"{stepwise}, {name}")
+            right[stepwise, name] = [test.is_correct(one.problem, one.answer) for one in results]
+        others = [*names[1:], "majority"]
+        return {
+            "solutions": {
+                name: told_apart([one.scores[name] for one in found], [one.right for one in found]) for name in names
+            },
+            "searches": [{"search": s, "chooser": c, **accuracy(hits)} for (s, c), hits in right.items()],
+            "gains": [
+                {
+                    "search": name,
+                    "over": f"{other} of {sampled}" if (name, other) not in right else other,
+                    **gain(right.get((name, other), right[sampled, other]), right[name, HEAD]),
+                }
+                for name in searches
+                for other in others
+            ],
+        }
+
+
+def _data(config: DictConfig, problems: Problems, found: dict[str, list[Solution]]) -> dict[str, Any]:
+    """What was trained and tested on."""
+    parts = {
+        name: {
+            "problems": len(problems.parts[name].problems),
+            "solutions": len(solved),
+            "right": sum(one.correct for one in solved),
+            "steps": sum(len(one.steps) for one in solved),
+        }
+        for name, solved in found.items()
+    }
+    wanted = config.train
+    settings = {name: wanted[name] for name in ("labels", "rollouts", "continuations", "temperature")}
+    return {"dataset": config.dataset.name, "source": problems.source, "dropped": problems.dropped, **settings, **parts}
+
+
+def _fit(fitted: Fit) -> dict[str, Any]:
+    return {
+        "strength": fitted.strength,
+        "loss_before": fitted.before,
+        "loss": fitted.after,
+        "validation_loss_before": fitted.constant,
+        "validation_loss": {f"{strength:g}": loss for strength, loss in fitted.validation.items()},
+    }

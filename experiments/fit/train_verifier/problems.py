@@ -1,0 +1,116 @@
+"""The problems to train on, to choose settings by and to test on: no question is in two of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.runs.data import load_task
+from ttc.errors import InvalidInput
+from ttc.protocols import Problem
+from ttc.text.answers import extract_answer
+
+LEAST = 4
+"""The fewest problems to train on."""
+FAR = 1_000_000
+"""reasoning-gym makes problem i of a seed from seed + i, so that near seeds make the same problems."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some problems. is_correct: their scorer, of a problem and an answer. kind: how answers are read."""
+
+    problems: list[Problem]
+    is_correct: Callable[[Problem, str | None], bool]
+    kind: str
+
+    def is_right(self, problem: Problem, text: str) -> bool:
+        """Whether a text ends in the right answer."""
+        return self.is_correct(problem, extract_answer(text, self.kind))
+
+
+@dataclass(frozen=True)
+class Problems:
+    """source: how the settings of the problems to train on differ from the test set's. dropped: how many of them were
+    left out, as their questions are in the test set or came before."""
+
+    train: Part
+    validation: Part
+    test: Part
+    source: str
+    dropped: int
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        return {"train": self.train, "validation": self.validation, "test": self.test}
+
+
+def load_problems(config: DictConfig) -> Problems:
+    """The test problems are those of `dataset`; those to train on come from `train.data`, or from `source`.
+
+    Raises InvalidInput where no source is known, and where too few problems are left.
+    """
+    wanted, data = config.train, config.dataset
+    if not 0 < wanted.validation < 1:
+        raise InvalidInput(f"train.validation={wanted.validation} must be a share of the problems between 0 and 1")
+    if wanted.problems < LEAST:
+        raise InvalidInput(f"train.problems={wanted.problems} must be at least {LEAST}")
+    tested = load_task(data)
+    changes: dict[str, Any] = dict(OmegaConf.to_container(wanted.data, resolve=True)) or source(data)
+    asked = wanted.problems + len(tested.problems)  # some will be in the test set too
+    trained = load_task(OmegaConf.merge(data, {"limit": asked, "name": f"{data.name}-train"}, changes))
+    usable = unseen(trained.problems, tested.problems)
+    dropped, usable = len(trained.problems) - len(usable), usable[: wanted.problems]
+    if len(usable) < LEAST:
+        raise InvalidInput(
+            f"of {len(trained.problems)} problems to train on {len(usable)} are not in the test set, and {LEAST} are "
+            "needed; name others in train.data"
+        )
+    train, validation = split(usable, wanted.validation, config.run.seed)
+    return Problems(
+        Part(train, trained.is_correct, data.answer_kind),
+        Part(validation, trained.is_correct, data.answer_kind),
+        Part(tested.problems, tested.is_correct, data.answer_kind),
+        " ".join(f"dataset.{name}={value}" for name, value in changes.items()),
+        dropped,
+    )
+
+
+def source(dataset: DictConfig) -> dict[str, Any]:
+    """How the settings of the problems to train on differ from the test set's, where the user has not said."""
+    if dataset.task is not None:
+        return {"seed": dataset.seed + FAR}
+    if dataset.path is None and dataset.shots_split not in (None, dataset.split):
+        return {"split": dataset.shots_split, "offset": 0}
+    raise InvalidInput(
+        f"the data set {dataset.name} names no other problems to train on; give the settings that differ, as in "
+        "+train.data.path=train.jsonl, +train.data.split=train or +train.data.offset=200"
+    )
+
+
+def unseen(problems: Iterable[Problem], others: Iterable[Problem]) -> list[Problem]:
+    """The problems whose questions are not among the others', each question once. Blanks and capital letters are no
+    difference."""
+    seen = {_plain(problem.question) for problem in others}
+    found = []
+    for problem in problems:
+        if (question := _plain(problem.question)) not in seen:
+            seen.add(question)
+            found.append(problem)
+    return found
+
+
+def _plain(question: str) -> str:
+    return " ".join(question.casefold().split())
+
+
+def split(problems: list[Problem], share: float, seed: int) -> tuple[list[Problem], list[Problem]]:
+    """(to train on, to choose settings by): whole problems, drawn by the seed, at least one of each."""
+    shuffled = problems[:]
+    random.Random(seed).shuffle(shuffled)
+    count = min(max(1, round(share * len(shuffled))), len(shuffled) - 1)
+    return shuffled[count:], shuffled[:count]

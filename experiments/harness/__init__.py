@@ -1,1 +1,0 @@
-"""This project's searches as a model of other people's evaluation programs: lm-evaluation-harness and Inspect."""

@@ -1,0 +1,1 @@
+"""Other projects' harnesses and clusters that run the searches."""

@@ -1,0 +1,127 @@
+"""`python -m experiments.on_ray --workers N ...`: a run whose shards Ray Data solves on the machines of a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.cli.command import perform
+
+
+def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.on_ray",
+        description="Solve a run on a Ray cluster: each worker loads the model once and solves shards of the problems; "
+        "their records come back here and are merged. Without a cluster, Ray uses this machine alone.",
+    )
+    parser.add_argument("--workers", type=int, required=True, metavar="N", help="processes with a model each")
+    parser.add_argument("--shards", type=int, metavar="N", help="parts of the problems (4 for each worker)")
+    parser.add_argument("--gpus", type=float, default=0, metavar="X", help="of each worker (0)")
+    parser.add_argument("--cpus", type=float, default=1, metavar="X", help="of each worker (1)")
+    parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as for experiments.run; run.name is needed")
+    return parser.parse_args(words)
+
+
+def configured(overrides: Sequence[str]) -> Any:
+    from hydra import compose, initialize_config_module
+
+    from experiments.runs.own_classes import with_own_classes
+    from experiments.runs.schema import register
+
+    register()
+    with initialize_config_module("conf", version_base="1.3"):
+        return with_own_classes(compose("config", overrides=list(overrides)), overrides)
+
+
+class Worker:
+    """Solves shards in one of Ray's processes, where the model stays loaded."""
+
+    def __init__(self, overrides: Sequence[str]):
+        self.overrides = overrides
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The files of a solved shard, or why it failed."""
+        from experiments.cli.refusals import reason
+        from experiments.runs.job import run
+        from experiments.runs.records import run_folder
+
+        with tempfile.TemporaryDirectory() as place:
+            config = configured([*self.overrides, f"run.shard={row['shard']}", f"run.output_dir={place}"])
+            try:
+                run(config)
+            except Exception as error:
+                if (text := reason(error)) is None:
+                    raise
+                return {"folder": None, "names": [], "texts": [text]}
+            folder = run_folder(config)
+            files = sorted(file for file in folder.iterdir() if file.suffix in (".json", ".jsonl", ".yaml"))
+            return {
+                "folder": folder.name,
+                "names": [file.name for file in files],
+                "texts": [file.read_text(encoding="utf-8") for file in files],
+            }
+
+
+def solve(workers: int, shards: int | None, gpus: float, cpus: float, overrides: Sequence[str]) -> Path:
+    """Write the shards' folders and the merged run; returns the latter. Shards that are here already are kept."""
+    from experiments.eval.merge.merging import merge
+    from experiments.runs.records import run_folder
+    from experiments.runs.screen import say
+    from experiments.runs.shards import Shard
+    from ttc.errors import InvalidInput
+
+    count = 4 * workers if shards is None else shards
+    if workers < 1 or count < 1:
+        raise InvalidInput(f"--workers={workers} and --shards={count} must be at least 1")
+    if not any(override.startswith("run.name=") for override in overrides):
+        raise InvalidInput("give the run a name, as run.name=NAME")
+    config = configured(overrides)
+    if config.run.shard is not None:
+        raise InvalidInput(f"run.shard={config.run.shard} is set here by --shards; leave it out")
+    whole = run_folder(config)
+    folders = {f"{i}/{count}": whole.with_name(Shard(i, count).name(whole.name)) for i in range(1, count + 1)}
+    try:
+        import ray
+    except ImportError:
+        raise InvalidInput("this needs Ray: pip install 'ttc-tree[ray]'") from None
+    left = [shard for shard, folder in folders.items() if not (folder / "summary.json").is_file()]
+    failed: list[str] = []
+    if left:
+        say(f"{len(left)} shards on {workers} workers")
+        if not ray.is_initialized():
+            ray.init(logging_level="ERROR")  # the cluster that RAY_ADDRESS names, else this machine
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        parts = ray.data.from_items([{"shard": shard} for shard in left], override_num_blocks=len(left))
+        solved = parts.map(
+            Worker,
+            fn_constructor_args=(list(overrides),),
+            compute=ray.data.ActorPoolStrategy(size=workers),
+            num_gpus=gpus or None,
+            num_cpus=cpus,
+        )
+        for row in solved.iter_rows():
+            if row["folder"] is None:
+                failed.append(row["texts"][0])
+                continue
+            folder = whole.with_name(row["folder"])
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, text in sorted(zip(row["names"], row["texts"], strict=True)):  # summary.json comes last
+                (folder / name).write_text(text, encoding="utf-8")
+            say(f"{folder.name} is done")
+    if failed:
+        raise InvalidInput(f"{len(failed)} of {count} shards failed: {failed[0]}; the same command goes on")
+    merge(whole, list(folders.values()))
+    return whole
+
+
+def main() -> None:
+    arguments = parsed()
+
+    def work() -> None:
+        solve(**vars(arguments))
+
+    perform(work, " ".join(sys.argv[1:]))

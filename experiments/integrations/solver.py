@@ -1,0 +1,174 @@
+"""A search and all that it runs on, as one model: prompts in, answers out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.cli.refusals import reason
+from experiments.eval.leaderboard.plan import as_override
+from experiments.runs.build import check_backend, check_run, make_backend, make_search, resolved
+from experiments.runs.fingerprint import model_fingerprint, reward_fingerprint
+from experiments.runs.own_classes import code_fingerprint, with_own_classes
+from experiments.runs.schema import register
+from search import Search, solve_each
+from ttc.engine import Engine
+from ttc.errors import InvalidInput
+from ttc.protocols import Problem, Verifier
+from ttc.remote.backend import RemoteBackend
+from ttc.results import Result
+from ttc.text.prompt import PromptTemplate, next_turn, prompt_tokens
+
+GROUPS = ("model", "search", "verifier", "memory", "cache", "sharing", "gate", "backend")
+RUN = ("seed", "batch", "max_tokens", "max_generated_tokens", "max_calls", "max_wall_s")
+"""What can be set of a run: its groups, and these settings of `run`."""
+SHORT = {
+    "pretrained": "model.name",
+    "dtype": "model.dtype",
+    "device": "model.device",
+    "seed": "run.seed",
+    "answer_kind": "dataset.answer_kind",
+}
+"""Names that other programs use, and ours."""
+DEFAULTS = {"search": "greedy", "verifier": "none"}
+BUDGETS = RUN[2:]
+
+
+@dataclass(frozen=True)
+class Verbatim(PromptTemplate):
+    """A prompt that another program has made, as it stands.
+
+    most: so many of its last tokens are kept, None for all. chat_turns: what a search says in further turns goes
+    through the chat template, as the prompt did.
+    """
+
+    instruction: str = "{question}"
+    raw: bool = True
+    most: int | None = None
+    chat_turns: bool = False
+
+    def tokens(self, question: str, tokenizer: Any) -> list[int]:
+        found = prompt_tokens(self.text(question, tokenizer), tokenizer)
+        return found if self.most is None else found[-self.most :]
+
+    def next_turn(self, words: str, tokenizer: Any) -> str:
+        text = next_turn(words, tokenizer) if self.chat_turns else None
+        return super().next_turn(words, tokenizer) if text is None else text
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a program asks of an answer; what the search's own settings say goes first.
+
+    max_tokens: of the answer, None for the search's own. end: strings that end it. sampling: temperature, top_k, top_p
+    and min_p, where given.
+    """
+
+    max_tokens: int | None
+    end: tuple[str, ...] = ()
+    sampling: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass
+class Solver:
+    """A search on a backend.
+
+    settings: what was set by the user, as the values of Hydra's overrides. identity: all that answers depend on.
+    """
+
+    backend: Engine | RemoteBackend
+    search: Search
+    verifier: Verifier | None = None
+    seed: int = 0
+    answer_kind: str = "number"
+    batch: int | None = None
+    budget: dict[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    identity: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Solver:
+        """From settings by the names of `experiments.run`. Raises InvalidInput for those that are wrong or not used."""
+        named = {SHORT.get(name, name): value for name, value in settings.items()}
+        config = configuration(named)
+        search, verifier = make_search(config)
+        backend = make_backend(config)
+        chosen = {name: OmegaConf.to_container(config[name], resolve=True) for name in GROUPS}
+        remote = {"served": backend.capabilities.model} if isinstance(backend, RemoteBackend) else {}
+        identity = {
+            **chosen,
+            "run": {name: config.run[name] for name in ("seed", *BUDGETS)},
+            "answer_kind": config.dataset.answer_kind,
+            "weights": remote or model_fingerprint(config.model.name),
+            "verifier_weights": reward_fingerprint(chosen["verifier"]),
+            "code": code_fingerprint(config),
+        }
+        budget = {name: config.run[name] for name in BUDGETS}
+        kind = config.dataset.answer_kind
+        return cls(backend, search, verifier, config.run.seed, kind, config.run.batch, budget, named, identity)
+
+    def check(self, asked: Asked) -> Search:
+        """The search that answers what is asked. Raises InvalidInput where a task samples and the search does not."""
+        own = {f.name for f in fields(self.search)}
+        changes: dict[str, Any] = {}
+        if asked.max_tokens is not None and "max_tokens" in own and "search.max_tokens" not in self.settings:
+            changes["max_tokens"] = asked.max_tokens
+        for name, value in asked.sampling:
+            if f"search.{name}" not in self.settings:
+                changes[name] = value
+        try:
+            return replace(self.search, **changes)
+        except InvalidInput as error:
+            raise InvalidInput(f"the task asks for {dict(asked.sampling)}: {error}") from error
+
+    def solve(self, problems: Sequence[Problem], template: PromptTemplate, asked: Asked) -> Iterator[Result]:
+        """The results of these problems, each as soon as it is there."""
+        yield from solve_each(
+            self.check(asked),
+            problems=problems,
+            engine=self.backend,
+            verifier=self.verifier,
+            seed=self.seed,
+            template=template,
+            answer_kind=self.answer_kind,
+            end=asked.end,
+            concurrency=self.batch,
+            **self.budget,
+        )
+
+    @property
+    def context_length(self) -> int | None:
+        """The model's, None where it is not known."""
+        return self.backend.limits.context_length
+
+
+def configuration(settings: Mapping[str, Any]) -> DictConfig:
+    """The configuration of a run with these settings, `search=greedy verifier=none` unless they name others."""
+    for name in settings:
+        group, _, rest = name.partition(".")
+        if not (group in GROUPS or (group == "run" and rest in RUN) or name == SHORT["answer_kind"]):
+            raise InvalidInput(
+                f"{name} is no setting of a search or its model, and tasks bring their own data and prompts; use "
+                f"{', '.join(SHORT)}, run.{{{','.join(RUN)}}} or those of {', '.join(GROUPS)}, as search=best_of_n "
+                "search.n=8"
+            )
+    given = {**DEFAULTS, **settings, "run.name": "unused"}
+    overrides = [f"{name}={as_override(value) if '.' in name else value}" for name, value in given.items()]
+    register()
+    with initialize_config_module("conf", version_base="1.3"):
+        try:
+            config = with_own_classes(compose("config", overrides=overrides), overrides)
+            if missing := sorted(OmegaConf.missing_keys(config)):
+                raise InvalidInput(f"{' and '.join(missing)} must be given")
+            config = resolved(config)
+        except Exception as error:
+            if (text := reason(error)) is None:
+                raise
+            raise InvalidInput(text) from error
+    check_backend(config)
+    check_run(config)
+    return config

@@ -1,0 +1,1 @@
+"""The project's own benchmarks and the papers' experiments. A clone has it, the wheel does not."""

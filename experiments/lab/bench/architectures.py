@@ -1,0 +1,207 @@
+"""Every causal language model of transformers that a small configuration builds: exact, refused, or wrong?
+
+Each model has windows and chunks of 16 tokens, and grows a small tree of greedy branches that are longer than those;
+every branch is then compared with one plain run of the same weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import multiprocessing
+import signal
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.lab.bench.small_models import (
+    CANNOT_BUILD,
+    WINDOW,
+    Characters,
+    build,
+    cases,
+    is_decoder,
+    model_class,
+    tokens,
+)
+from experiments.runs.provenance import provenance
+from ttc.engine import Engine
+from ttc.errors import UnsupportedModel
+from ttc.model.check import WAY_OUT
+from ttc.sampling import Sampling
+from ttc.tree.branch import Branch
+
+PREFIX, SECONDS = 40, 60
+
+
+class TookTooLong(BaseException):
+    """A case ran out of time; not an `Exception`, so that nothing on the way takes it for an error of the model."""
+
+
+def grow(engine: Engine) -> list[Branch]:
+    """Three ragged branches over a prefix longer than any window, two of them forked again."""
+    greedy = Sampling(temperature=0)
+    root = engine.root(tokens(1, PREFIX), seed=1)
+    level = engine.fork(root, 3)
+    engine.release([root])
+    engine.extend(level[:2], [tokens(2, 5), tokens(3, 1)])
+    engine.generate(level, [6, 3, 9], sampling=greedy)
+    last = engine.fork(level[0], 2) + engine.fork(level[1], 2) + level[2:]
+    engine.release(level[:2])
+    engine.extend([last[1], last[3]], [tokens(4, 2), tokens(5, 3)])
+    engine.generate(last, 6, sampling=greedy)
+    return last
+
+
+def plain_logits(model: Any, branch: Branch, as_generate: bool = False) -> Tensor:
+    """The logits (tokens, vocabulary) of transformers: one run over all of a branch's tokens or, as in `generate`, one
+    over those before the first generated token, and one for each of the others."""
+    ids, cache, parts = torch.tensor([branch.tokens]), None, []
+    for part in ids.split([branch.opening, *[1] * (len(branch.tokens) - branch.opening)], 1) if as_generate else [ids]:
+        past = {} if cache is None else {"past_key_values": cache}
+        output = model(input_ids=part, use_cache=as_generate, **past)
+        cache = output.past_key_values if as_generate else None
+        parts.append(output.logits[0])
+    return torch.cat(parts).double()
+
+
+@torch.no_grad()
+def difference(model: Any, branches: Iterable[Branch], as_generate: bool = False) -> tuple[float, float]:
+    """(largest difference of a log-probability from a plain run's, the difference that is allowed), in nats."""
+    worst, allowed = 0.0, 0.0
+    for branch in branches:
+        logits = plain_logits(model, branch, as_generate)
+        rows = logits.log_softmax(-1)
+        allowed = max(allowed, 1e-4 + 1e-5 * float(logits.abs().max()))
+        for place, (token, logprob) in enumerate(zip(branch.generated, branch.logprobs, strict=True)):
+            row = rows[branch.prompt_length + place - 1]
+            if logprob == logprob:  # else a given token
+                gap = max(abs(float(row[token]) - logprob), float(row.max() - row[token]))
+                worst = max(worst, gap if gap == gap else float("inf"))
+    return worst, allowed
+
+
+def examine(case: str, window: int = WINDOW) -> dict[str, Any]:
+    """One row of the table: {case, model, verdict, ...}; the verdict is exact, refused, wrong or not built."""
+    row: dict[str, Any] = {"case": case, "model": model_class(case)}
+    try:
+        model = build(case, window)
+    except Exception as error:
+        reason = f"{CANNOT_BUILD[case]} ({_short(error)})" if case in CANNOT_BUILD else _short(error)
+        return row | {"verdict": "not built", "reason": reason}
+    try:
+        engine = Engine(copy.deepcopy(model), Characters(), prefill_tokens=16)
+    except UnsupportedModel as error:
+        return row | {"verdict": "refused", "reason": _short(error)}
+    except Exception as error:
+        return row | {
+            "verdict": "wrong",
+            "reason": f"neither accepted nor refused, but {type(error).__name__}: {error}",
+        }
+    try:
+        recurrent = engine.runner.recurrent
+        worst, allowed = difference(model, grow(engine), recurrent is not None and recurrent.knows_opening)
+    except Exception as error:
+        return row | {"verdict": "wrong", "reason": f"accepted, then {type(error).__name__}: {_short(error)}"}
+    verdict = "exact" if worst <= allowed else "wrong"
+    return row | {"verdict": verdict, "worst_nats": worst, "allowed_nats": allowed}
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:900] or type(error).__name__
+
+
+def _examine_quietly(case: str) -> dict[str, Any]:
+    def late(*_: Any) -> None:
+        raise TookTooLong
+
+    warnings.simplefilter("ignore")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    try:
+        return examine(case)
+    finally:
+        signal.alarm(0)
+
+
+def sweep(names: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """A row for each case. Another process computes them, so that a model that crashes it does not end the sweep."""
+    pool: ProcessPoolExecutor | None = None
+    for case in names:
+        pool = pool or ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+        lost = {"case": case, "model": model_class(case), "verdict": "wrong"}
+        try:
+            yield pool.submit(_examine_quietly, case).result()
+        except BrokenProcessPool:
+            pool = None
+            yield lost | {"reason": "the process died"}
+        except TookTooLong:
+            yield lost | {"reason": f"took longer than {SECONDS} s"}
+    if pool is not None:
+        pool.shutdown()
+
+
+def run(names: list[str], out: Path) -> None:
+    """Sweep, print the table and write it; exit with an error if a model is wrong."""
+    rows = []
+    for row in sweep(names or cases()):
+        rows.append(row)
+        found = row.get("reason") or f"off by {row['worst_nats']:.1e} nats at most"
+        print(f"{row['case']:26} {row['verdict']:9} {found}", flush=True)
+    command = " ".join(["python -m experiments.bench architectures", *names])
+    result = provenance(command, model="every causal language model of transformers, small, random weights, float32")
+    result |= {"rows": rows}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    print(summary(result))
+    if wrong := [row["case"] for row in rows if row["verdict"] == "wrong"]:
+        raise SystemExit(f"wrong: {', '.join(wrong)}")
+
+
+def summary(result: dict[str, Any]) -> str:
+    """How many models got each verdict, decoders first, then encoders and encoder-decoders."""
+    count = Counter((row["verdict"], is_decoder(row["case"])) for row in result["rows"])
+    kinds = {"decoders": True, "encoders and encoder-decoders": False}
+    verdicts = ("exact", "refused", "wrong", "not built")
+    return "; ".join(
+        f"{kind}: " + ", ".join(f"{count[verdict, decoder]} {verdict}" for verdict in verdicts)
+        for kind, decoder in kinds.items()
+    )
+
+
+def table(result: dict[str, Any]) -> str:
+    """The models by verdict, and why those are refused that could be reached, in Markdown."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in result["rows"]:
+        reached = row["verdict"] != "refused" or "does not dispatch attention" not in row["reason"]
+        rows.setdefault(row["verdict"] if reached else "not reached", []).append(row)
+    kinds = {
+        "exact": "exact",
+        "refused": "refused, for the reasons below",
+        "not reached": "refused, because it does not dispatch attention through `AttentionInterface`",
+        "wrong": "wrong",
+        "not built": "not tried: no small configuration builds it",
+    }
+    lines = ["| verdict | decoders | how many | encoders and encoder-decoders | how many |", "|---|---|---|---|---|"]
+    for kind, words in kinds.items():
+        parts = [[row["case"] for row in rows.get(kind, []) if is_decoder(row["case"]) == d] for d in (True, False)]
+        lines.append("| " + " | ".join([words, *(f"{', '.join(names)} | {len(names)}" for names in parts)]) + " |")
+    for title, decoder in (("refused decoder", True), ("refused encoder or encoder-decoder", False)):
+        lines += ["", f"| {title} | reason |", "|---|---|"]
+        for row in rows.get("refused", []):
+            reason = (row["reason"].partition(": ")[2] or row["reason"]).removesuffix(WAY_OUT)
+            if is_decoder(row["case"]) == decoder:
+                lines.append(f"| {row['case']} | {reason.replace('|', '/')} |")
+    lines += ["", "| not tried | reason |", "|---|---|"]
+    lines += [f"| {row['case']} | {row['reason'].replace('|', '/')} |" for row in rows.get("not built", [])]
+    return "\n".join(lines)

@@ -1,0 +1,230 @@
+"""A model that is larger than the device: split over host and device, or its weights streamed, by itself or by
+Accelerate.
+
+Host, device and link have the proportions of HELM's smallest machine (RTX 4060, Qwen3-8B). The device is this CPU. A
+layer takes as much longer on the host, and on the link, as the paper's bandwidths say. Where the device computes some
+of it, the host takes less by that part of its weights, and the layer is done when both are.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from accelerate import cpu_offload
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from experiments.lab.paper.helm import CHAT, CPU, LINK, MACHINES, qwen3
+from experiments.runs.provenance import machine, provenance
+from ttc import Engine, Split, Streamed
+from ttc.attention.plan import DecodePlan, Plan
+from ttc.cost_model.idle_link import helped_selector
+from ttc.decoder_layers import decoder_layers
+from ttc.memory.link import Link
+from ttc.placement.divided import DividedLinear
+from ttc.placement.split import SplitRunner
+
+GPU = MACHINES["RTX 4060"].gpu
+SHAPE: dict[str, Any] = {
+    "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 36, "num_attention_heads": 4,
+    "num_key_value_heads": 1, "head_dim": 128, "vocab_size": 18992, "tie_word_embeddings": False,
+}  # fmt: skip
+"""Qwen3-8B's layers, with an eighth of its widths and of its vocabulary."""
+VRAM_BYTES = 7 * 2**30
+"""What HELM's machine has for Qwen3-8B."""
+HOST_GBPS, LINK_GBPS, DEVICE_GBPS = (rate / 1e9 for rate in (CPU.bandwidth, LINK.to_device_bandwidth, GPU.bandwidth))
+"""The paper's bandwidths."""
+PREFIX, PASSES, BRANCHES = 128, 5, (1, 16)
+SIMULATED = "the link, and how slow the host is"
+ARMS = {
+    "resident": "all on the device (for comparison: it does not fit)",
+    "split": "`placement=split placement.streamed=0`",
+    "helped": "`placement=split placement.streamed=0.34`",
+    "streamed": "`placement=streamed`",
+    "accelerate": "Accelerate's `cpu_offload`",
+}
+
+
+def split_of(arm: str) -> Split:
+    """The split of an arm, as the search has it for HELM's machine and model."""
+    share = 0.0 if arm == "split" else None
+    plan = helped_selector(qwen3("Qwen3-8B"), CPU, GPU, LINK, VRAM_BYTES, CHAT, share=share)
+    return Split(k=plan.split.k, streamed=plan.share)
+
+
+def run(out: Path) -> None:
+    """Time the decoding passes of each arm, print the table, and write the figures. A record that broke off goes on."""
+    settings = {"shape": SHAPE, "host": HOST_GBPS, "link": LINK_GBPS, "device": DEVICE_GBPS, "prefix": PREFIX}
+    rows: list[dict[str, Any]] = []
+    if out.exists():
+        before = json.loads(out.read_text(encoding="utf-8"))
+        whole = len(before["rows"]) == len(ARMS) * len(BRANCHES)
+        if not whole and (before["settings"], before["machine"]) == (settings, machine()):
+            rows = before["rows"]
+    for branches in BRANCHES:
+        for arm in ARMS:
+            if any((row["arm"], row["branches"]) == (arm, branches) for row in rows):
+                continue
+            layer_s = [row["layer_s"] for row in rows if (row["arm"], row["branches"]) == ("resident", branches)]
+            rows.append(measured(arm, branches, *layer_s))
+            print(rows[-1], file=sys.stderr, flush=True)
+            record = provenance(
+                f"python -m experiments.bench {' '.join(sys.argv[1:])}",
+                model="random weights of Qwen 3's kind, float32",
+                simulated=SIMULATED,
+            )
+            out.write_text(json.dumps(record | {"settings": settings, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    print(table({"rows": rows}))
+
+
+def measured(arm: str, branches: int, layer_s: float = 0.0) -> dict[str, Any]:
+    """The median pass of an arm in seconds, a layer's part of it, and the bytes that cross the link in it.
+
+    layer_s: what a layer takes on the device with so many branches.
+    """
+    model = _model()
+    layers = decoder_layers(model)
+    layer_bytes = sum(weight.numel() * weight.element_size() for weight in layers[0].parameters())
+    link_gbps = layer_bytes / 1e9 / (layer_s * DEVICE_GBPS / LINK_GBPS) if layer_s else None
+    engine = _engine(arm, model, link_gbps)
+    if isinstance(engine.runner, SplitRunner):
+        for layer in layers[: engine.runner.k - 1]:
+            _slow_down(layer, layer_s * DEVICE_GBPS / HOST_GBPS * (1 - _far_bytes(layer) / layer_bytes))
+    link = engine.memory.link if arm != "accelerate" else model.ttc_link
+    link.gbps = None
+    branch = engine.root([7 * (n + 1) % SHAPE["vocab_size"] for n in range(PREFIX + 1)])
+    rows = engine.fork(branch, branches)
+    link.gbps = link_gbps
+    seconds, moved = _timed(engine, link)
+    layer_seconds = _timed_layers(layers)
+    engine.generate(rows, 1 + PASSES)
+    return {
+        "arm": arm,
+        "branches": branches,
+        "pass_s": median(seconds[1:]),
+        "layer_s": median(layer_seconds[len(layers) :]),
+        "moved_bytes": int(median(moved[1:])),
+        "link_gbps": link_gbps,
+    }
+
+
+def _model() -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(Qwen3Config(**SHAPE), dtype=torch.float32)
+    return model.eval().requires_grad_(False)
+
+
+def _engine(arm: str, model: Any, link_gbps: float | None) -> Engine:
+    if arm in ("split", "helped"):
+        placement = replace(split_of(arm), link_gbps=link_gbps)
+        engine = Engine(model, None, runner=placement.place(model, "cpu"))
+    elif arm == "streamed":
+        engine = Engine(model, None, runner=Streamed(link_gbps=link_gbps).place(model, "cpu"))
+    else:
+        engine = Engine(model, None)
+    if arm == "accelerate":
+        model.ttc_link = Link(torch.device("cpu"))
+        cpu_offload(model, torch.device("cpu"), state_dict=_OverLink(model.state_dict(), model.ttc_link))  # type: ignore[arg-type]
+    engine.limits.eos_ids = frozenset()
+    return engine
+
+
+class _OverLink(Mapping[str, Tensor]):
+    """Weights on the host, each of which crosses a link when Accelerate asks for it."""
+
+    def __init__(self, weights: Mapping[str, Tensor], link: Link):
+        self.weights, self.link = dict(weights), link
+
+    def __getitem__(self, name: str) -> Tensor:
+        copy = torch.empty_like(self.weights[name])
+        self.link.wait(self.link.fetch([(copy, self.weights[name])], "weights"))
+        return copy
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.weights)
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+
+def _far_bytes(layer: nn.Module) -> int:
+    """Bytes of the weights that the device computes with, of a layer on the host."""
+    divided = [module for module in layer.modules() if isinstance(module, DividedLinear)]
+    rows = [(m.out_features - m.near.out_features, m.near.weight) for m in divided]
+    return sum(n * weight.shape[1] * weight.element_size() for n, weight in rows)
+
+
+def _slow_down(layer: nn.Module, seconds: float) -> None:
+    """Let a layer take so long at least."""
+    forward: Callable[..., Any] = layer.forward
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        output = forward(*args, **kwargs)
+        time.sleep(max(0.0, start + seconds - time.perf_counter()))
+        return output
+
+    layer.forward = slow  # type: ignore[method-assign]
+
+
+def _timed_layers(layers: Sequence[nn.Module]) -> list[float]:
+    """Seconds of each call of a layer from now on."""
+    found: list[float] = []
+
+    def watch(layer: nn.Module) -> None:
+        forward: Callable[..., Any] = layer.forward
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            output = forward(*args, **kwargs)
+            found.append(time.perf_counter() - start)
+            return output
+
+        layer.forward = timed  # type: ignore[method-assign]
+
+    for layer in layers:
+        watch(layer)
+    return found
+
+
+def _timed(engine: Engine, link: Link) -> tuple[list[float], list[int]]:
+    """Seconds of each decoding pass from now on, and the bytes to the device."""
+    forward, seconds, moved = engine.runner.forward, list[float](), list[int]()
+
+    def timed(tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
+        start, before = time.perf_counter(), link.to_device_bytes.total()
+        logits = forward(tokens, plan, keep)
+        if isinstance(plan, DecodePlan):
+            seconds.append(time.perf_counter() - start)
+            moved.append(link.to_device_bytes.total() - before)
+        return logits
+
+    engine.runner.forward = timed  # type: ignore[method-assign]
+    return seconds, moved
+
+
+def table(record: dict[str, Any]) -> str:
+    """Markdown: what a pass takes and moves, and how much faster the split is, without and with the device's help."""
+    lines = [
+        "| branches | where layers run | a pass, ms | MB to the device | HELM's split is faster by | with help |",
+        "|---|---|---|---|---|---|",
+    ]
+    times = {(row["arm"], row["branches"]): row["pass_s"] for row in record["rows"]}
+    for row in record["rows"]:
+        faster = ["-", "-"]
+        if row["arm"] in ("streamed", "accelerate"):
+            splits = [times.get((arm, row["branches"])) for arm in ("split", "helped")]
+            faster = [f"{row['pass_s'] / split:.1f}" if split else "-" for split in splits]
+        lines.append(
+            f"| {row['branches']} | {ARMS[row['arm']]} | {row['pass_s'] * 1e3:.0f} | {row['moved_bytes'] / 1e6:.2f} "
+            f"| {' | '.join(faster)} |"
+        )
+    return "\n".join(lines)

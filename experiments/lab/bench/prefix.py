@@ -1,0 +1,265 @@
+"""B branches on one prefix of n tokens: decode step, prefill, peak memory and KV bytes of each way to do it."""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.runs.provenance import provenance
+from ttc.calibration.bandwidth import read_bandwidth
+from ttc.engine import Engine
+from ttc.model.choice import runner_for
+from ttc.model.loading import load
+
+CASES = ((64, 1), (256, 8), (256, 32), (1024, 8), (1024, 32), (4096, 8), (4096, 32))
+SHORT = ((64, 1), (256, 8), (1024, 8), (1024, 32), (4096, 8))
+"""The README's cases, for `generate` and the engine alone."""
+
+QUICK = ((64, 1), (256, 8), (4096, 8), (4096, 32))
+NEW_TOKENS = 24
+MOST_BATCHED = 1 << 15
+"""Prompt tokens of all branches that `generate_batch` is measured with: it prefilled 32 prompts of 4,096 tokens one by
+one, in nine minutes."""
+Figures = dict[str, float | None]
+
+
+def prompt(tokens: int) -> list[int]:
+    return torch.randint(10, 40_000, (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+def timed_generate(model: Any, ids: list[int], branches: int, new_tokens: int) -> list[float]:
+    """The seconds from the start of `generate(num_return_sequences=B)`, where every branch has a copy of the prefix, to
+    each of its tokens; the first is the prefill's."""
+    from transformers import StoppingCriteria
+
+    stamps: list[float] = []
+
+    class Clock(StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            stamps.append(time.perf_counter() - start)
+            return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+    start = time.perf_counter()
+    model.generate(
+        torch.tensor([ids], device=model.device), num_return_sequences=branches, do_sample=True, top_k=0,
+        max_new_tokens=new_tokens, min_new_tokens=new_tokens, stopping_criteria=[Clock()],
+    )  # fmt: skip
+    return stamps
+
+
+def _generate(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figures:
+    stamps = timed_generate(model, ids, branches, NEW_TOKENS)
+    return _figures(stamps[0], stamps, branches * len(ids), model)
+
+
+def _repeat(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figures:
+    """One prefill, then `batch_repeat_interleave` of the cache and a plain sampling loop."""
+    from transformers import DynamicCache
+
+    with torch.inference_mode():
+        start = time.perf_counter()
+        cache = DynamicCache(config=model.config)
+        logits = model(torch.tensor([ids], device=model.device), past_key_values=cache, logits_to_keep=1).logits
+        cache.batch_repeat_interleave(branches)
+        logits = logits.repeat_interleave(branches, 0)
+        prefill, stamps = time.perf_counter() - start, []
+        for _ in range(NEW_TOKENS):
+            token = torch.multinomial(logits[:, -1].float().softmax(-1), 1)
+            stamps.append(time.perf_counter())
+            logits = model(token, past_key_values=cache).logits
+        token.tolist()
+    return _figures(prefill, stamps, branches * len(ids), model)
+
+
+def _continuous(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figures:
+    """transformers' continuous batching: B requests with the same prompt, its own prefix sharing."""
+    from transformers import GenerationConfig
+
+    model.generate_batch([ids[:8]], generation_config=GenerationConfig(max_new_tokens=1, pad_token_id=0))
+    config = GenerationConfig(max_new_tokens=NEW_TOKENS + 1, do_sample=True, eos_token_id=-1, pad_token_id=0)
+    start = time.perf_counter()
+    outputs = model.generate_batch(
+        [ids] * branches, generation_config=config, progress_bar=False, record_timestamps=True
+    )
+    if len(outputs) != branches:
+        raise RuntimeError(f"generate_batch answered {len(outputs)} of {branches} requests")
+    # prompts are prefilled one after the other, so early requests may have ended when the last one decodes
+    last = max((output.timestamps for output in outputs.values()), key=lambda stamps: stamps[0])
+    steps = [b - a for a, b in pairwise(last)]
+    return {"prefill_s": last[0] - start, "step_ms": statistics.median(steps) * 1e3, "kv_bytes": None}
+
+
+def _engine(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figures:
+    """The engine: one prefill, forks that copy nothing, one read of the prefix per step."""
+    engine = Engine(model, tokenizer, runner=runner_for(model, "auto", pack=True))
+    engine.limits.eos_ids = frozenset()
+    engine.release([engine.root(prompt(8)[::-1])])
+    start = time.perf_counter()
+    root = engine.root(ids)
+    prefill = time.perf_counter() - start
+    prefix_bytes = engine.kv_bytes()
+    children = engine.fork(root, branches)
+    stamps: list[float] = []
+    forward = engine.runner.forward
+
+    def timed(*arguments: Any) -> torch.Tensor:
+        stamps.append(time.perf_counter())
+        return forward(*arguments)
+
+    engine.runner.forward = timed  # type: ignore[method-assign]
+    engine.generate(children, NEW_TOKENS)
+    stamps.append(time.perf_counter())
+    steps = [b - a for a, b in pairwise(stamps[1:])]
+    return {"prefill_s": prefill, "step_ms": statistics.median(steps) * 1e3, "kv_bytes": prefix_bytes}
+
+
+ARMS: dict[str, Callable[[Any, Any, list[int], int], Figures]] = {
+    "generate": _generate,
+    "repeat_interleave": _repeat,
+    "generate_batch": _continuous,
+    "engine": _engine,
+}
+
+
+def _figures(prefill: float, stamps: list[float], tokens: int, model: Any) -> Figures:
+    steps = [b - a for a, b in pairwise(stamps)]
+    config = model.config
+    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * model.dtype.itemsize
+    return {"prefill_s": prefill, "step_ms": statistics.median(steps) * 1e3, "kv_bytes": tokens * per_token}
+
+
+def run_arm(name: str, tokens: int, branches: int, model_name: str) -> None:
+    """Measure one arm in this process and print its figures as JSON."""
+    model, tokenizer = load(model_name, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        model(torch.tensor([prompt(8)], device=model.device))  # first-use set-up is not counted
+    figures = ARMS[name](model, tokenizer, prompt(tokens), branches)
+    figures["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps(figures))
+
+
+def run(size: str, model_name: str, out: Path) -> None:
+    """Run the cases and arms of a size ("full", "quick" or "short"), print ratios against `generate`, and write the
+    figures."""
+    cases, arms = {"full": (CASES, ARMS), "quick": (QUICK, ARMS), "short": (SHORT, ("generate", "engine"))}[size]
+    model, _ = load(model_name, dtype=torch.bfloat16)
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    del model
+    bandwidth = read_bandwidth()
+    rows = []
+    for tokens, branches in cases:
+        for arm in arms:
+            if arm == "generate_batch" and tokens * branches > MOST_BATCHED:
+                continue
+            case = {"tokens": tokens, "branches": branches, "arm": arm}
+            rows.append(case | _measure(arm, tokens, branches, model_name))
+            print(json.dumps(rows[-1]), flush=True)
+    for row in rows:
+        if row["arm"] == "engine" and "kv_bytes" in row:
+            row["floor_ms"] = (weights + row["kv_bytes"]) / bandwidth * 1e3
+    result = provenance(
+        "python -m experiments.bench prefix" + ("" if size == "full" else f" --{size}"),
+        model=f"{model_name}, bfloat16, its real weights; random prompts; sampled tokens",
+    )
+    result |= {
+        "read_bandwidth_gb_s": bandwidth / 1e9,
+        "weight_bytes": weights,
+        "rows": rows,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    print(short_table(result) if size == "short" else table(result))
+
+
+def _measure(arm: str, tokens: int, branches: int, model_name: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "experiments.bench", "arm", arm, str(tokens), str(branches), model_name]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        return {"error": (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]}
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def table(result: dict[str, Any]) -> str:
+    """The figures as a Markdown table."""
+    lines = [
+        "| prefix | branches | way | prefill | step | step, against `generate` | prefix KV | peak memory |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    plain = {
+        (r["tokens"], r["branches"]): r["step_ms"] for r in result["rows"] if r["arm"] == "generate" and "step_ms" in r
+    }
+    for row in result["rows"]:
+        head = f"| {row['tokens']} | {row['branches']} | `{row['arm']}` |"
+        if "error" in row:
+            lines.append(f"{head} {row['error'][:80]} | | | | |")
+            continue
+        base = plain.get((row["tokens"], row["branches"]))
+        ratio = f"{base / row['step_ms']:.1f}x faster" if base and row["arm"] != "generate" else ""
+        floor = f" (floor {row['floor_ms']:.1f})" if "floor_ms" in row else ""
+        kv = "" if row["kv_bytes"] is None else f"{row['kv_bytes'] / 2**20:.1f} MiB"
+        lines.append(
+            f"{head} {row['prefill_s']:.2f} s | {row['step_ms']:.1f} ms{floor} | {ratio} | {kv} | "
+            f"{row['peak_bytes'] / 2**30:.2f} GiB |"
+        )
+    return "\n".join(lines)
+
+
+def short_table(result: dict[str, Any]) -> str:
+    """The engine beside `generate`, a line for each case, as a Markdown table."""
+    lines = [
+        "| prefix | branches | step, `generate` | step, engine | faster | prefill, `generate` | prefill, engine |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    rows = {(r["tokens"], r["branches"], r["arm"]): r for r in result["rows"]}
+    for tokens, branches in dict.fromkeys((r["tokens"], r["branches"]) for r in result["rows"]):
+        plain, own = rows[tokens, branches, "generate"], rows[tokens, branches, "engine"]
+        lines.append(
+            f"| {tokens:,} | {branches} | {plain['step_ms']:.0f} ms | {own['step_ms']:.0f} ms | "
+            f"{plain['step_ms'] / own['step_ms']:.1f}x | {plain['prefill_s']:.1f} s | {own['prefill_s']:.1f} s |"
+        )
+    return "\n".join(lines)
+
+
+def table_and_plot(result: dict[str, Any]) -> str:
+    """What the README shows of these figures."""
+    return f"{short_table(result)}\n\n![time of a decoding step, of generate and of the engine](docs/plots/prefix.png)"
+
+
+def draw(figures: Path, out: Path) -> bool:
+    """Plot the step's time of `generate` and of the engine for each case. Returns whether there were figures, and
+    matplotlib to draw them."""
+    if not figures.exists():
+        return False
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = json.loads(figures.read_text(encoding="utf-8"))["rows"]
+    cases = sorted({(r["branches"] * r["tokens"], r["branches"], r["tokens"]) for r in rows})
+    figure, axis = pyplot.subplots(figsize=(6, 3.2), layout="constrained")
+    for n, arm in enumerate(("generate", "engine")):
+        steps = {(r["branches"], r["tokens"]): r["step_ms"] for r in rows if r["arm"] == arm and "step_ms" in r}
+        shown = [(place, steps[case[1:]]) for place, case in enumerate(cases) if case[1:] in steps]
+        bars = axis.bar([place + (n - 0.5) * 0.4 for place, _ in shown], [step for _, step in shown], 0.4, label=arm)
+        axis.bar_label(bars, fmt="%.0f", fontsize=8)
+    axis.set_xticks(range(len(cases)), [f"{branches} x {tokens:,}" for _, branches, tokens in cases])
+    axis.tick_params("x", labelsize=8)
+    axis.set(xlabel="branches x tokens of their prefix", ylabel="ms", title="a decoding step", yscale="log")
+    axis.legend()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=120, metadata={"Software": None})
+    pyplot.close(figure)
+    return True

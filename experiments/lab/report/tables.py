@@ -1,0 +1,94 @@
+"""What stands between the markers of each document, and how it is made from the figures."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from experiments.fit.train_verifier import card
+from experiments.lab.bench import (
+    breakdown,
+    cache,
+    cost_model,
+    default_task,
+    hybrid,
+    memory,
+    placement,
+    plan,
+    prefix,
+    remote,
+    reward_model,
+    search_tables,
+)
+from experiments.lab.paper import capture
+from experiments.lab.paper.rksc import plots
+from experiments.lab.paper.rksc import tables as rksc
+from experiments.lab.report import searches
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+Table = Callable[[dict[str, Any]], str]
+TABLES: dict[str, dict[str, tuple[str, Table]]] = {
+    "README.md": {
+        "prefix": ("prefix_short", prefix.table_and_plot),
+        "default_task": ("default_task", default_task.table),
+    },
+    "docs/benchmarks.md": {
+        "prefix": ("prefix", prefix.table),
+        "hybrid": ("hybrid", hybrid.table),
+        "breakdown": ("breakdown", breakdown.table),
+        "search_steps": ("search", search_tables.steps_table),
+        "search": ("search", search_tables.searches_table),
+        "search_aims": ("search", search_tables.aims_table),
+        "memory_bytes": ("memory", memory.bytes_table),
+        "memory_sweep": ("memory", memory.sweep_table),
+        "memory_time": ("memory", memory.time_table),
+        "placement": ("placement", placement.table),
+        "plan": ("plan", plan.table),
+        "cost_model": ("cost_model", lambda record: cost_model.table(record["rows"])),
+        "cache": ("cache", cache.table),
+        "capture": ("capture", capture.table),
+        "reward_model": ("reward_model", reward_model.table),
+        "searches": ("searches", searches.table),
+    },
+    "docs/searches.md": {
+        "searches": ("searches", searches.plot_link),
+    },
+    "docs/remote.md": {"remote": ("remote", remote.table)},
+    "docs/verifiers.md": {"value_head": ("value_head", card.tables)},
+    "docs/rksc.md": {
+        **{f"rksc_{part}": (f"rksc_{part}", table) for part, table in rksc.TABLES.items()},
+        "rksc_thresholds": ("rksc_answers", rksc.thresholds),
+    },
+}
+"""What stands in each document between the markers of each name: (file of figures, how it becomes a table)."""
+
+
+def fill(text: str, name: str, table: str) -> str:
+    """Replace what stands between the markers of `name`."""
+    pattern = re.compile(rf"(<!-- results:{name} -->\n).*?(<!-- /results:{name} -->)", re.DOTALL)
+    if not pattern.search(text):
+        raise ValueError(f"there are no markers for results:{name}")
+    return pattern.sub(lambda m: f"{m[1]}{table}\n{m[2]}", text)
+
+
+def filled(document: str) -> str:
+    """The document with its tables made anew; a table whose figures are missing stays as it is."""
+    text = Path(document).read_text(encoding="utf-8")
+    for name, (file, table) in TABLES[document].items():
+        figures = RESULTS / f"{file}.json"
+        if figures.exists():
+            text = fill(text, name, table(json.loads(figures.read_text(encoding="utf-8"))))
+    return text
+
+
+def write_all() -> None:
+    for document in TABLES:
+        Path(document).write_text(filled(document), encoding="utf-8")
+    prefix.draw(RESULTS / "prefix_short.json", Path("docs/plots/prefix.png"))
+    searches.draw(RESULTS / "searches.json", Path("docs/plots/searches.png"))
+    if not plots.draw(RESULTS, Path("docs/plots")):
+        print("no plots were drawn: pip install matplotlib")

@@ -1,1 +1,0 @@
-"""The tables and plots of the documents, made from the figures in experiments/results."""

@@ -1,0 +1,1 @@
+"""One run of a search over a data set: its settings, data, records and figures."""

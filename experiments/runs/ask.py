@@ -1,0 +1,167 @@
+"""The command `ttc "question"`: one question, the tree as it grows, the answer, and what it cost."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from experiments.cli.command import perform
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from search.recipe import Recipe
+    from ttc.protocols import Backend
+    from ttc.results import Progress, Result
+
+PAUSE_S = 0.1
+"""Seconds between two pictures of the tree."""
+
+EXAMPLES = """\
+Examples
+  ttc "Tom has 3 boxes of 4 apples. He eats 2. How many are left?"
+  ttc "What is 17 * 23?" --model Qwen/Qwen3-0.6B --search best_of_n --verifier self search.n=8
+  ttc "Which is larger, 9.9 or 9.11?" --search self_consistency search.temperature=1 run.max_generated_tokens=2000
+
+SETTING=VALUE is a setting of `python -m experiments.run`: of the search (search.beam_size=8), of the prompt
+(dataset.instruction="{question}"), or a budget (run.max_generated_tokens=N).
+"""
+
+
+def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="ttc",
+        description="Ask a model one question, and watch a search find the answer.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("question")
+    parser.add_argument("settings", nargs="*", metavar="SETTING=VALUE")
+    parser.add_argument("--model", help="alias, hub id, folder or .gguf file (smollm2-135m)")
+    parser.add_argument("--search", default="beam_search", help="as in conf/search (beam_search)")
+    parser.add_argument("--verifier", default="arithmetic", help="as in conf/verifier (arithmetic)")
+    parser.add_argument("--seed", type=int, default=0, help="fixes the answer (0)")
+    return parser.parse_intermixed_args(words)
+
+
+def main() -> None:
+    arguments = parsed()
+    perform(lambda: ask(arguments), repr(arguments.question))
+
+
+def ask(arguments: argparse.Namespace) -> int:
+    """Answer one question. Returns the exit code: 1 where the search failed."""
+    from hydra import compose, initialize_config_module
+    from hydra.utils import instantiate
+
+    from experiments.runs.build import check_backend, make_backend, make_template, make_verifier, resolved
+    from experiments.runs.own_classes import with_own_classes
+    from experiments.runs.schema import register
+    from experiments.runs.screen import show_logged
+    from search.recipe import Recipe
+    from ttc.errors import InvalidInput
+    from ttc.remote.backend import RemoteBackend
+
+    for setting in arguments.settings:
+        if "=" not in setting:
+            raise InvalidInput(f"{setting!r} is no SETTING=VALUE; put the whole question into quotes")
+    show_logged()
+    register()
+    chosen = [f"search={arguments.search}", f"verifier={arguments.verifier}", f"run.seed={arguments.seed}"]
+    overrides = [*chosen, *arguments.settings]
+    with initialize_config_module("conf", version_base="1.3"):
+        config = with_own_classes(compose("ask", overrides=overrides), overrides)
+    if arguments.model is not None:
+        config.model.name = arguments.model
+    config = resolved(config)
+    check_backend(config)
+    search = instantiate(config.search, _convert_="all")
+    verifier = make_verifier(config) if search.needs_verifier else None
+    template, backend, run = make_template(config), make_backend(config), config.run
+    try:
+        recipe = Recipe.make(
+            search,
+            backend,
+            verifier=verifier,
+            seed=run.seed,
+            template=template,
+            answer_kind=config.dataset.answer_kind,
+            end=tuple(config.dataset.end),
+            max_tokens=run.max_tokens,
+            max_generated_tokens=run.max_generated_tokens,
+            max_calls=run.max_calls,
+            max_wall_s=run.max_wall_s,
+        )
+        result = watched(arguments.question, recipe, backend)
+    finally:
+        if isinstance(backend, RemoteBackend):
+            backend.close()
+    print(outcome(result, backend))
+    return int(result.error is not None)
+
+
+def watched(question: str, recipe: Recipe, backend: Backend, console: Console | None = None) -> Result:
+    """The result of a search, which is shown while it runs: as a tree on a terminal, else in plain lines."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from experiments.cli.tree_view import drawn, steps_of, steps_under_way
+    from search.batching import Room
+    from search.driver import Driver
+    from ttc.results import Problem
+
+    console = console or Console()
+    driver, shown = Driver(backend, Room.of(backend, 1, None), strict=True), 0.0
+    result: Result | None = None
+    number = driver.add(Problem(question), recipe)
+    try:
+        with Live(console=console, auto_refresh=False, transient=False) as live:
+            while driver.busy:
+                for _, progress in driver.step():
+                    result = progress.result or result
+                    if not console.is_terminal and progress.result is None:
+                        console.print(line(progress), highlight=False, markup=False, soft_wrap=True)
+                if console.is_terminal and number in driver.active and time.monotonic() - shown > PAUSE_S:
+                    live.update(drawn(question, steps_under_way(driver.active[number])), refresh=True)
+                    shown = time.monotonic()
+            assert result is not None
+            live.update(drawn(question, steps_of(result)), refresh=True)
+        if not console.is_terminal:
+            console.line()
+    finally:
+        driver.close()
+    return result
+
+
+def line(progress: Progress) -> str:
+    """What a search has just done, in a line."""
+    scores = [node.score for node in progress.nodes if node.score is not None]
+    best = f", the best with {max(scores):.2f}" if progress.did == "rated" and scores else ""
+    count, tokens = len(progress.nodes), progress.usage.generated_tokens
+    return f"{progress.did} {count} branch{'es' * (count != 1)}{best}; {tokens:,} tokens so far"
+
+
+def outcome(result: Result, backend: Backend) -> str:
+    """The answer and what it cost."""
+    from experiments.runs.screen import as_bytes
+
+    usage, lines = result.usage, [""]
+    if result.error is not None:
+        lines.append(f"error: {result.error}")
+    if result.best is not None:
+        lines.append(result.best.text.strip())
+    lines.append(f"\nanswer: {result.answer or 'none was read; dataset.answer_kind=text takes the whole text'}")
+    cost = [f"{usage.generated_tokens:,} generated tokens", f"{usage.verifier_tokens:,} verifier tokens"]
+    cost += [f"{len(result.tree):,} nodes", f"{usage.wall_s:.1f} s"]
+    if (memory := getattr(backend, "memory", None)) is not None:
+        cost.append(f"at most {as_bytes(memory.device.peak_bytes + memory.host.peak_bytes)} of keys and values")
+    lines.append(f"cost:   {', '.join(cost)}")
+    if result.stopped is not None:
+        lines.append(f"the {result.stopped} ended the search")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""From a configuration to the objects that it describes."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import asdict
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.cli.escapes import resolve_escapes
+from experiments.runs.data import load_examples
+from experiments.runs.planned import auto_of, is_auto
+from experiments.runs.schema import VERIFIERS, CalibratedExitConfig, schema_of
+from experiments.runs.screen import say
+from search import Search
+from search.recipe import Budget
+from ttc.approximate.early_exit import EarlyExit
+from ttc.calibration.confidence_gate import GateCalibration
+from ttc.calibration.early_exit import ExitCalibration
+from ttc.engine import Engine
+from ttc.errors import InvalidInput
+from ttc.model.device_map import Over, devices_of
+from ttc.model.loading import chosen_device, load_tokenizer
+from ttc.model.runner import ModelRunner
+from ttc.placement.auto import settled
+from ttc.placement.base import Placement
+from ttc.placement.loading import load_runner
+from ttc.protocols import Verifier
+from ttc.remote.backend import RemoteBackend
+from ttc.residency.resident import Resident
+from ttc.text.prompt import PromptTemplate
+from ttc.tree.sharing import Sharing
+
+
+def resolved(config: DictConfig) -> DictConfig:
+    """The configuration with typed escapes resolved, and with an inner verifier and calibrations, where they are named,
+    replaced by what they hold.
+
+    So the run's folder shows the settings that are used. Raises InvalidInput for an unknown name, and for a
+    calibration that was made for another model, data set or search, or on the same problems.
+    """
+    config = config.copy()
+    resolve_escapes(config)
+    gate, plain = (
+        config.verifier,
+        [OmegaConf.to_container(part, resolve=True) for part in (config.dataset, config.search)],
+    )
+    if isinstance(name := gate.get("inner"), str):
+        gate.inner = _by_name(name, "verifier.inner")
+    if "parts" in gate:
+        gate.parts = [_by_name(part, "verifier.parts") if isinstance(part, str) else part for part in gate.parts]
+    if (file := gate.get("calibration")) is not None:
+        found = GateCalibration.load(file, model=config.model.name, dataset=config.dataset.name)
+        found.check_use(file, *plain)
+        gate.tau_conf, gate.r_gap = found.tau_conf, found.r_gap
+    for where, verifier in (("verifier", gate), ("verifier.inner", gate.get("inner") or {})):
+        exit = verifier.get("exit")
+        if exit is not None and OmegaConf.get_type(exit) is CalibratedExitConfig:
+            if OmegaConf.is_missing(exit, "calibration"):
+                raise InvalidInput(f"{where}.exit.calibration is not given; name a file of experiments.calibrate")
+            made = ExitCalibration.load(exit.calibration, model=config.model.name, dataset=config.dataset.name)
+            made.check_use(exit.calibration, *plain)
+            verifier.exit = OmegaConf.structured(schema_of(EarlyExit)(**asdict(made.exit)))
+    return config
+
+
+def _by_name(name: str, where: str) -> Any:
+    """The settings of a verifier that another one names."""
+    if name not in VERIFIERS:
+        raise InvalidInput(f"{where}={name} is unknown; use one of {', '.join(VERIFIERS)}")
+    return OmegaConf.structured(schema_of(VERIFIERS[name]))
+
+
+def make_verifier(config: DictConfig) -> Verifier | None:
+    if not config.verifier.get("_target_"):
+        return None
+    loaded = {"calibration": None} if "calibration" in config.verifier else {}  # its thresholds stand in `resolved`
+    verifier: Verifier = instantiate(config.verifier, _convert_="all", **loaded)
+    return verifier
+
+
+def make_search(config: DictConfig) -> tuple[Search, Verifier | None]:
+    """The search, and the verifier if it asks for one; `config` then names none else. Raises InvalidInput where the two
+    do not go together."""
+    search: Search = instantiate(config.search, _convert_="all")
+    verifier = make_verifier(config)
+    if search.needs_verifier and verifier is None:
+        raise InvalidInput(f"{type(search).__name__} selects by score; choose a verifier other than none")
+    if not search.needs_verifier:  # it would not be asked, so the run's folder must not name it
+        verifier, config.verifier = None, OmegaConf.create({"_target_": None})
+    exit = getattr(getattr(verifier, "inner", verifier), "exit", None)
+    if search.compares_ratings and exit is not None and (exit.rule == "ranking" or exit.common_depth):
+        raise InvalidInput(
+            f"{type(search).__name__} compares scores of different ratings, which do not compare where each rating "
+            "leaves at a depth of its own; use a search that rates once, or verifier.exit.rule=entropy"
+        )
+    return search, verifier
+
+
+def make_template(config: DictConfig) -> PromptTemplate:
+    data = config.dataset
+    examples = (*((e.question, e.answer) for e in data.examples), *load_examples(data))
+    options = OmegaConf.to_container(data.chat_options)
+    return PromptTemplate(data.instruction, data.system, examples, data.chat, data.raw, options)
+
+
+def check_run(config: DictConfig) -> None:
+    """Refuse budgets and a number of problems with which nothing would be solved."""
+    limits = config.run
+    Budget(limits.max_tokens, limits.max_generated_tokens, limits.max_calls, limits.max_wall_s)
+    if config.run.batch is not None and config.run.batch < 1:
+        raise InvalidInput(f"run.batch={config.run.batch} must be at least 1, or null for what there is room for")
+
+
+def make_backend(config: DictConfig) -> Engine | RemoteBackend:
+    """What the searches of a run go on: an engine here, or a server."""
+    if not is_remote(config):
+        return make_engine(config)
+    tokenizer = load_tokenizer(config.model.name, **source_options(config))
+    backend = RemoteBackend(instantiate(config.backend), tokenizer)
+    say(f"{backend.capabilities.model} at {config.backend.base_url}: {backend.capabilities.describe()}")
+    return backend
+
+
+def is_remote(config: DictConfig) -> bool:
+    return bool(config.backend.get("_target_"))
+
+
+def check_backend(config: DictConfig) -> None:
+    """Raise InvalidInput for settings of the engine of this machine where a server runs the model."""
+    if not is_remote(config):
+        return
+    plain = {"device": "auto", "dtype": "auto", "device_map": None}
+    unused = [f"model.{name}={config.model[name]}" for name, value in plain.items() if config.model[name] != value]
+    for group in LOCAL_GROUPS:
+        default = OmegaConf.structured(schema_of(DEFAULTS[group])) if group in DEFAULTS else {"_target_": None}
+        if config[group] != default:
+            unused.append(group)
+    if unused:
+        raise InvalidInput(
+            f"backend={config.backend._target_}: the server decides about {', '.join(unused)}; leave that out here and "
+            "set it where the server is started"
+        )
+    instantiate(config.backend)  # refuses wrong settings before anything is loaded
+
+
+LOCAL_GROUPS = ("memory", "placement", "cache", "sharing", "gate")
+DEFAULTS = {"memory": Resident, "sharing": Sharing}
+"""The classes of those groups whose default does something."""
+
+
+def make_engine(config: DictConfig) -> Engine:
+    """An engine of this machine, for what cannot be done elsewhere."""
+    if is_remote(config):
+        raise InvalidInput("a server cannot do this; it needs the model on this machine: use backend=local")
+    name, dtype, source, options = config.model.name, config.model.dtype, source_options(config), engine_options(config)
+    (device, over), placement = devices_in(config), make_placement(config)
+    placement, options["memory"], chosen = settled(options["memory"], placement, name, device, dtype, over, **source)
+    if chosen is not None:
+        say(f"chosen: {' '.join(chosen.settings)}, {chosen.option.step_s * 1e3:.0f} ms a step")
+    model, tokenizer, runner = loaded(name, device, dtype, placement, over, **source)
+    engine = Engine(model, tokenizer, runner=runner, **options)
+    engine.chosen = chosen
+    return engine
+
+
+def make_placement(config: DictConfig) -> Placement | None:
+    """The placement that is configured. Which units a split has on the host may be left to memory=auto."""
+    if not config.placement.get("_target_"):
+        return None
+    profile = {"profile": config.memory.profile} if is_auto(config) and "profile" in config.placement else {}
+    placement: Placement = instantiate(config.placement, **profile)
+    return placement
+
+
+def devices_in(config: DictConfig) -> tuple[str, Over | None]:
+    """(device, map): what `model.device` or `model.device_map` names, and a map over several devices."""
+    if (device_map := OmegaConf.to_container(config.model).get("device_map")) is None:
+        return str(config.model.device), None
+    device, over = devices_of(device_map, config.model.device)
+    return str(chosen_device(device)), over
+
+
+def device_of(config: DictConfig) -> str:
+    """The one device of what runs on no more."""
+    device, over = devices_in(config)
+    if over is not None:
+        raise InvalidInput(f"model.device_map={config.model.device_map} names several devices; this runs on one")
+    return device
+
+
+def source_options(config: DictConfig) -> dict[str, Any]:
+    """What a model's name leaves open of where it is read from."""
+    return {"gguf_file": config.model.gguf_file, "trust_remote_code": config.model.trust_remote_code}
+
+
+_loaded: dict[tuple[str, str, str, str], tuple[Any, Any, ModelRunner]] = {}
+
+
+def loaded(
+    name: str, device: str, dtype: str, placement: Placement | None = None, over: Over | None = None, **source: Any
+) -> tuple[Any, Any, ModelRunner]:
+    """(model, tokenizer, runner). The last one stays loaded, so that the jobs of a sweep share it. source: see
+    `source_options`."""
+    key = (name, device, dtype, repr((placement, over, source)))
+    if key not in _loaded:
+        say(f"loading {name}")
+        _loaded.clear()
+        gc.collect()
+        _loaded[key] = load_runner(name, placement, over=over, device=device, dtype=dtype, **source)
+    return _loaded[key]
+
+
+def engine_options(config: DictConfig) -> dict[str, Any]:
+    """How the engine of a run differs from the default one."""
+    return {
+        "memory": auto_of(config) if is_auto(config) else instantiate(config.memory),
+        "cache": instantiate(config.cache) if config.cache.get("_target_") else None,
+        "sharing": instantiate(config.sharing),
+        "gate": instantiate(config.gate) if config.gate.get("_target_") else None,
+    }

@@ -1,0 +1,35 @@
+"""A command whose settings Hydra reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from experiments.cli.command import FULL_ERRORS
+from experiments.cli.refusals import reason
+from experiments.runs.own_classes import with_own_classes
+from experiments.runs.schema import register
+
+
+def configured(name: str, work: Callable[[DictConfig, list[str]], Any]) -> None:
+    """Do `work` with the configuration of `conf/NAME.yaml` and the settings that were typed. Known errors end the
+    process with one line."""
+    register()
+    os.environ[FULL_ERRORS] = "1"  # Hydra then leaves it to `perform` to show them
+
+    @hydra.main(version_base="1.3", config_path="pkg://conf", config_name=name)
+    def job(config: DictConfig) -> None:
+        overrides = list(HydraConfig.get().overrides.task)
+        try:
+            work(with_own_classes(config, overrides), overrides)
+        except Exception as error:
+            if (text := reason(error)) is None:
+                raise
+            raise SystemExit(f"error: {text}") from error
+
+    job()

@@ -1,0 +1,363 @@
+"""Data sets: rows, or what reasoning-gym makes, become problems and solved examples."""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from experiments.runs.own_classes import find
+from experiments.runs.rows import UNREADABLE, Row, rows_of_file, rows_of_hub
+from experiments.runs.schema import DatasetConfig
+from experiments.runs.shards import Shard
+from ttc.errors import InvalidInput
+from ttc.protocols import Problem, Result
+from ttc.text.answers import as_number, check_gold, extract_answer, same_answer
+from ttc.text.prompt import check_text
+
+Reader = Callable[[Row, str, DatasetConfig], Problem]
+FILLER = (
+    "This paragraph is background and has no bearing on the question that follows it. The library opens in the morning "
+    "and closes in the evening. Visitors leave their coats at the entrance and speak quietly in the reading room. On "
+    "some days the windows are open, and the sound of the street comes in. "
+)
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass(frozen=True)
+class Task:
+    """Problems with their scorer. failures: (id, reason) of rows that could not become problems."""
+
+    problems: list[Problem]
+    failures: list[tuple[str, str]]
+    is_correct: Callable[[Problem, str | None], bool]
+
+
+def graded(task: Task, result: Result, kind: str) -> dict[str, Any]:
+    """A result's answer and whether it is right, also if only what is stated in the form asked for counts."""
+    strict = result.answer
+    if kind != "text" and result.best is not None:
+        strict = extract_answer(result.best.text, kind, strict=True)
+    return {
+        "answer": result.answer,
+        "correct": task.is_correct(result.problem, result.answer),
+        "correct_strict": task.is_correct(result.problem, strict),
+    }
+
+
+def load_task(config: DatasetConfig) -> Task:
+    """The problems that `config` describes. A row that cannot be used is a failure of that one problem."""
+    task = _load(config)
+    padded = [replace(p, question=_padded(p.question, config.pad_chars)) for p in task.problems]
+    return replace(task, problems=padded)
+
+
+def part_of(task: Task, shard: Shard | None) -> Task:
+    """The problems of a shard. Raises InvalidInput for one without any."""
+    if shard is None:
+        return task
+    mine = replace(task, problems=shard.part(task.problems), failures=shard.part(task.failures))
+    if not mine.problems:
+        raise InvalidInput(
+            f"run.shard={shard.index}/{shard.count} is left without a problem, as there are {len(task.problems)}; use "
+            "fewer shards"
+        )
+    return mine
+
+
+def _padded(question: str, chars: int) -> str:
+    """The question after as much of FILLER, over and over, as makes `chars` characters of both."""
+    missing = chars - len(question) - 2
+    if missing <= 0:
+        return question
+    return (FILLER * (1 + missing // len(FILLER)))[:missing] + "\n\n" + question
+
+
+def _load(config: DatasetConfig) -> Task:
+    if config.offset < 0 or (config.limit is not None and config.limit < 1):
+        raise InvalidInput(f"dataset.offset={config.offset} must be 0 or more, dataset.limit={config.limit} at least 1")
+    extract_answer("", config.answer_kind)  # refuses an unknown kind
+    stop = None if config.limit is None else config.offset + config.limit
+    if config.task is not None:
+        if config.shots:
+            raise InvalidInput(
+                f"dataset.shots={config.shots} solved examples cannot be made for dataset.task={config.task}; write "
+                "them into dataset.examples"
+            )
+        if config.path is not None or config.hub is not None:
+            raise InvalidInput(
+                f"dataset.task={config.task} makes its problems itself, so {config.path or config.hub} would not be "
+                "read; for a file: dataset=file dataset.path=FILE"
+            )
+        return _reasoning_gym(config, config.offset, stop)
+    rows = _rows(config)
+    if not rows[config.offset :]:
+        raise InvalidInput(
+            f"the data set {config.name} has {len(rows)} rows, none after dataset.offset={config.offset}"
+        )
+    numbered = list(enumerate(rows))[config.offset : stop]
+    problems, failures = _read(numbered, config)
+    if not problems:
+        raise InvalidInput(
+            f"none of the {len(failures)} rows of {config.name} can be used as dataset.reader={config.reader}; "
+            f"{failures[0][0]}: {failures[0][1]}"
+        )
+    shown = {question for question, _ in load_examples(config)}
+    if both := [p.id for p in problems if p.question in shown]:
+        raise InvalidInput(
+            f"{both[0]} is among the dataset.shots={config.shots} solved examples, which would give its answer away; "
+            "take the examples from other rows: dataset.shots_path, dataset.shots_split or dataset.offset"
+        )
+    return Task(problems, failures, partial(_same, kind=config.answer_kind))
+
+
+def load_examples(config: DatasetConfig) -> list[tuple[str, str]]:
+    """The `dataset.shots` solved (question, answer) pairs that stand before each question.
+
+    An answer is the row's worked solution where it has one, else "The answer is ...". They are the first rows, or drawn
+    by `dataset.shots_seed`; rows that cannot be used are left out.
+    """
+    if config.shots == 0:
+        return []
+    if config.shots < 0:
+        raise InvalidInput(f"dataset.shots={config.shots} must be 0 or more")
+    if config.shots_path is not None:
+        rows = rows_of_file(config.shots_path, "dataset.shots_path")
+    elif config.shots_split is not None and config.hub is not None and config.path is None:
+        rows = rows_of_hub(config.hub, config.subset, config.shots_split)
+    else:
+        raise InvalidInput(
+            f"dataset.shots={config.shots} solved examples come from a file, dataset.shots_path=FILE, or for a data "
+            "set of the hub from dataset.shots_split=SPLIT"
+        )
+    usable, failures = _read(list(enumerate(rows)), config)
+    if len(usable) < config.shots:
+        why = f"; {failures[0][0]}: {failures[0][1]}" if failures else ""
+        raise InvalidInput(f"dataset.shots={config.shots} examples are wanted, and {len(usable)} rows can be used{why}")
+    if config.shots_seed is not None:
+        random.Random(config.shots_seed).shuffle(usable)
+    return [
+        (p.question, str(p.metadata.get("solution") or f"The answer is {p.answer}.")) for p in usable[: config.shots]
+    ]
+
+
+def _rows(config: DatasetConfig) -> list[Row]:
+    if config.path is not None:
+        return rows_of_file(config.path)
+    if config.hub is not None:
+        return rows_of_hub(config.hub, config.subset, config.split)
+    raise InvalidInput(f"the data set {config.name} names no source; give dataset.path, dataset.hub or dataset.task")
+
+
+def _read(rows: list[tuple[int, Row]], config: DatasetConfig) -> tuple[list[Problem], list[tuple[str, str]]]:
+    """The problems of numbered rows, and (name, reason) of each row that cannot be one."""
+    read, problems, failures = find_reader(config.reader), dict[str, Problem](), []
+    for number, row in rows:
+        name = f"{config.name}-{number}"
+        try:
+            problem = _checked(read(_checked_row(row), name, config), config)
+            if config.fields.source is not None:
+                problem = replace(problem, metadata=problem.metadata | {"source": _text(row, config.fields.source)})
+            if problem.id in problems:
+                raise InvalidInput(f"the id {problem.id!r} stands on an earlier row already")
+            problems[problem.id] = problem
+        except Exception as error:  # readers may be anyone's: a row that ends one is that row's failure
+            reason = str(error)
+            if isinstance(error, KeyError):
+                fields = f", only {', '.join(map(str, row))}" if isinstance(row, dict) else ""
+                reason = f"the row has no field {error}{fields}; name the field as in dataset.fields.question=NAME"
+            failures.append((name, f"{type(error).__name__}: {reason}"))
+    return list(problems.values()), failures
+
+
+def _checked_row(row: Any) -> Row:
+    if not isinstance(row, dict):
+        raise InvalidInput(f"the row is {row!r:.60}, of type {type(row).__name__}; give an object with fields")
+    if row.keys() == {UNREADABLE}:
+        raise InvalidInput(f"the line is not JSON: {row[UNREADABLE]}")
+    return row
+
+
+def _checked(problem: Any, config: DatasetConfig) -> Problem:
+    """The problem, once its texts can be put to a model and its gold answer can be given."""
+    if not isinstance(problem, Problem):
+        raise InvalidInput(f"dataset.reader={config.reader} gave a {type(problem).__name__}, not a ttc Problem")
+    for value, what in (
+        (problem.question, "the question"),
+        (problem.id, "the id"),
+        (problem.answer, "the gold answer"),
+    ):
+        check_text(value, what)
+    check_gold(problem.answer or "", config.answer_kind)
+    return problem
+
+
+def find_reader(name: str) -> Reader:
+    """The reader of that name, or the function at a dotted path, which may lie in the folder of the command."""
+    if name in READERS:
+        return READERS[name]
+    if "." not in name:
+        raise InvalidInput(
+            f"dataset.reader={name} is unknown; use one of {', '.join(READERS)}, or the dotted path of your own "
+            "function (row, id, dataset) -> Problem"
+        )
+    found = find(name, "dataset.reader")
+    if not callable(found):
+        raise InvalidInput(f"dataset.reader={name} is a {type(found).__name__}, not a function (row, id, dataset)")
+    reader: Reader = found
+    return reader
+
+
+def _same(problem: Problem, answer: str | None, kind: str) -> bool:
+    return problem.answer is not None and same_answer(problem.answer, answer, kind)
+
+
+# ---------------------------------------------------------------- what a row means
+
+
+def _text(row: Row, name: str) -> str:
+    value = row[name]
+    if not isinstance(value, str | int | float):
+        raise InvalidInput(f"the field {name!r} is {value!r}, not text")
+    if not str(value).strip():
+        raise InvalidInput(f"the field {name!r} is empty")
+    return str(value).strip()
+
+
+def _gsm8k(row: Row, name: str, config: DatasetConfig) -> Problem:
+    """The gold answer follows `####`, after the worked solution."""
+    solution = _text(row, config.fields.answer or "answer")
+    _, mark, gold = solution.rpartition("####")
+    if not mark or as_number(gold) is None:
+        raise InvalidInput(f"the gold answer {solution[-40:]!r} has no number after ####")
+    question = _text(row, config.fields.question or "question")
+    return Problem(question, name, gold.strip().replace(",", ""), {"solution": solution})
+
+
+def _math500(row: Row, name: str, config: DatasetConfig) -> Problem:
+    question, answer = _text(row, config.fields.question or "problem"), _text(row, config.fields.answer or "answer")
+    about = {"level": row.get("level"), "solution": row.get(config.fields.solution or "solution")}
+    return Problem(question, name, answer, about)
+
+
+def _competition(row: Row, name: str, config: DatasetConfig) -> Problem:
+    """AIME and AMC, whose sets on the hub differ in names (problem, Problem, question) and write 27 as 27.0."""
+    fields = {str(key).lower(): key for key in row}
+    asked = config.fields.question or fields.get("problem") or fields.get("question") or "problem"
+    gold = _text(row, config.fields.answer or fields.get("answer") or "answer")
+    solution = row.get(config.fields.solution or fields.get("solution") or "solution")
+    return Problem(_text(row, asked), name, re.sub(r"\.0+$", "", gold), {"solution": solution} if solution else {})
+
+
+def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:
+    """Up to ten choices. Those that are N/A are left out, and the others keep their letters, which the worked solution
+    uses; it begins with `A: `."""
+    gold = _text(row, config.fields.answer or "answer")
+    options = zip(LETTERS, map(str, row["options"]), strict=False)
+    choices = {letter: text for letter, text in options if text.strip() != "N/A"}
+    if gold not in choices:
+        raise InvalidInput(f"the gold answer {gold!r} is none of the choices {', '.join(choices)}")
+    asked = _text(row, config.fields.question or "question")
+    question = "\n".join([asked, *(f"({letter}) {text}" for letter, text in choices.items())])
+    worked = str(row.get(config.fields.solution or "cot_content") or "").strip().removeprefix("A:").strip()
+    about = {"category": row.get("category")} | ({"solution": worked} if worked else {})
+    return Problem(question, name, gold, about)
+
+
+def _arc(row: Row, name: str, config: DatasetConfig) -> Problem:
+    choices, labels = row["choices"]["text"], list(map(str, row["choices"]["label"]))
+    gold = str(row["answerKey"])
+    if gold not in labels:
+        raise InvalidInput(f"the gold answer {gold!r} is none of the choices {labels}")
+    return Problem(with_choices(_text(row, "question"), choices), name, LETTERS[labels.index(gold)])
+
+
+def _gpqa(row: Row, name: str, config: DatasetConfig) -> Problem:
+    """The right answer comes first in the file; the order is shuffled by a seed and the question itself."""
+    columns = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+    question, choices = _text(row, "Question"), [_text(row, column) for column in columns]
+    order = list(range(len(choices)))
+    random.Random(f"{config.shuffle_seed}:{question}").shuffle(order)
+    return Problem(with_choices(question, [choices[i] for i in order]), name, LETTERS[order.index(0)])
+
+
+def _plain(row: Row, name: str, config: DatasetConfig) -> Problem:
+    """Fields `question` and `answer`, and if there are any, an `id` and a worked `solution`."""
+    fields = config.fields
+    given, solution = row.get(fields.id or "id"), row.get(fields.solution or "solution")
+    problem = Problem(_text(row, fields.question or "question"), name, _text(row, fields.answer or "answer"))
+    return replace(
+        problem,
+        id=name if given in (None, "") else str(given),
+        metadata={} if solution is None else {"solution": _text(row, fields.solution or "solution")},
+    )
+
+
+READERS: dict[str, Reader] = {
+    "plain": _plain,
+    "gsm8k": _gsm8k,
+    "math500": _math500,
+    "arc_challenge": _arc,
+    "gpqa": _gpqa,
+    "competition": _competition,
+    "mmlu_pro": _mmlu_pro,
+}
+
+
+def with_choices(question: str, choices: list[str]) -> str:
+    """A question followed by its lettered choices."""
+    return "\n".join([question, *(f"({letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=False))])
+
+
+# ---------------------------------------------------------------- reasoning-gym
+
+
+def _import_reasoning_gym() -> Any:
+    """The package, also where its pycosat, which takes a compiler to install and which one task uses, is missing."""
+    try:
+        import pycosat  # noqa: F401
+    except ImportError:
+        sys.modules["pycosat"] = ModuleType("pycosat")
+    try:
+        import reasoning_gym
+    except ImportError as error:
+        raise InvalidInput(
+            f"generated problems need reasoning-gym ({error}): pip install reasoning-gym, or without a C compiler "
+            "pip install --no-deps reasoning-gym and, as they are missed, the packages that it names"
+        ) from error
+    return reasoning_gym
+
+
+def _reasoning_gym(config: DatasetConfig, start: int, stop: int | None) -> Task:
+    """Generated problems with the task's own scorer; correct means a full score of 1."""
+    reasoning_gym = _import_reasoning_gym()
+    stop = config.size if stop is None else stop
+    if stop <= config.offset:
+        raise InvalidInput(
+            f"dataset.task={config.task} is made dataset.size={config.size} times, none after "
+            f"dataset.offset={config.offset}; give dataset.limit, or a larger size"
+        )
+    params = {str(k): v for k, v in config.params.items()}
+    try:
+        made = reasoning_gym.create_dataset(config.task, size=stop, seed=config.seed, **params)
+    except (ValueError, TypeError, AssertionError) as error:
+        raise InvalidInput(f"reasoning-gym refuses dataset.task={config.task} with {params}: {error}") from error
+    try:
+        entries = {f"{config.name}-{i}": made[i] for i in range(start, stop)}
+    except AttributeError as error:
+        if "pycosat" in str(error):
+            raise InvalidInput(
+                f"dataset.task={config.task} needs pycosat: pip install pycosat (and a C compiler)"
+            ) from error
+        raise
+    problems = [Problem(re.sub(r"\s+$", "", e["question"]), name, str(e["answer"])) for name, e in entries.items()]
+
+    def is_correct(problem: Problem, answer: str | None) -> bool:
+        return answer is not None and made.score_answer(answer, entries[problem.id]) >= 1.0
+
+    return Task(problems, [], is_correct)

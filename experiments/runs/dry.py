@@ -1,0 +1,29 @@
+"""`run.dry=true`: what a run would do, before any weights are loaded."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.runs.build import source_options
+from experiments.runs.data import Task
+from ttc.model.loading import load_tokenizer
+from ttc.text.prompt import PromptTemplate
+
+SHOWN = 3
+
+
+def describe(config: DictConfig, template: PromptTemplate, task: Task) -> str:
+    """The resolved configuration, the first three prompts as the model would get them, and the rows that fail.
+
+    Prompts of a private data set are shown with run.show_questions=true alone.
+    """
+    tokenizer = load_tokenizer(config.model.name, **source_options(config))
+    parts = [OmegaConf.to_yaml(config, resolve=True).rstrip()]
+    for problem in task.problems[:SHOWN]:
+        text, tokens = template.text(problem.question, tokenizer), len(template.tokens(problem.question, tokenizer))
+        if config.dataset.private and not config.run.show_questions:
+            text = "(not to be published: run.show_questions=true shows it)"
+        parts.append(f"--- prompt of {problem.id}, {tokens} tokens, gold answer {problem.answer} ---\n{text}")
+    parts.append(f"--- {len(task.problems)} problems, {len(task.failures)} rows that cannot be used ---")
+    parts += [f"{name}: {reason}" for name, reason in task.failures[:SHOWN]]
+    return "\n\n".join(parts)

@@ -1,0 +1,252 @@
+"""The main job: a search over a data set, with results that survive."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.runs.build import (
+    check_backend,
+    check_run,
+    is_remote,
+    make_backend,
+    make_search,
+    make_template,
+    resolved,
+)
+from experiments.runs.data import Task, graded, load_task, part_of
+from experiments.runs.dry import describe
+from experiments.runs.example import example, telling
+from experiments.runs.fingerprint import fingerprint, model_fingerprint, reward_fingerprint
+from experiments.runs.own_classes import code_fingerprint
+from experiments.runs.parameters import run_parameters
+from experiments.runs.planned import StepMeter
+from experiments.runs.provenance import commit, machine
+from experiments.runs.records import RunFolder, own_figures, tree_node
+from experiments.runs.screen import Progress, failures, say, show_logged, table
+from experiments.runs.shards import Shard, threads
+from experiments.runs.summary import failed, seconds_at_work, summarise
+from search import solve_each, try_verifier
+from ttc.engine import Engine
+from ttc.errors import InvalidInput, VerifierError
+from ttc.protocols import Backend, Problem, Result
+from ttc.remote.backend import RemoteBackend
+from ttc.text.answers import extract_answer
+from ttc.text.prompt import PromptTemplate
+from ttc.usage import Usage
+
+TIMING = ("forward_passes", "host_to_device_bytes", "device_to_host_bytes", "wall_s")
+"""The parts of a problem's usage that depend on the machine and on what ran beside it."""
+
+
+def run(config: DictConfig) -> dict[str, Any]:
+    """Solve what is left of a run and return its summary."""
+    if missing := sorted(OmegaConf.missing_keys(config)):
+        raise InvalidInput(f"{' and '.join(missing)} must be given, as in {missing[0]}=VALUE")
+    show_logged()
+    config = resolved(config)
+    check_backend(config)
+    search, verifier = make_search(config)
+    check_run(config)
+    if config.run.record_tokens and config.dataset.private:
+        raise InvalidInput(
+            "run.record_tokens=true would keep the questions of a data set that is not to be published "
+            "(dataset.private=true); leave it out"
+        )
+    shard = Shard.of_run(config)
+    if (count := threads(config)) is not None:
+        torch.set_num_threads(count)
+    template = make_template(config)
+    task = part_of(load_task(config.dataset), shard)
+    if config.run.dry:
+        print(describe(config, template, task))
+        return {}
+    inputs = fingerprint(config.model.name, task.problems, task.failures, template.examples)
+    if is_remote(config):
+        inputs["model"] = {}  # until the server says which it is
+    inputs["verifier"] = reward_fingerprint(OmegaConf.to_container(config.verifier, resolve=True))
+    inputs["code"] = code_fingerprint(config)
+    total = len(task.problems) + len(task.failures)
+    part = "" if shard is None else f", part {shard.index} of {shard.count}, threads: {torch.get_num_threads()}"
+    say(f"{_title(search, verifier)}, {config.model.name}, {config.dataset.name}: {total} problems{part}")
+    with RunFolder(config) as folder, _told_how_to_go_on(folder):
+        if config.run.retry_failed:
+            folder.forget([name for name, record in folder.records.items() if failed(record)])
+        folder.check_inputs(inputs)
+        folder.made_by({"commit": commit(), "machine": machine()})
+        problems = [problem for problem in task.problems if problem.id not in folder.records]
+        done = total - len(problems)
+        done -= sum(name not in folder.records for name, _ in task.failures)
+        if done:
+            say(f"{done} of {total} were done already")
+        engine = make_backend(config) if problems else None
+        meter = StepMeter(engine) if isinstance(engine, Engine) and engine.chosen is not None else None
+        if isinstance(engine, RemoteBackend):
+            can = engine.capabilities
+            folder.check_inputs(inputs | {"model": {"served": f"{can.model}, context {can.context_length}"}})
+        elif not inputs["model"] and not is_remote(config):  # it came from the hub just now
+            folder.check_inputs(inputs | {"model": model_fingerprint(config.model.name)})
+        if engine is not None and search.needs_verifier:
+            _try_verifier(verifier, template, engine, problems)
+        for name, reason in task.failures:
+            if name not in folder.records:
+                unusable = Result(Problem("", name), None, [], None, Usage(), [], config.run.seed, reason)
+                folder.append(_record(unusable, task, config.dataset.answer_kind))
+        if engine is not None:
+            _solve(config, search, verifier, template, engine, task, problems, folder)
+        if isinstance(engine, RemoteBackend):
+            engine.close()
+        ids = [p.id for p in task.problems] + [name for name, _ in task.failures]
+        summary = summary_of(config, [folder.records[i] for i in ids], folder.goes)
+        if meter is not None:
+            summary["plan"] = meter.record()
+        folder.write_summary(summary)
+    if config.run.show_example:
+        shown = telling([folder.records[p.id] for p in task.problems])
+        print(example(shown) if shown else "\nno problem has a branch to show")
+    print(table(folder.path.name, summary))
+    if summary["failures"]:
+        print(failures(summary))
+    print(f"\nrecords and summary: {folder.path}")
+    if shard is not None:
+        whole = shlex.quote(str(folder.path.with_name(config.run.name)))
+        print(f"once all {shard.count} parts are done: python -m experiments.merge {whole}")
+    return summary
+
+
+def _title(search: Any, verifier: Any) -> str:
+    name = type(search).__name__
+    return f"{name} with {type(verifier).__name__}" if search.needs_verifier else name
+
+
+@contextmanager
+def _told_how_to_go_on(folder: RunFolder) -> Iterator[None]:
+    """Let Ctrl-C say what is safe."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        done = len(folder.records)
+        safe = f"stopped; what is done so far is safe ({done} problems in {folder.path})"
+        raise KeyboardInterrupt(f"{safe}\nrun the same command to go on") from None
+
+
+def _try_verifier(verifier: Any, template: PromptTemplate, engine: Backend, problems: list[Problem]) -> None:
+    """Rate one short branch, so that a verifier that cannot work is known before the run. Raises VerifierError."""
+    inner = getattr(verifier, "inner", verifier)  # a gate might leave it out
+    for problem in problems:  # the first that can be used
+        try:
+            try_verifier(inner, engine, problem, template=template)
+            return
+        except InvalidInput:
+            continue
+        except VerifierError as error:
+            raise VerifierError(f"{error}, on a branch made to try it; no problem was solved") from error
+
+
+def _solve(
+    config: DictConfig,
+    search: Any,
+    verifier: Any,
+    template: PromptTemplate,
+    engine: Backend,
+    task: Task,
+    problems: list[Problem],
+    folder: RunFolder,
+) -> None:
+    """Write the record of each problem as soon as it has ended."""
+    total = len(task.problems) + len(task.failures)
+    results = solve_each(
+        search,
+        problems=problems,
+        engine=engine,
+        verifier=verifier,
+        seed=config.run.seed,
+        template=template,
+        answer_kind=config.dataset.answer_kind,
+        end=tuple(config.dataset.end),
+        max_tokens=config.run.max_tokens,
+        max_generated_tokens=config.run.max_generated_tokens,
+        max_calls=config.run.max_calls,
+        max_wall_s=config.run.max_wall_s,
+        concurrency=config.run.batch,
+    )
+    with closing(results), Progress(config.dataset.name, total, folder.records, engine) as progress:
+        for result in results:
+            progress.solved(result.usage.generated_tokens)
+            record = _record(result, task, config.dataset.answer_kind, config.run.record_tokens)
+            record |= _asked(config, template, engine, result)
+            record["timing"]["kv_peak_bytes"] = _kv_peak_bytes(engine)
+            folder.append(record)
+            if config.run.show_questions:
+                progress.note(
+                    f"{record['id']}: {result.problem.question}\n  -> {record['answer']} (gold {record['gold']})"
+                )
+
+
+def _asked(config: DictConfig, template: PromptTemplate, engine: Backend, result: Result) -> dict[str, Any]:
+    """The exact prompt of a solved problem; nothing of what is asked where the data set is private."""
+    if config.dataset.private:
+        return {"question": None, "prompt": None}
+    return {"prompt": None if result.best is None else template.text(result.problem.question, engine.tokenizer)}
+
+
+def _kv_peak_bytes(engine: Backend) -> int | None:
+    """The most KV that the run has held so far, over both tiers; None for a backend that keeps it elsewhere."""
+    memory = getattr(engine, "memory", None)
+    return None if memory is None else memory.device.peak_bytes + memory.host.peak_bytes
+
+
+def _record(result: Result, task: Task, kind: str, with_tokens: bool = False) -> dict[str, Any]:
+    problem, usage = result.problem, result.usage.to_dict()
+    branches = []
+    for branch in result.branches:
+        answer = extract_answer(branch.text, kind)
+        branches.append(
+            {
+                "path": list(branch.path),
+                "text": branch.text,
+                "answer": answer,
+                "correct": task.is_correct(problem, answer),
+                "score": branch.score,
+                "step_scores": branch.step_scores,
+                "finish_reason": branch.finish_reason,
+                "tokens": len(branch.generated),
+                **own_figures(branch),
+                "substituted": None if branch.substituted is None else branch.substituted.similarity,
+            }
+        )
+    grades = graded(task, result, kind)
+    if failed({"error": result.error}):
+        grades |= {"correct": False, "correct_strict": False}
+    return {
+        "id": problem.id,
+        "question": problem.question or None,
+        "gold": problem.answer,
+        "source": problem.metadata.get("source"),
+        **grades,
+        "error": result.error,
+        "truncated": result.best is not None and result.best.finish_reason in (None, "context"),
+        "stopped": result.stopped,
+        "branches": branches,
+        "tree": [tree_node(node, with_tokens) for node in result.tree],
+        "usage": {k: v for k, v in usage.items() if k not in TIMING},
+        "timing": {k: usage[k] for k in TIMING} | {"finished_at": time.time()},
+    }
+
+
+def summary_of(config: DictConfig, records: list[dict[str, Any]], goes: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a run's summary.json holds. goes: what its records were made by (see `RunFolder`)."""
+    summary = summarise(records)
+    gbps = [part.link_gbps for part in (config.memory, config.placement) if part.get("link_gbps") is not None]
+    if gbps:
+        summary["simulated_link_gbps"] = gbps[0]
+    summary["seconds"] = seconds_at_work(records)
+    summary["parameters"] = run_parameters(config.model.name, OmegaConf.to_container(config.verifier, resolve=True))
+    summary["made_by"] = goes
+    return summary

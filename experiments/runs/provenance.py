@@ -1,0 +1,78 @@
+"""Where a record of figures comes from: the command, the machine, the versions, the commit, and the code measured."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import platform
+import subprocess
+import sys
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ttc.cost_model.profile_file import hardware
+
+MEASURED = ("ttc", "search", "verifiers")
+"""The packages whose code figures are about."""
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def provenance(command: str, *, model: str, simulated: str = "nothing") -> dict[str, Any]:
+    """What stands at the head of every record. model: which one, its dtype, and whether its weights are real.
+
+    code: a hash of each module of the project that this process has loaded. Call it when everything was measured.
+    """
+    loaded = sorted(name for name in sys.modules if name.partition(".")[0] in MEASURED)
+    return {
+        "command": command,
+        "machine": machine(),
+        "commit": commit(),
+        "model": model,
+        "simulated": simulated,
+        "code": {name: code_hash(name) for name in loaded},
+    }
+
+
+def machine() -> dict[str, Any]:
+    """The processor, the accelerator if there is one, threads, and versions."""
+    versions = {name: version(name) for name in ("torch", "transformers", "numba")}
+    return {**hardware(), "python": platform.python_version(), **versions}
+
+
+def commit() -> str | None:
+    """The commit that this tree stands on, with "+" where it has other changes to its code; None outside of git."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changes = git("status", "--porcelain", "--", *MEASURED, "experiments/*.py")
+        return git("rev-parse", "HEAD") + ("+" if changes else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def changed_modules(record: dict[str, Any]) -> list[str]:
+    """The modules that a record was made by and that are not the same any more, or are gone."""
+    return [name for name, known in record["code"].items() if code_hash(name) != known]
+
+
+@cache
+def code_hash(name: str) -> str:
+    """A short hash of what a module does: comments, docstrings and layout do not count. Empty if there is none."""
+    try:
+        spec = find_spec(name)
+    except ModuleNotFoundError:  # its package is gone
+        return ""
+    if spec is None or spec.origin is None:
+        return ""
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):  # a text that stands alone is a docstring
+            node.body = [n for n in body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]  # type: ignore[attr-defined]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]

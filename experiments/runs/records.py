@@ -1,0 +1,327 @@
+"""A run's folder: its configuration, and one record per problem that survives whatever ends the run."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import re
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.runs.fingerprint import differences
+from experiments.runs.shards import Shard
+from ttc.errors import InvalidInput, TTCError
+from ttc.results import BranchRecord, Node
+from ttc.text.answers import canonical
+
+MAY_CHANGE = (
+    "run.batch",
+    "memory.problems",
+    "run.output_dir",
+    "run.show_questions",
+    "run.dry",
+    "run.show_example",
+    "run.retry_failed",
+    "run.record_tokens",
+    "run.shard",
+    "run.threads",
+    "dataset.limit",
+    "dataset.size",
+    "backend.base_url",
+    "backend.key_env",
+    "backend.concurrency",
+    "backend.timeout_s",
+    "backend.retries",
+    "backend.wait_s",
+)
+"""Keys that may differ when a run goes on: they change which problems are left, or what is kept of them, never what
+was found."""
+
+
+def check_name(name: str) -> str:
+    """The name of a run, which is that of one folder under run.output_dir."""
+    if not re.fullmatch(r"(?!\.{1,2}$)[^/\\\x00-\x1f]{1,255}", name) or len(os.fsencode(name)) > 255:
+        raise InvalidInput(
+            f"run.name={name!r} is not the name of one folder (no slash, not . or .., at most 255 bytes); "
+            "run.output_dir says where the folder lies"
+        )
+    return name
+
+
+def run_folder(config: DictConfig) -> Path:
+    """Where a run writes; each shard of a run has a folder of its own beside those of the others."""
+    name = check_name(config.run.name)
+    shard = Shard.of_run(config)
+    return Path(config.run.output_dir) / (name if shard is None else shard.name(name))
+
+
+class RunFolder:
+    """`outputs/<name>/` with config.yaml, records.jsonl, summary.json, fingerprint.json and provenance.json, locked
+    against other processes.
+
+    goes: what each go that wrote records was made by (commit, machine, versions), goes that were made alike once.
+
+    Raises InvalidInput when the folder was made with another configuration (the message says which keys differ) or
+    is in use.
+    """
+
+    def __init__(self, config: DictConfig):
+        self.path = run_folder(config)
+        self.records: dict[str, dict[str, Any]] = {}
+        self._inputs: dict[str, dict[str, str]] | None = None  # to be written with the next record
+        self._made: list[dict[str, Any]] = []  # so too
+        self.goes: list[dict[str, Any]] = []
+        self._lock = self._locked()
+        try:
+            self._config: str | None = self._checked(config)
+            self.records = self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let others use the folder; one of a run that could not start is removed."""
+        with suppress(OSError):
+            if {file.name for file in self.path.iterdir()} <= {".lock"}:
+                (self.path / ".lock").unlink()
+                self.path.rmdir()
+        self._lock.close()
+
+    def _locked(self) -> TextIO:
+        lock = self.path / ".lock"
+        while True:
+            with self._writing():
+                self.path.mkdir(parents=True, exist_ok=True)
+                file = lock.open("w")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                file.close()
+                raise InvalidInput(
+                    f"{self.path} is in use by another process; wait for it or choose another run.name"
+                ) from error
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+                    return file
+            file.close()  # another process removed the folder meanwhile
+
+    def check_inputs(self, now: dict[str, dict[str, str]]) -> None:
+        """Keep the fingerprint of what the run is made from, to be written with the next record.
+
+        Raises InvalidInput with the difference if the finished records were made from something else.
+        """
+        file = self.path / "fingerprint.json"
+        before: dict[str, dict[str, str]] = {}
+        if self.records and file.exists():
+            try:
+                before = json.loads(file.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise InvalidInput(f"{file} is damaged ({error}); restore or delete it") from error
+            before["data"] = {name: row for name, row in before.get("data", {}).items() if name in self.records}
+        if changed := differences(before, now):
+            difference = "\n".join(f"  {line}" for line in changed)
+            raise InvalidInput(
+                f"{self.path} holds results from other data, weights or code, which lay under the same names:\n"
+                f"{difference}\n"
+                "choose another run.name, or delete the folder to start over; if the change does not matter, delete "
+                f"{file}"
+            )
+        self._inputs = {part: before.get(part, {}) | now.get(part, {}) for part in before | now}
+
+    def made_by(self, *made: dict[str, Any]) -> None:
+        """Keep what this go is made by, to be written with its first record: a go that adds none has made nothing.
+
+        Several, where the records come from several runs.
+        """
+        file = self.path / "provenance.json"
+        if self.records and file.exists():
+            try:
+                self.goes = json.loads(file.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise InvalidInput(f"{file} is damaged ({error}); restore or delete it") from error
+        self._made = [go for i, go in enumerate(made) if go not in (*self.goes, *made[:i])]
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def append(self, *records: dict[str, Any]) -> None:
+        """Write records for good: in one piece, flushed to the disk."""
+        lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records]
+        self._write_config()
+        with self._writing(), (self.path / "records.jsonl").open("a", encoding="utf-8") as file:
+            file.write("".join(lines))
+            file.flush()
+            os.fsync(file.fileno())
+        self.records |= {record["id"]: record for record in records}
+
+    def forget(self, ids: Collection[str]) -> None:
+        """Take records out for good, in one piece, so that their problems are solved again."""
+        kept = {name: record for name, record in self.records.items() if name not in ids}
+        lines = (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in kept.values())
+        with self._writing():
+            _replace(self.path / "records.jsonl", "".join(lines))
+        self.records = kept
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        self._made = []
+        self._write_config()
+        with self._writing():
+            _replace(self.path / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise TTCError(
+                f"cannot write to {self.path} ({error.strerror}); the {len(self.records)} records written so far are "
+                "safe: make room, or give run.output_dir, and run the same command to go on"
+            ) from error
+
+    def _write_config(self) -> None:
+        """Only with the first result, so that a run that could not start leaves its name free."""
+        if self._config is not None:
+            with self._writing():
+                _replace(self.path / "config.yaml", self._config)
+            self._config = None
+        if self._inputs is not None:
+            with self._writing():
+                _replace(self.path / "fingerprint.json", json.dumps(self._inputs, indent=1, ensure_ascii=False) + "\n")
+            self._inputs = None
+        if self._made:
+            self.goes = [*self.goes, *self._made]
+            with self._writing():
+                _replace(self.path / "provenance.json", json.dumps(self.goes, indent=1, ensure_ascii=False) + "\n")
+            self._made = []
+
+    def _checked(self, config: DictConfig) -> str:
+        """The configuration as text, once it agrees with the one that the folder was made with."""
+        file = self.path / "config.yaml"
+        resolved = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
+        if file.exists():
+            before, now = flat(OmegaConf.load(file)), flat(resolved)
+            changed = [
+                f"  {key}: {before.get(key)!r} -> {now.get(key)!r}"
+                for key in sorted(before.keys() | now.keys())
+                if before.get(key) != now.get(key) and key not in MAY_CHANGE
+            ]
+            if changed:
+                difference = "\n".join(changed)
+                raise InvalidInput(
+                    f"{self.path} holds a run with another configuration:\n{difference}\nchoose another run.name, or "
+                    "delete the folder to start over"
+                )
+        return OmegaConf.to_yaml(resolved)
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        """The records that are there; a last line that was torn by a kill is cut off the file."""
+        file = self.path / "records.jsonl"
+        if not file.exists():
+            return {}
+        records, good = read_records(file)
+        if good < file.stat().st_size:
+            with file.open("r+b") as torn:
+                torn.truncate(good)
+        return records
+
+
+def read_records(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
+    """A run's records by their ids, and the bytes that hold them: a last line that a kill has torn is none of them."""
+    records: dict[str, dict[str, Any]] = {}
+    data, good = file.read_bytes(), 0
+    for number, line in enumerate(data.splitlines(keepends=True), 1):
+        last = good + len(line) == len(data)
+        try:
+            record = json.loads(line)
+            if not line.endswith(b"\n"):
+                raise ValueError("torn")
+        except ValueError as error:
+            if last:
+                break
+            raise InvalidInput(f"{file}, line {number} is damaged; restore it or delete that line") from error
+        records[record["id"]] = record
+        good += len(line)
+    return records, good
+
+
+def own_figures(branch: BranchRecord) -> dict[str, Any]:
+    """What the model's own probabilities say of a branch, for rules that choose by them; None is what was not measured.
+
+    logprob: the mean log-probability of the tokens. self_certainty: the mean over them (see `ttc.sampling.Draws`).
+    confidences: each token's C_t (DeepConf), minus the mean log-probability of the 20 likeliest, to three digits. The
+    last two need `search.statistics=true`. Tokens that were given count nowhere.
+    """
+    confidences = [round(-value, 3) for value in branch.top_k_logprobs if math.isfinite(value)]
+    return {
+        "logprob": _mean(branch.logprobs),
+        "self_certainty": _mean(branch.self_certainties),
+        "confidences": confidences or None,
+    }
+
+
+def tree_node(node: Node, with_tokens: bool) -> dict[str, Any]:
+    """A node of a record's tree. own_tokens: how many tokens are its own; which ones, and their log-probabilities to
+    six digits, are many numbers and stand there `with_tokens` alone."""
+    found = node.to_dict()
+    token_ids, logprobs = found.pop("token_ids"), found.pop("logprobs")
+    found["own_tokens"] = len(token_ids)
+    if with_tokens:
+        found["token_ids"] = token_ids
+        found["logprobs"] = [None if value is None else round(value, 6) for value in logprobs]
+    return found
+
+
+def check_tree(folder: Path, record: dict[str, Any]) -> None:
+    """Raise InvalidInput for a record whose tree is not as this version writes it."""
+    missing = [name for name in ("tree", "timing", "correct_strict", "answer") if name not in record]
+    if not missing and any("own_tokens" not in node for node in record["tree"]):
+        missing = ["own_tokens in its tree"]
+    if missing:
+        raise InvalidInput(
+            f"{folder}, problem {record['id']} has no {' and no '.join(missing)}: another version wrote it; run again "
+            "under another run.name"
+        )
+
+
+def chosen_branch(record: dict[str, Any]) -> dict[str, Any] | None:
+    """The branch that gave a problem's answer: of the candidates with that answer the best one."""
+    wanted = canonical(record["answer"])
+    same = [branch for branch in record["branches"] if canonical(branch["answer"]) == wanted]
+    return next(iter([*same, *record["branches"]]), None)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    """Of the values that were measured; None where that is no number."""
+    known = [value for value in values if not math.isnan(value)]
+    mean = sum(known) / len(known) if known else math.nan
+    return mean if math.isfinite(mean) else None
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested configuration as dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in OmegaConf.to_container(config).items() if not isinstance(config, dict) else config.items():
+        if isinstance(value, dict) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file so that a kill leaves the old one or the new one."""
+    new = file.with_suffix(file.suffix + ".new")
+    with new.open("w", encoding="utf-8") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(new, file)

@@ -1,0 +1,76 @@
+"""The default name of a run, which is that of its folder: its data, search, verifier, and what else was set."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from experiments.runs.records import MAY_CHANGE
+
+IN_NAME = ("dataset", "dataset.path", "search", "verifier", "run.seed", "search._target_", "verifier._target_")
+"""Overrides that the default name of a run shows by itself."""
+
+
+def is_own(path: str | None) -> bool:
+    """Whether `path`, the `_target_` of a search or a verifier, names a class that is not this project's."""
+    return path is not None and path.partition(".")[0] not in ("search", "verifiers", "ttc")
+
+
+def data_label(name: str, path: str | None) -> str:
+    """The data set as a part of a run's name: its name and that of its file, so that each file has its own runs."""
+    stem = "" if path is None else Path(path).stem
+    parts = [part for part in ("" if name == "file" and stem else name, "" if stem == name else stem) if part]
+    return re.sub(r"[^\w.=+-]+", "_", "-".join(parts))
+
+
+def class_label(part: Any, choice: str) -> str:
+    """A search or verifier as a part of a run's name: the choice, or the name of the user's own class in its place."""
+    path = part.get("_target_")
+    return str(path).rpartition(".")[2] if is_own(path) else choice
+
+
+def verifier_label(search: Any, verifier: str) -> str:
+    """The verifier as a part of a run's name, nothing for a search that asks for no ratings."""
+    try:
+        rated = instantiate(search, _convert_="all").needs_verifier
+    except Exception:  # a wrong setting, which the run itself refuses by name
+        rated = True
+    return f"-{verifier}" if rated else ""
+
+
+def overrides_suffix(overrides: Sequence[str], silent: Sequence[str]) -> str:
+    """The other overrides of a run as a part of its name, so that each setting of a sweep has a folder of its own."""
+    kept = [o for o in overrides if o.partition("=")[0].lstrip("+~") not in (*IN_NAME, *silent)]
+    text = "".join("-" + re.sub(r"[^\w.=+-]+", "_", o) for o in sorted(kept))
+    if len(text) > 120:
+        text = f"{text[:100]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return text
+
+
+def register_names() -> None:
+    """Make the parts of a name known to `conf/run/default.yaml`."""
+    OmegaConf.register_new_resolver(
+        "overrides_suffix",
+        lambda: overrides_suffix(HydraConfig.get().overrides.task, (*MAY_CHANGE, "run.name")),
+        replace=True,
+    )
+    OmegaConf.register_new_resolver("data_label", data_label, replace=True)
+    OmegaConf.register_new_resolver(
+        "verifier_label",
+        lambda *, _root_: verifier_label(
+            _root_.search, class_label(_root_.verifier, HydraConfig.get().runtime.choices.verifier)
+        ),
+        replace=True,
+    )
+    OmegaConf.register_new_resolver(
+        "search_label",
+        lambda *, _root_: class_label(_root_.search, HydraConfig.get().runtime.choices.search),
+        replace=True,
+    )

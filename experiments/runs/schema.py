@@ -1,0 +1,367 @@
+"""What a run's configuration may hold: a misspelt key or a wrong type is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from hydra.core.config_store import ConfigStore
+
+import search
+import ttc
+import verifiers
+from experiments.runs.run_name import register_names
+from ttc.approximate.early_exit import Rule
+from ttc.text.prompt import STEP_BY_STEP
+
+
+@dataclass
+class ModelConfig:
+    """name: alias, hub id, folder or .gguf file. device, dtype: "auto" or torch's names.
+
+    device_map: in place of a device, as transformers takes it; over several devices, layers and their KV lie where it
+    puts them. gguf_file: the one of a folder's or a hub model's .gguf files to read. trust_remote_code: run Python code
+    that comes with the model.
+    """
+
+    name: str = "???"
+    device: str = "auto"
+    dtype: str = "auto"
+    device_map: Any = None
+    gguf_file: str | None = None
+    trust_remote_code: bool = False
+
+
+@dataclass
+class Example:
+    question: str = "???"
+    answer: str = "???"
+
+
+@dataclass
+class FieldNames:
+    """What a row's fields are called, where it is not what the reader expects. solution: worked out, for examples.
+
+    source: what several questions may share, as a passage, so that their answers are not independent.
+    """
+
+    question: str | None = None
+    answer: str | None = None
+    id: str | None = None
+    solution: str | None = None
+    source: str | None = None
+
+
+@dataclass
+class DatasetConfig:
+    r"""Where problems come from and how they are asked.
+
+    hub, subset, split: a data set of the hub. path: a local file instead (jsonl, json, csv, tsv, parquet). task,
+    params, size, seed: a task of reasoning-gym.
+    reader: how a row is read, by a name of `data.READERS` or the dotted path of a function that takes a row,
+    an id and these settings and returns a `ttc` Problem. fields: what the row's fields are called.
+    limit, offset: which problems; a task makes as many as `limit` says, `size` without one.
+    instruction: the words around a question. raw: they are the whole prompt, with no chat template around them.
+    chat_options: what else the chat template takes, as {enable_thinking: false}.
+    examples: solved examples that come first. shots: how many more are taken from shots_path, a file, or shots_split,
+    a split of the hub; its first rows, or rows drawn by shots_seed.
+    end: strings that finish an answer. In these, the instruction, the examples and the search's texts `\n` is a line
+    break and `\t` a tab, unless they begin a LaTeX command (`\neq`).
+    private: the questions are not to be published, so that records keep ids and answers alone.
+    pad_chars: neutral text before each question until it has so many characters, to measure long prompts.
+    """
+
+    name: str = "???"
+    hub: str | None = None
+    subset: str | None = None
+    split: str = "test"
+    path: str | None = None
+    reader: str = "plain"
+    fields: FieldNames = field(default_factory=FieldNames)
+    task: str | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+    size: int = 50
+    seed: int = 0
+    shuffle_seed: int = 0
+    limit: int | None = None
+    offset: int = 0
+    pad_chars: int = 0
+    answer_kind: str = "number"
+    instruction: str = STEP_BY_STEP
+    system: str | None = None
+    chat: bool | None = None
+    raw: bool = False
+    chat_options: dict[str, Any] = field(default_factory=dict)
+    examples: list[Example] = field(default_factory=list)
+    shots: int = 0
+    shots_path: str | None = None
+    shots_split: str | None = None
+    shots_seed: int | None = None
+    end: list[str] = field(default_factory=list)
+    private: bool = False
+
+
+@dataclass
+class RunConfig:
+    """name: the folder under output_dir; the same name goes on where it stopped. batch: the most problems under way at
+    once, null for as many as there is room for.
+
+    max_tokens, max_generated_tokens, max_calls, max_wall_s: budgets per problem (generated plus verifier tokens,
+    generated tokens, expansions, seconds).
+    show_questions: print each question as it is solved (GPQA's authors ask not to publish theirs).
+    show_example: print one solved problem at the end. retry_failed: solve problems again that failed before.
+    record_tokens: keep every node's token ids and log-probabilities in the records, for `experiments.export`.
+    shard: "2/4" solves the second of four parts of the problems, for as many processes or machines; see
+    `experiments.merge`. threads: of this process, null for as many as it may use; shards share the cores.
+    dry: print the configuration and three prompts, and stop before the weights are loaded.
+    """
+
+    name: str = "???"
+    output_dir: str = "outputs"
+    seed: int = 0
+    batch: int | None = None
+    max_tokens: int | None = None
+    max_generated_tokens: int | None = None
+    max_calls: int | None = None
+    max_wall_s: float | None = None
+    show_questions: bool = False
+    show_example: bool = False
+    retry_failed: bool = False
+    record_tokens: bool = False
+    shard: str | None = None
+    threads: int | None = None
+    dry: bool = False
+
+
+@dataclass
+class ConfidenceGatedConfig:
+    """inner: the verifier that may be skipped, by name; as verifier/inner=NAME it can be given settings of its own.
+
+    calibration: a file of `experiments.calibrate`, whose thresholds take the place of tau_conf and r_gap.
+    """
+
+    _target_: str = "verifiers.ConfidenceGatedVerifier"
+    inner: Any = "???"
+    tau_conf: float = 0.9
+    r_gap: float = 0.1
+    calibration: str | None = None
+
+
+@dataclass
+class EnsembleConfig:
+    """parts: the verifiers, by name, or each with its `_target_` and settings."""
+
+    _target_: str = "verifiers.EnsembleVerifier"
+    parts: list[Any] = field(default_factory=list)
+    how: str = "mean"
+    steps: str = "last"
+
+
+@dataclass
+class CalibratedExitConfig:
+    """calibration: a file of `experiments.calibrate` with calibrate.level=2, which holds the exit's settings."""
+
+    calibration: str = "???"
+
+
+@dataclass
+class Config:
+    model: ModelConfig = field(default_factory=ModelConfig)
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    search: Any = None
+    verifier: Any = None
+    memory: Any = None
+    placement: Any = None
+    cache: Any = None
+    sharing: Any = None
+    gate: Any = None
+    backend: Any = None
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+@dataclass
+class CalibrateConfig:
+    """file: where the calibration goes. level: what is calibrated, 1 for the confidence gate, 2 for the early exit.
+
+    max_disagreement: null for RKSC's rules, else the share of problems that may end with another solution. eps: for
+    RKSC's rule of level 2, see `ttc.calibration.early_exit.paper_rule`.
+    """
+
+    file: str = "???"
+    level: int = 1
+    max_disagreement: float | None = None
+    eps: float | None = None
+
+
+@dataclass
+class ServeConfig:
+    """host, port: where the server listens; port 0 takes a free one. name: what clients call the model, null for its
+    own name.
+
+    key_env: the environment variable that holds the key which callers must send; none is asked for where it is empty
+    or not set. open: serve other machines without a key.
+    max_body_bytes: of a request. max_prompt_tokens: null for what the model's context holds.
+    max_tokens: of an answer, and of any setting of a search that counts tokens. max_width: of any other whole number
+    that a request gives a search.
+    max_problems: waiting or under way; more are refused for now.
+    shutdown_s: how long requests under way may take to end once the server is told to stop.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    name: str | None = None
+    key_env: str = "TTC_API_KEY"
+    open: bool = False
+    max_body_bytes: int = 1 << 20
+    max_prompt_tokens: int | None = None
+    max_tokens: int = 1024
+    max_width: int = 64
+    max_problems: int = 256
+    shutdown_s: int = 30
+
+
+@dataclass
+class TrainConfig:
+    """folder: where the head, its card and its data go. record: a file for the figures too.
+
+    data: how the settings of the data set differ for the problems to train on; see `train_verifier.problems.source`.
+    problems: how many of those. validation: the share of them that regularisation is chosen on.
+    rollouts: solutions of each. continuations: of each step's end. labels: see `train_verifier.rollouts.Solution`.
+    temperature: of these and of the samples. step_tokens, max_steps: of a solution. separator: what ends a step.
+    prompt: what the head reads before a solution, null for the policy's own prompt.
+    samples: of best-of-n, on the problems to test.
+    """
+
+    folder: str = "???"
+    record: str | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+    problems: int = 400
+    validation: float = 0.2
+    rollouts: int = 8
+    continuations: int = 4
+    labels: str = "soft"
+    temperature: float = 0.8
+    step_tokens: int = 32
+    max_steps: int = 8
+    separator: str = "\n"
+    prompt: str | None = None
+    samples: int = 16
+
+
+SEARCHES = {
+    "greedy": search.Greedy,
+    "best_of_n": search.BestOfN,
+    "self_consistency": search.SelfConsistency,
+    "beam_search": search.BeamSearch,
+    "best_first": search.BestFirst,
+    "dvts": search.DVTS,
+    "rebase": search.REBASE,
+    "particle_filter": search.ParticleFilter,
+    "particle_gibbs": search.ParticleGibbs,
+    "diverse_prompts": search.DiversePrompts,
+    "adaptive_consistency": search.AdaptiveConsistency,
+    "tree_of_thoughts": search.TreeOfThoughts,
+    "mcts": search.MCTS,
+    "ab_mcts": search.ABMCTS,
+    "revision": search.Revision,
+    "self_refine": search.SelfRefine,
+    "budget_forcing": search.BudgetForcing,
+    "deep_conf": search.DeepConf,
+    "certainty_probe": search.CertaintyProbe,
+    "compute_optimal": search.ComputeOptimal,
+}
+VERIFIERS = {
+    "arithmetic": verifiers.ArithmeticVerifier,
+    "confidence": verifiers.ConfidenceVerifier,
+    "self": verifiers.SelfVerifier,
+    "qwen_prm": verifiers.QwenPRM,
+    "skywork_prm": verifiers.SkyworkPRM,
+    "math_shepherd": verifiers.MathShepherd,
+    "rlhflow_prm": verifiers.RLHFlowPRM,
+    "think_prm": verifiers.ThinkPRM,
+    "outcome_reward": verifiers.OutcomeReward,
+    "llm_judge": verifiers.LLMJudge,
+    "value_head": verifiers.ValueHead,
+}
+CACHES = {"rsbcm": ttc.BlockCache, "lru": ttc.BlockCache}
+SHARING = {"exact": ttc.Sharing, "none": ttc.Sharing, "similar": ttc.Sharing}
+GATES = {"decode": ttc.DecodeGate}
+PLACEMENTS = {"streamed": ttc.Streamed, "split": ttc.Split}
+BACKENDS = {"openai": ttc.Endpoint}
+POLICIES = {
+    "resident": ttc.Resident,
+    "layerwise": ttc.Layerwise,
+    "beam_groups": ttc.BeamGroups,
+    "paged": ttc.Paged,
+    "headwise": ttc.Headwise,
+    "capture": ttc.Capture,
+    "auto": ttc.Auto,
+}
+
+
+def target_of(target: type) -> str:
+    """Where a class of this project is imported from."""
+    return f"{target.__module__.partition('.')[0]}.{target.__name__}"
+
+
+def schema_of(target: type, path: str | None = None) -> type:
+    """A configuration class with the fields of `target`, a dataclass of plain values, and its `_target_`.
+
+    path: where a class that is not this project's is imported from.
+    """
+    hints = get_type_hints(target)
+    columns: list[Any] = [("_target_", str, field(default=path or target_of(target)))]
+    for f in fields(target):
+        if not f.init:
+            continue
+        hint = str if get_origin(hints[f.name]) is Literal else hints[f.name]  # OmegaConf knows no Literal
+        if any(map(is_dataclass, get_args(hint))):
+            hint = Any  # a part of its own, chosen from its own group
+        columns.append((f.name, hint, field(default="???" if f.default is MISSING else f.default)))
+    return make_dataclass(f"{target.__name__}Config", columns)
+
+
+def extended(name: str, part: type) -> type:
+    """`Config` with one more part, to be merged after it: the other fields are missing here and keep their values."""
+    kept: list[Any] = [(f.name, get_type_hints(Config)[f.name], field(default="???")) for f in fields(Config)]
+    return make_dataclass(f"{part.__name__}Job", [*kept, (name, part, field(default_factory=part))], bases=(Config,))
+
+
+def register() -> None:
+    """Make the schemas, and the parts of a run's name, known to Hydra."""
+    register_names()
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    for group, node in (
+        ("model", ModelConfig),
+        ("dataset", DatasetConfig),
+        ("run", RunConfig),
+    ):
+        store.store(group=group, name="schema", node=node)
+    groups = (
+        ("search", SEARCHES),
+        ("verifier", VERIFIERS),
+        ("memory", POLICIES),
+        ("placement", PLACEMENTS),
+        ("cache", CACHES),
+        ("sharing", SHARING),
+        ("gate", GATES),
+        ("backend", BACKENDS),
+    )
+    for group, targets in groups:
+        for name, target in targets.items():
+            store.store(group=group, name=f"{name}_schema", node=schema_of(target))
+    for name, target in VERIFIERS.items():
+        store.store(group="verifier/inner", name=name, node=schema_of(target))
+    for rule in get_args(Rule):
+        store.store(group="verifier/exit", name=rule, node=schema_of(ttc.EarlyExit)(rule=rule))
+    store.store(group="verifier/exit", name="calibrated", node=CalibratedExitConfig)
+    store.store(group="verifier", name="confidence_gated_schema", node=ConfidenceGatedConfig)
+    store.store(group="verifier", name="ensemble_schema", node=EnsembleConfig)
+    store.store(name="calibrate_schema", node=extended("calibrate", CalibrateConfig))
+    store.store(name="train_verifier_schema", node=extended("train", TrainConfig))
+    store.store(name="serve_schema", node=extended("serve", ServeConfig))
+    for group in ("verifier", "cache", "gate"):
+        store.store(group=group, name="none_schema", node={"_target_": None})
+    for group, name in (("backend", "local"), ("placement", "resident")):
+        store.store(group=group, name=f"{name}_schema", node={"_target_": None})

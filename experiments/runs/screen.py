@@ -1,0 +1,288 @@
+"""What a run shows: its progress while it works, a table at the end, and what went wrong."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from threading import Event, Thread
+from typing import Any, TextIO, TypeVar
+
+from tqdm import tqdm
+
+from experiments.runs.stats import wilson
+
+WIDTH = 80
+"""The most columns that a line of progress takes."""
+SHOWN_REASONS = 5
+
+
+def say(text: str) -> None:
+    """A line beside the results, at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class OnScreen(logging.Handler):
+    """Shows what is logged as a line above the bar, where there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
+def show_logged() -> None:
+    """Let the engine's own words come to the screen, whatever has been made of Python's logging before."""
+    logger = logging.getLogger("ttc")
+    logger.disabled = False
+    logger.setLevel(logging.WARNING)
+    if not any(isinstance(handler, OnScreen) for handler in logger.handlers):
+        logger.addHandler(OnScreen())
+
+
+# ---------------------------------------------------------------- while it works
+
+T = TypeVar("T")
+
+
+def with_progress(
+    items: Iterable[T], label: str, what: str = "problems", every_s: float = 30.0, total: int | None = None
+) -> Iterator[T]:
+    """The items one by one, and how far it is: a bar on a terminal, elsewhere a plain line every `every_s` seconds.
+
+    total: how many there are, of what has no length.
+    """
+    total = total if total is not None or not isinstance(items, Sized) else len(items)
+    if sys.stderr.isatty():
+        columns = min(WIDTH, shutil.get_terminal_size().columns)
+        yield from tqdm(
+            items, label, total, file=sys.stderr, ncols=columns, leave=False, disable=False, unit=f" {what}"
+        )
+        return
+    last = time.monotonic()
+    for done, item in enumerate(items):
+        if (now := time.monotonic()) - last >= every_s:
+            last = now
+            say(f"{label}: {done} of {total} {what}")
+        yield item
+
+
+class Progress:
+    """How far a run is: a bar on a terminal, elsewhere a plain line now and then.
+
+    label: a short name. total: the problems of the run. records: those that are done, which grows as the run goes on.
+    engine: asked for the tokens of the problems under way and for the KV in use, twice a second and from a thread of
+    its own, so that the screen moves while a batch is solved. every_s: seconds between two plain lines.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        total: int,
+        records: Mapping[str, dict[str, Any]],
+        engine: Any,
+        *,
+        out: TextIO | None = None,
+        every_s: float = 30.0,
+    ):
+        self.label, self.total, self.records, self.engine = label, total, records, engine
+        self.out = out or sys.stderr
+        self.every_s = every_s
+        self.solved_tokens = 0  # of the problems that this process has solved
+        self.tokens = 0  # of those under way too
+        self.started = self.last_line = time.monotonic()
+        self.bar: tqdm[Any] | None = None
+        if self.out.isatty():
+            columns = min(WIDTH, shutil.get_terminal_size().columns)
+            self.bar = tqdm(
+                total=total, file=self.out, ncols=columns, leave=False, disable=False, bar_format=self.bar_format()
+            )
+        self._stop = Event()
+        self._thread = Thread(target=self._watch, name="progress", daemon=True)
+
+    def __enter__(self) -> Progress:
+        self.started = self.last_line = time.monotonic()
+        self.show()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self.bar is not None:
+            self.bar.close()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.5):
+            self.show()
+
+    def solved(self, tokens: int) -> None:
+        """A problem is done, for so many tokens."""
+        self.solved_tokens += tokens
+
+    def note(self, text: str) -> None:
+        """Show a text above the bar."""
+        tqdm.write(text, file=self.out)
+
+    def show(self) -> None:
+        """Bring the screen up to date."""
+        self.tokens = max(self.tokens, self.solved_tokens + self.tokens_under_way())
+        if self.bar is not None:
+            self.bar.n = len(self.records)
+            self.bar.bar_format = self.bar_format()
+            self.bar.refresh()
+        elif (now := time.monotonic()) - self.last_line >= self.every_s:
+            self.last_line = now
+            print(self.plain_line(), file=self.out, flush=True)
+
+    def tokens_under_way(self) -> int:
+        """Generated tokens of the problems that are not solved yet."""
+        for _ in range(3):
+            try:
+                usages = {id(b.usage): b.usage for b in getattr(self.engine, "live", ())}
+                return sum(usage.generated_tokens for usage in usages.values())
+            except RuntimeError:  # branches came or went meanwhile
+                continue
+        return max(0, self.tokens - self.solved_tokens)
+
+    # ------------------------------------------------------------ what is shown
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / max(time.monotonic() - self.started, 1e-9)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the end if the other problems take as many tokens as those so far; None before the first."""
+        if not self.records or not self.tokens:
+            return None
+        mean = sum(r["usage"]["generated_tokens"] for r in list(self.records.values())) / len(self.records)
+        under_way = self.tokens - self.solved_tokens
+        return max(0.0, mean * (self.total - len(self.records)) - under_way) / self.tokens_per_s
+
+    @property
+    def accuracy(self) -> tuple[float, float, float] | None:
+        """The accuracy so far and the ends of its 95% interval, in percent; None before the first problem."""
+        done = list(self.records.values())
+        if not done:
+            return None
+        correct = sum(r["correct"] for r in done)
+        low, high = wilson(correct, len(done))
+        return 100 * correct / len(done), 100 * low, 100 * high
+
+    def bar_format(self) -> str:
+        """For tqdm: the label, problems, a bar, and the numbers, which leave room for the bar in 80 columns."""
+        parts = [f"{short(self.tokens)} tok", f"{short(self.tokens_per_s)}/s"]
+        if kv := self._kv_bytes():
+            parts.append(f"KV {as_bytes(kv)}")
+        if self.accuracy is not None:
+            parts.insert(0, "{:.0f}% [{:.0f}-{:.0f}]".format(*self.accuracy))
+        if (left := self.left_s) is not None:
+            parts.append(f"{as_time(left)} left")
+        label = self.label[:10].replace("{", "(").replace("}", ")")
+        return f"{label} {{n_fmt}}/{{total_fmt}} |{{bar}}| " + " ".join(parts)
+
+    def plain_line(self) -> str:
+        parts = [f"{len(self.records)} of {self.total} problems", f"{self.tokens:,} tokens"]
+        parts.append(f"{self.tokens_per_s:,.0f} tokens/s")
+        if self.accuracy is not None:
+            parts.append("{:.0f}% right [95%: {:.0f}% to {:.0f}%]".format(*self.accuracy))
+        if kv := self._kv_bytes():
+            parts.append(f"KV {as_bytes(kv)}")
+        if (left := self.left_s) is not None:
+            parts.append(f"{as_time(left)} left")
+        return ", ".join(parts)
+
+    def _kv_bytes(self) -> int:
+        return self.engine.kv_bytes() if hasattr(self.engine, "kv_bytes") else 0
+
+
+def short(number: float) -> str:
+    """A number in at most five characters: 999, 12.3k, 4.5M."""
+    for unit in ("", "k", "M"):
+        if number < 999.5:
+            return f"{number:.{1 if unit and number < 99.95 else 0}f}{unit}"
+        number /= 1000
+    return f"{number:.1f}G"
+
+
+def as_bytes(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1023.5:
+            return f"{nbytes:.0f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.{1 if nbytes < 99.95 else 0}f} GiB"
+
+
+def as_time(seconds: float) -> str:
+    """2:05, or 1h02 from an hour on."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}" if hours else f"{minutes}:{rest:02}"
+
+
+# ---------------------------------------------------------------- at the end
+
+
+def table(name: str, summary: dict[str, Any]) -> str:
+    """The summary as a small table."""
+    low, high = summary["accuracy_95"]
+    n = summary["truncated"]
+    moved = [summary["host_to_device_bytes"] / 2**20, summary["device_to_host_bytes"] / 2**20]
+    rows = [
+        ("problems", f"{summary['problems']} ({summary['failures']} failed)"),
+        ("accuracy", f"{summary['accuracy']:.1%}  [95%: {low:.1%} to {high:.1%}]"),
+        *([("cut off", f"{n} answers have no end; more tokens: search.max_tokens or max_steps")] if n else []),
+        *((f"pass@{k}", f"{v:.1%}") for k, v in summary["pass_at_k"].items()),
+        *((f"maj@{k}", f"{v:.1%}") for k, v in summary["maj_at_k"].items()),
+        ("tokens per problem", f"{summary['generated_tokens_per_problem']:.0f}"),
+        ("verifier tokens", f"{summary['verifier_tokens']}"),
+        *((f"approximate: {what.replace('_', ' ')}", str(n)) for what, n in summary["approximate"].items()),
+        *([("moved", f"{moved[0]:,.1f} MiB to the device, {moved[1]:,.1f} MiB back")] if any(moved) else []),
+        (
+            "time",
+            f"{summary['seconds']:.1f} s" + (", over a simulated link" if "simulated_link_gbps" in summary else ""),
+        ),
+    ]
+    width = max(len(label) for label, _ in rows)
+    return "\n".join([f"\n{name}", *(f"  {label:<{width}}  {value}" for label, value in rows)])
+
+
+def failures(summary: dict[str, Any]) -> str:
+    """How many problems failed, for which reasons, and what can be done; empty where none did."""
+    if not summary["failures"]:
+        return ""
+    reasons = summary["failure_reasons"]
+    count = summary["failures"]
+    lines = [f"\n{count} of {summary['problems']} problems failed and {'counts' if count == 1 else 'count'} as wrong:"]
+    lines += [f"  {entry['count']} x {entry['reason']}" for entry in reasons[:SHOWN_REASONS]]
+    if more := reasons[SHOWN_REASONS:]:
+        lines.append(f"  {sum(entry['count'] for entry in more)} x other reasons, see `error` in the records")
+    lines.append("the same command with run.retry_failed=true runs them again")
+    return "\n".join(lines)
+
+
+def sweep_table(jobs: Sequence[tuple[Sequence[str], dict[str, Any] | str]]) -> str:
+    """One line for each job of a sweep: (its overrides, its summary or why it failed)."""
+    shared = set.intersection(*(set(overrides) for overrides, _ in jobs))
+    rows = [("job", "accuracy", "95% interval", "tokens", "failed", "time")]
+    for overrides, outcome in jobs:
+        name = " ".join(o for o in overrides if o not in shared) or "(one job)"
+        if isinstance(outcome, str):
+            rows.append((name, f"error: {outcome}", "", "", "", ""))
+            continue
+        low, high = outcome["accuracy_95"]
+        rows.append(
+            (
+                name,
+                f"{outcome['accuracy']:.1%}",
+                f"{low:.1%} to {high:.1%}",
+                f"{outcome['generated_tokens_per_problem']:.0f}",
+                str(outcome["failures"]),
+                f"{outcome['seconds']:.1f} s",
+            )
+        )
+    solved = [row for row in rows if any(row[2:])]
+    widths = [max(len(row[i]) for row in (rows if i == 0 else solved)) for i in range(len(rows[0]))]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([f"\n{len(jobs)} jobs; tokens are generated tokens per problem", *lines])

@@ -1,0 +1,105 @@
+"""What a run's records add up to."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.runs.stats import maj_at_k, pass_at_k, wilson
+from ttc.text.answers import canonical
+
+
+def failed(record: dict[str, Any]) -> bool:
+    """Whether a problem could not be solved. One whose budget ran out has not failed: what it has counts."""
+    return record["error"] is not None and not record["error"].startswith("BudgetExceeded")
+
+
+def failure_reasons(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Why problems failed, `{"reason", "count"}`, the most frequent first. Reasons that differ in numbers or quoted
+    names alone are one, shown as the first of them."""
+    groups: dict[str, list[str]] = {}
+    for record in filter(failed, records):
+        alike = re.sub(r"\d[\d,.]*|'[^']*'", "#", record["error"])
+        groups.setdefault(alike, []).append(record["error"])
+    found = [{"reason": " ".join(reasons[0].split()), "count": len(reasons)} for reasons in groups.values()]
+    return sorted(found, key=lambda entry: -entry["count"])
+
+
+def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Accuracy with its 95% interval, pass@k and maj@k over the final branches, tokens, time, and what was approximate.
+
+    A problem that failed counts as wrong everywhere. k runs over the powers of two that every solved problem has
+    branches for. Both are over all subsets of k branches; in maj@k ties count in part.
+    """
+    solved = [r for r in records if r["branches"] and not failed(r)]
+    right = [r for r in records if not failed(r)]
+    total, correct = len(records), sum(r["correct"] for r in right)
+    widest = min((len(r["branches"]) for r in solved), default=0)
+    ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256) if k <= widest]
+    low, high = wilson(correct, total)
+    tokens = [r["usage"]["generated_tokens"] for r in records]
+    return {
+        "problems": total,
+        "correct": correct,
+        "accuracy": correct / total if total else 0.0,
+        "accuracy_95": [low, high],
+        "accuracy_strict": sum(r["correct_strict"] for r in right) / total if total else 0.0,
+        "failures": total - len(right),
+        "failure_reasons": failure_reasons(records),
+        "truncated": sum(r.get("truncated", False) for r in records),
+        "pass_at_k": {str(k): _mean([_pass(r, k) for r in records]) for k in ks},
+        "maj_at_k": {str(k): _mean([_majority(r, k) for r in records]) for k in ks},
+        "generated_tokens": sum(tokens),
+        "generated_tokens_per_problem": _mean(tokens),
+        "verifier_tokens": sum(r["usage"]["verifier_tokens"] for r in records),
+        "approximate": {name: n for name, n in approximations(records).items() if n},
+        "prompt_tokens": sum(r["usage"]["prompt_tokens"] for r in records),
+        "host_to_device_bytes": sum(r["timing"]["host_to_device_bytes"] for r in records),
+        "device_to_host_bytes": sum(r["timing"]["device_to_host_bytes"] for r in records),
+    }
+
+
+def seconds_at_work(records: Sequence[dict[str, Any]]) -> float:
+    """Seconds in which at least one problem was under way; the time between two sittings of a run is none of them."""
+    spans = sorted((r["timing"]["finished_at"] - r["timing"]["wall_s"], r["timing"]["finished_at"]) for r in records)
+    total, until = 0.0, float("-inf")
+    for start, end in spans:
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
+
+
+def approximations(records: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """How often what is approximate took effect."""
+    usages = [r["usage"] for r in records]
+    return {
+        "problems_not_verified": sum(bool(u.get("verifications_skipped")) for u in usages),
+        "branches_stopped_by_the_gate": sum(u.get("gated_branches", 0) for u in usages),
+        "layer_rows_left_out_of_verification": sum(u.get("exit_layer_rows_saved", 0) for u in usages),
+        "tokens_on_a_similar_prompt": sum(u.get("substituted_tokens", 0) for u in usages),
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _pass(record: dict[str, Any], k: int) -> float:
+    branches = [] if failed(record) else record["branches"]
+    return pass_at_k(len(branches), sum(b["correct"] for b in branches), k) if branches else 0.0
+
+
+def _majority(record: dict[str, Any], k: int) -> float:
+    branches = [] if failed(record) else record["branches"]
+    return maj_at_k(*votes(branches), k) if branches else 0.0
+
+
+def votes(branches: Sequence[dict[str, Any]]) -> tuple[list[tuple[int, bool]], int]:
+    """How many branches gave each answer, with whether it is right, and how many gave none: `maj_at_k`'s arguments."""
+    keys = [canonical(branch["answer"]) for branch in branches]
+    right = {key: branch["correct"] for key, branch in zip(keys, branches, strict=True)}
+    counts = Counter(keys)
+    invalid = counts.pop(None, 0)
+    return [(count, right[key]) for key, count in counts.items()], invalid

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 
 from search import selection
-from search.selection import C, ranked, whole
+from search.selection import C, best_first, whole
 from ttc.checks import check_kind, check_whole
 from ttc.errors import InvalidInput
 from ttc.protocols import Aggregation, Append, Expand, Extract, Need, Rate, Release, Step, Vary
@@ -139,10 +139,13 @@ class Search(ABC):
         """The algorithm, from a branch that holds the prompt."""
 
     def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
-        """The best candidate and its answer: the highest score, the first one of equals."""
+        """The best candidate and its answer, by `search.selection.best_first`.
+
+        candidates: in the order of their paths, so that the first of equals is the same one everywhere.
+        """
         if not candidates:
             return None, None
-        best = ranked(candidates)[0]
+        best = best_first(candidates, extract)[0]
         return best, extract(best.text)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from search.base import COUNT, Case, Search, SearchSteps, drop_gated, ranked
+from search.base import COUNT, Case, Search, SearchSteps, drop_gated
+from search.selection import ranked
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Expand, Rate, Release, Step
 from ttc.tree.branch import Branch

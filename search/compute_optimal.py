@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar
 
-from search.base import Case, Search, SearchSteps, drop_gated, ranked
+from search.base import Case, Search, SearchSteps, drop_gated
+from search.selection import by_path
 from ttc.errors import InvalidInput
 from ttc.protocols import Aggregation, Expand, Rate, Step
 from ttc.tree.branch import Branch
@@ -56,5 +57,5 @@ class ComputeOptimal(Search):
         scores: list[float] = yield Rate(samples, self.aggregation)
         strategy = self.strategies[bisect_right(self.edges, fmean(scores))]
         candidates = yield from strategy.run(root, case)
-        best, _ = strategy.choose(ranked(candidates), case.extract)
+        best, _ = strategy.choose(by_path(candidates), case.extract)
         return [] if best is None else [best]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from search.base import COUNT, Case, Limit, Request, Search, SearchSteps, drop_gated
 from search.growing import drop_repeated
-from search.selection import C, ranked, vote
+from search.selection import C, best_first, by_path, vote
 from ttc.approximate.confidence import mean_of_own
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Expand, Extract, Need, Rate, Release, Step
@@ -126,7 +126,9 @@ class MCTS(Search):
         found = rollouts + [(state.branch, state) for state in states if state.branch.finished]
         found = [pair for pair in found if pair[0].finished] or found
         found = found or [(state.branch, state) for state in states if not state.children]
-        return self._most_visited(top, found) if self.answer == "most_visited" else [branch for branch, _ in found]
+        if self.answer == "most_visited":
+            return self._most_visited(top, found, case.extract)
+        return [branch for branch, _ in found]
 
     def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
         if self.answer == "weighted_majority":
@@ -157,12 +159,12 @@ class MCTS(Search):
         parent_visits = 1 + sum(child.visits for child in parent.children)
         return max(parent.children, key=lambda child: comparable(number(child)))
 
-    def _most_visited(self, top: Node, found: Sequence[tuple[Branch, Node]]) -> list[Branch]:
+    def _most_visited(self, top: Node, found: Sequence[tuple[Branch, Node]], extract: Extract) -> list[Branch]:
         """The best rated answer under the most visited state that has one."""
         node = top
         while node.children:
             node = max(node.children, key=lambda child: child.visits)  # the first of equals
         for state in node.lineage():
             if under := [branch for branch, at in found if state in at.lineage()]:
-                return ranked(under)[:1]
+                return best_first(by_path(under), extract)[:1]
         return []

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from search.base import Case, Request, Search, SearchSteps, check_request, ranked
+from search.base import Case, Request, Search, SearchSteps, check_request
 from search.recipe import Budget, Recipe
+from search.selection import best_first, by_path
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.protocols import Append, Expand, Rate, Step
 from ttc.results import BranchRecord, Did, Node, Problem, Progress, Result, Status, Stopped
@@ -223,9 +224,12 @@ class Run:
                 if node.id in self.parents and branch not in candidates:
                     node.status = "expanded"
         best, answer = self.recipe.search.choose(candidates, self.case.extract)
-        if self.closing is not None and candidates:
-            best, answer = candidates[0], self.case.extract(candidates[0].text)
-        records = {branch: BranchRecord.of(branch) for branch in candidates}
+        order = best_first(candidates, self.case.extract)
+        if self.closing is not None and self.candidates:
+            (best,) = self.candidates
+            answer = self.case.extract(best.text)
+            order = [best, *(branch for branch in order if branch is not best)]
+        records = {branch: BranchRecord.of(branch) for branch in order}
         return Result(
             self.problem,
             None if best is None else records[best],
@@ -239,14 +243,15 @@ class Run:
         )
 
     def choices(self) -> list[Branch]:
-        """The candidates, best first. Of a search that was cut short, the live branches that nothing continues."""
+        """The candidates in the order of their paths. Of a search that was cut short, the live branches that nothing
+        continues."""
         if self.closing is not None:
-            return [*(self.candidates or []), *self.others]
+            return by_path([*(self.candidates or []), *self.others])
         if self.candidates is not None:
-            return ranked(self.candidates)
+            return by_path(self.candidates)
         ends = [b for b in self.live if b is not self.root and b.generated]
         parents = {branch.parent for branch in self.live}
-        return ranked([b for b in ends if b.finished or b not in parents])
+        return by_path([b for b in ends if b.finished or b not in parents])
 
     # ------------------------------------------------------------ the tree
 

@@ -1,15 +1,16 @@
 """Selection rules: which of a problem's candidates is the answer. Functions of what is known about each candidate.
 
 A rule takes samples in the order of their index and returns the place of the one that it chooses, None where none has
-an answer that counts. Answers are canonicalised, invalid ones have no vote. Ties go to the lowest index, and numbers
-that agree in six digits are equal. The searches choose by these rules, and `python -m experiments.select` scores all of
-them from the records of a run.
+an answer that counts. Answers are canonicalised, invalid ones have no vote. Numbers that agree in six digits are equal.
+Of equals one with an answer comes before one without, and then the lowest index, which is the order of their paths in
+the tree. The searches choose by these rules, and `python -m experiments.select` scores all of them from the records of
+a run.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +39,9 @@ class Candidate(Protocol):
     def text(self) -> str: ...
 
     @property
+    def path(self) -> tuple[int, ...]: ...
+
+    @property
     def gated(self) -> bool: ...
 
     @property
@@ -55,6 +59,26 @@ def whole(branches: Sequence[C]) -> list[C]:
 def ranked(branches: Sequence[C]) -> list[C]:
     """Best score first; equal scores, and branches without one, keep their order. What a gate cut off comes last."""
     return sorted(branches, key=lambda b: (not b.gated, comparable(b.score)), reverse=True)
+
+
+def by_path(branches: Sequence[C]) -> list[C]:
+    """In the order of their paths, whatever the order in which a search found them."""
+    return sorted(branches, key=lambda branch: branch.path)
+
+
+def best_first(candidates: Sequence[C], extract: Extract) -> list[C]:
+    """Best score first; of equal scores those with an answer first, then in the order given (see `by_path`).
+
+    What a gate cut off comes last. extract: reads an answer out of a text; only texts of equal scores are read.
+    """
+    scores = [(not c.gated, comparable(c.score)) for c in candidates]
+    equals = Counter(scores)
+    keys = [
+        (*score, equals[score] > 1 and canonical(extract(candidate.text)) is not None)
+        for candidate, score in zip(candidates, scores, strict=True)
+    ]
+    places = sorted(range(len(candidates)), key=keys.__getitem__, reverse=True)
+    return [candidates[place] for place in places]
 
 
 def vote(
@@ -123,19 +147,38 @@ def majority(samples: Sequence[Sample]) -> int | None:
 
 
 def weighted_majority(samples: Sequence[Sample]) -> int | None:
-    """The answer with the highest total score.
+    """The answer whose votes weigh most (see `score_weights`)."""
+    return voted(samples, score_weights(samples))
 
-    Where a score is negative (a log-probability), all are raised until the lowest is zero: more votes must not count
-    against an answer.
+
+def score_weights(samples: Sequence[Sample]) -> list[float]:
+    """What each sample's vote weighs by its score: never less than nothing, and more for a higher score.
+
+    Scores from 0 to 1 weigh as they are. Logits and other scores without bounds weigh their sigmoid. Between the two
+    is no step: with d, at most 1, for how far the scores reach out of [0, 1], the weight is (1 - d) times the score,
+    cut to [0, 1], plus d times its sigmoid. So the weights are continuous in every score, at 0 and 1 too: a score that
+    moves by a small e moves no weight by more than 2 e. A sample without a score weighs nothing.
     """
-    scores = [sample.score or 0.0 for sample in samples]
-    lowest = min([0.0, *(scores[place] for place in _whole(samples))])
-    return voted(samples, [score - lowest for score in scores])
+    scores = [samples[place].score for place in _whole(samples)]
+    known = [score for score in scores if score is not None]
+    d = min(1.0, max((max(-score, score - 1.0, 0.0) for score in known), default=0.0))
+
+    def weight(score: float | None) -> float:
+        if score is None:
+            return 0.0
+        return (1 - d) * min(max(score, 0.0), 1.0) + d * _sigmoid(score)
+
+    return [weight(sample.score) for sample in samples]
+
+
+def _sigmoid(score: float) -> float:
+    return math.exp(min(score, 0.0)) / (1 + math.exp(-abs(score)))
 
 
 def best(samples: Sequence[Sample], by: Figure = "score") -> int | None:
     """The sample with the highest score, log-probability or self-certainty."""
-    return max(_whole(samples), key=lambda place: comparable(getattr(samples[place], by)), default=None)
+    counted = set(_whole(samples))
+    return next((place for place in _order(samples, by) if place in counted), None)
 
 
 def borda(samples: Sequence[Sample], by: Figure = "self_certainty", power: float = 0.5) -> int | None:
@@ -143,9 +186,8 @@ def borda(samples: Sequence[Sample], by: Figure = "self_certainty", power: float
 
     power: 0 is the majority; the larger it is, the more the best sample decides.
     """
-    order = sorted(range(len(samples)), key=lambda place: comparable(getattr(samples[place], by)), reverse=True)
     weights = [0.0] * len(samples)
-    for r, place in enumerate(order, 1):
+    for r, place in enumerate(_order(samples, by), 1):
         weights[place] = (len(samples) - r + 1) ** power
     return voted(samples, weights)
 
@@ -206,6 +248,12 @@ def trace_confidence(confidences: Sequence[float], measure: Measure = "lowest", 
     sums = np.concatenate([[0.0], values.cumsum()])
     groups = np.sort((sums[window:] - sums[:-window]) / window)
     return float(groups[0] if measure == "lowest" else groups[: max(1, len(groups) // 10)].mean())
+
+
+def _order(samples: Sequence[Sample], by: Figure) -> list[int]:
+    """The places of the samples, best first; of equals those with an answer first."""
+    keys = [(comparable(getattr(sample, by)), canonical(sample.answer) is not None) for sample in samples]
+    return sorted(range(len(samples)), key=keys.__getitem__, reverse=True)
 
 
 def _whole(samples: Sequence[Sample]) -> list[int]:

@@ -71,7 +71,8 @@ def before_and_after(append: Any, **options: Any) -> list[tuple[Any, Any]]:
     backend.tokenizer = options.pop("tokenizer", backend.tokenizer)
     result = solve(Again(append=append), problem=["q"], engine=backend, **options)[0]
     assert result.error is None and not backend.live
-    return list(zip(result.branches[::2], result.branches[1::2], strict=True))
+    branches = sorted(result.branches, key=lambda branch: branch.path)
+    return list(zip(branches[::2], branches[1::2], strict=True))
 
 
 def said(before: Any, after: Any) -> str:

@@ -148,7 +148,7 @@ def test_votes() -> None:
     assert (answer, best) == ("8", candidates[1])
     assert vote([branch("", 1.0)], extract)[1] is None
     logprobs = [branch("7", -0.2), branch("8", -0.3), branch("8", -0.4), branch("9", -2.0)]
-    assert vote(logprobs, extract, weighted=True)[1] == "8"  # 1.7 + 1.6 against 1.8
+    assert vote(logprobs, extract, weighted=True)[1] == "8"  # their sigmoids: .43 + .40 against .45 and .12
     assert vote([], extract) == (None, None)
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from search import Case, Expand, Rate, Search, SearchSteps, Step, solve
 from search.selection import (
     Sample,
     all_rules,
@@ -19,12 +22,16 @@ from search.selection import (
     borda,
     confidence_vote,
     majority,
+    score_weights,
     soft_best_of_n,
     trace_confidence,
+    vote,
     voted,
     weighted_majority,
 )
-from ttc import InvalidInput
+from tests.helpers.trees import HandMadeTree, Scores
+from ttc import Branch, InvalidInput
+from ttc.text.answers import extract_answer
 
 
 def samples(answers: Sequence[str | None], **columns: Sequence[Any]) -> list[Sample]:
@@ -49,9 +56,58 @@ def test_the_place_is_that_of_the_best_scored_sample_with_the_answer() -> None:
     assert majority(samples(["7", "8", "7.0", "8", "7"], score=[0.1, 0.9, 0.4, 0.3, 0.4])) == 2
 
 
-def test_weights_are_scores_and_negative_ones_are_raised() -> None:
+def sigmoid(score: float) -> float:
+    return 1 / (1 + math.exp(-score))
+
+
+def test_probabilities_weigh_as_they_are_and_logits_their_sigmoid() -> None:
+    assert score_weights(samples(["7"] * 3, score=[0.1, 0.9, 1.0])) == pytest.approx([0.1, 0.9, 1.0])
+    logits = [3.0, -2.0, 0.5, -1e4]
+    expected = [sigmoid(3), sigmoid(-2), sigmoid(0.5), 0.0]
+    assert score_weights(samples(["7"] * 4, score=logits)) == pytest.approx(expected)
+    half = samples(["7"] * 3, score=[1.5, 0.8, None])  # half as far out of [0, 1] as makes it a logit
+    assert score_weights(half) == pytest.approx([0.5 + 0.5 * sigmoid(1.5), 0.4 + 0.5 * sigmoid(0.8), 0.0])
     assert weighted_majority(samples(["7", "8", "7"], score=[0.1, 0.9, 0.2])) == 1
-    assert weighted_majority(samples(["7", "8", "8", "9"], score=[-0.2, -0.3, -0.4, -2.0])) == 1  # 3.3 to 1.8
+
+
+def test_the_lowest_of_raw_scores_still_has_a_vote() -> None:
+    assert weighted_majority(samples(["7", "8", "8", "8"], score=[-2.9, -3.0, -3.0, -3.0])) == 1
+    assert weighted_majority(samples(["7", "8", "8", "8"], score=[12.0, 4.0, 4.0, 4.0])) == 1
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("789"), st.floats(-0.3, 1.3)), min_size=1, max_size=6),
+    st.floats(-1e-6, 1e-6),
+)
+@settings(deadline=None)
+def test_a_tiny_shift_of_all_scores_changes_no_clear_vote(pairs: list[tuple[str, float]], tiny: float) -> None:
+    """Wherever they lie: at 0 and at 1, below which and above which scores are no probabilities, too."""
+    answers, scores = [answer for answer, _ in pairs], [score for _, score in pairs]
+    for edge in (0.0, min(scores), max(scores) - 1):  # so that one of them lies on the edge
+        before, after = (
+            score_weights(samples(answers, score=[score - edge + shift for score in scores])) for shift in (0, tiny)
+        )
+        assert after == pytest.approx(before, abs=2.1e-6, rel=0)
+        totals = sorted((sum(w for a, w in zip(answers, before, strict=True) if a == x) for x in "789"), reverse=True)
+        if totals[0] - totals[1] > 1e-4:
+            chosen = [voted(samples(answers), weights) for weights in (before, after)]
+            assert answers[chosen[0]] == answers[chosen[1]]  # type: ignore[index]
+
+
+@given(st.lists(st.floats(-30, 30), min_size=2, max_size=6))
+@settings(deadline=None)
+def test_a_higher_score_never_weighs_less(scores: list[float]) -> None:
+    weights = score_weights(samples(["7"] * len(scores), score=scores))
+    order = sorted(range(len(scores)), key=scores.__getitem__)
+    assert all(0 <= weights[a] <= weights[b] + 1e-12 <= 1 + 1e-9 for a, b in itertools.pairwise(order))
+
+
+def test_of_equal_scores_one_with_an_answer_comes_before_one_without() -> None:
+    mixed = samples([None, "8", "7"], score=[0.5, 0.5, 0.5])
+    assert best(mixed) == 1 and best(samples([" ", "8"], score=[0.6, 0.5])) == 0
+    assert best(samples([None, "8"], logprob=[-1.0, -1.0]), "logprob") == 1
+    ranks = samples([None, "8", "7", "7"], self_certainty=[2.0, 2.0, 1.0, 0.5])
+    assert borda(ranks, power=0.9) == 1  # 4^.9 against 2^.9 + 1; as rank 2 it had 3^.9
 
 
 def test_what_a_gate_cut_off_has_no_say_beside_what_is_whole() -> None:
@@ -182,3 +238,44 @@ def test_a_sample_is_read_from_a_record() -> None:
     row = {"answer": "7", "score": 0.5, "logprob": -1.0, "finish_reason": "gate", "text": "7"}
     assert Sample.of_record(row) == Sample("7", 0.5, -1.0, gated=True)
     assert Sample.of_record({"answer": None, "finish_reason": "eos"}) == Sample(None)
+
+
+# ---------------------------------------------------------------- ties
+
+
+@dataclass(frozen=True)
+class Backwards(Search):
+    """Samples, the last one first."""
+
+    weighted: bool = False
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        made = yield Expand([root], 4, Step(9, end=case.end), self.sampling)
+        yield Rate(made)
+        return made[::-1]
+
+
+TIED = {"": ["so.", "is 8.", "is 7.", "is 8."]}
+
+
+def test_a_search_breaks_ties_as_the_rules_do_on_its_records() -> None:
+    tree = HandMadeTree(TIED)
+    result = solve(Backwards(), problem="q", engine=tree, verifier=Scores({}))
+    assert result.answer == "8" and result.best is not None and result.best.path == (1,)
+    assert [branch.path for branch in result.branches] == [(1,), (2,), (3,), (0,)]  # no answer comes last of equals
+    rows = [Sample(extract_answer(b.text), b.score) for b in sorted(result.branches, key=lambda b: b.path)]
+    assert best(rows) == 1
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_votes_that_are_equal_go_to_the_first_in_the_tree(weighted: bool) -> None:
+    """The first by its path, and not by its score or by when the search gave it."""
+
+    class Voting(Backwards):
+        def choose(self, candidates: Any, extract: Any) -> Any:
+            return vote(candidates, extract, self.weighted)
+
+    tree = HandMadeTree({"": ["is 8.", "is 7.", "is 7.", "is 8."]})
+    scores = {"is 8.": 0.5, "is 7.": 0.5}
+    result = solve(Voting(weighted=weighted), problem="q", engine=tree, verifier=Scores(scores))
+    assert result.answer == "8" and result.best is not None and result.best.path == (0,)

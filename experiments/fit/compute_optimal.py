@@ -151,7 +151,7 @@ def fit(table: Table, bins: int, budget: float) -> Choice:
 def _best(accuracy: np.ndarray, tokens: np.ndarray, allowed: np.ndarray, budget: float) -> int:
     if not allowed.any():
         raise InvalidInput(f"--budget={budget:g} is less than the {tokens.min():.0f} tokens of the cheapest strategy")
-    return min(np.flatnonzero(allowed), key=lambda i: (-accuracy[i], tokens[i]))
+    return min(np.flatnonzero(allowed).tolist(), key=lambda i: (-accuracy[i], tokens[i]))
 
 
 def two_fold(table: Table, bins: int, budget: float, seed: int) -> dict[str, Any]:

@@ -178,6 +178,7 @@ class SearchLM(TemplateLM):
         """The places of these problems, each with its answer."""
         until, asked = self._asked(options)
         places = {problem.id: (place, key) for place, problem, key in wanted}
+        assert asked.max_tokens is not None  # a task always says how much it asks for
         template = Verbatim(most=self.max_length - asked.max_tokens, chat_turns=self.chat)
         for result in self.solver.solve([problem for _, problem, _ in wanted], template, asked):
             place, key = places[result.problem.id]
@@ -253,15 +254,16 @@ class SearchLM(TemplateLM):
         engine, step = self.solver.backend, self.solver.batch or TOGETHER
         try:
             with tqdm(total=len(requests), disable=disable_tqdm, desc="log-likelihoods") as bar:
-                for start in range(0, len(groups), step):
-                    now = groups[start : start + step]
+                for now in (groups[i : i + step] for i in range(0, len(groups), step)):
                     roots = engine.roots([group[0][0] for group in now])
                     engine.release(held)
                     held = roots
                     best: list[list[list[float]]] = []
-                    scores = engine.score(roots, [[wanted for _, wanted, *_ in group] for group in now], likeliest=best)
+                    continuations = [[row[1] for row in group] for group in now]
+                    scores = engine.score(roots, continuations, likeliest=best)
                     for group, rows, tops in zip(now, scores, best, strict=True):
-                        for (_, _, skip, place), row, top in zip(group, rows, tops, strict=True):
+                        for request, row, top in zip(group, rows, tops, strict=True):
+                            skip, place = request[2:]
                             found[place] = sum(row[skip:]), row[skip:] == top[skip:]
                             if (key := requests[place][0]) is not None:
                                 self.answers.keep(("loglikelihood", *key), found[place])

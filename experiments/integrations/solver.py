@@ -14,6 +14,7 @@ from experiments.eval.leaderboard.plan import as_override
 from experiments.runs.build import check_backend, check_run, make_backend, make_search, resolved
 from experiments.runs.fingerprint import model_fingerprint, reward_fingerprint
 from experiments.runs.own_classes import code_fingerprint, with_own_classes
+from experiments.runs.plain import as_dict
 from experiments.runs.schema import register
 from search import Search, solve_each
 from ttc.engine import Engine
@@ -97,7 +98,7 @@ class Solver:
         config = configuration(named)
         search, verifier = make_search(config)
         backend = make_backend(config)
-        chosen = {name: OmegaConf.to_container(config[name], resolve=True) for name in GROUPS}
+        chosen = {name: as_dict(config[name], resolve=True) for name in GROUPS}
         remote = {"served": backend.capabilities.model} if isinstance(backend, RemoteBackend) else {}
         identity = {
             **chosen,

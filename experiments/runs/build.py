@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli.escapes import resolve_escapes
 from experiments.runs.data import load_examples
+from experiments.runs.plain import as_dict
 from experiments.runs.planned import auto_of, is_auto
 from experiments.runs.schema import VERIFIERS, CalibratedExitConfig, schema_of
 from experiments.runs.screen import say
@@ -45,7 +46,7 @@ def resolved(config: DictConfig) -> DictConfig:
     resolve_escapes(config)
     gate, plain = (
         config.verifier,
-        [OmegaConf.to_container(part, resolve=True) for part in (config.dataset, config.search)],
+        [as_dict(part, resolve=True) for part in (config.dataset, config.search)],
     )
     if isinstance(name := gate.get("inner"), str):
         gate.inner = _by_name(name, "verifier.inner")
@@ -55,7 +56,7 @@ def resolved(config: DictConfig) -> DictConfig:
         found = GateCalibration.load(file, model=config.model.name, dataset=config.dataset.name)
         found.check_use(file, *plain)
         gate.tau_conf, gate.r_gap = found.tau_conf, found.r_gap
-    for where, verifier in (("verifier", gate), ("verifier.inner", gate.get("inner") or {})):
+    for where, verifier in (("verifier", gate), ("verifier.inner", gate.get("inner") or DictConfig({}))):
         exit = verifier.get("exit")
         if exit is not None and OmegaConf.get_type(exit) is CalibratedExitConfig:
             if OmegaConf.is_missing(exit, "calibration"):
@@ -102,7 +103,7 @@ def make_search(config: DictConfig) -> tuple[Search, Verifier | None]:
 def make_template(config: DictConfig) -> PromptTemplate:
     data = config.dataset
     examples = (*((e.question, e.answer) for e in data.examples), *load_examples(data))
-    options = OmegaConf.to_container(data.chat_options)
+    options = as_dict(data.chat_options)
     return PromptTemplate(data.instruction, data.system, examples, data.chat, data.raw, options)
 
 
@@ -177,7 +178,7 @@ def make_placement(config: DictConfig) -> Placement | None:
 
 def devices_in(config: DictConfig) -> tuple[str, Over | None]:
     """(device, map): what `model.device` or `model.device_map` names, and a map over several devices."""
-    if (device_map := OmegaConf.to_container(config.model).get("device_map")) is None:
+    if (device_map := as_dict(config.model).get("device_map")) is None:
         return str(config.model.device), None
     device, over = devices_of(device_map, config.model.device)
     return str(chosen_device(device)), over

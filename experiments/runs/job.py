@@ -26,6 +26,7 @@ from experiments.runs.example import example, telling
 from experiments.runs.fingerprint import fingerprint, model_fingerprint, reward_fingerprint
 from experiments.runs.own_classes import code_fingerprint
 from experiments.runs.parameters import run_parameters
+from experiments.runs.plain import as_dict
 from experiments.runs.planned import StepMeter
 from experiments.runs.provenance import commit, machine
 from experiments.runs.records import RunFolder, own_figures, tree_node
@@ -70,7 +71,7 @@ def run(config: DictConfig) -> dict[str, Any]:
     inputs = fingerprint(config.model.name, task.problems, task.failures, template.examples)
     if is_remote(config):
         inputs["model"] = {}  # until the server says which it is
-    inputs["verifier"] = reward_fingerprint(OmegaConf.to_container(config.verifier, resolve=True))
+    inputs["verifier"] = reward_fingerprint(as_dict(config.verifier, resolve=True))
     inputs["code"] = code_fingerprint(config)
     total = len(task.problems) + len(task.failures)
     part = "" if shard is None else f", part {shard.index} of {shard.count}, threads: {torch.get_num_threads()}"
@@ -247,6 +248,6 @@ def summary_of(config: DictConfig, records: list[dict[str, Any]], goes: list[dic
     if gbps:
         summary["simulated_link_gbps"] = gbps[0]
     summary["seconds"] = seconds_at_work(records)
-    summary["parameters"] = run_parameters(config.model.name, OmegaConf.to_container(config.verifier, resolve=True))
+    summary["parameters"] = run_parameters(config.model.name, as_dict(config.verifier, resolve=True))
     summary["made_by"] = goes
     return summary

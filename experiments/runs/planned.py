@@ -29,7 +29,7 @@ def is_auto(config: DictConfig) -> bool:
 def auto_of(config: DictConfig) -> Auto:
     """`memory=auto` as configured, planning for what the search asks for where the configuration leaves that open."""
     auto: Auto = instantiate(config.memory)
-    found = asked_for(instantiate(config.search, _convert_="all"))
+    found: dict[str, Any] = asked_for(instantiate(config.search, _convert_="all"))
     return replace(auto, **{name: n for name, n in found.items() if getattr(auto, name) is None})
 
 
@@ -37,7 +37,8 @@ def asked_for(search: Search) -> dict[str, int]:
     """branches, step_tokens and output_tokens of a search: those of the first step that it asks for, and of as many
     steps as it makes. Nothing for a search that looks at what a model has written before it asks."""
     root = Branch([0], None, 0, Usage(), lambda tokens: "")
-    steps, answer = search.run(root, Case()), None
+    steps = search.run(root, Case())
+    answer: Any = None
     with suppress(Exception):
         while not isinstance(request := steps.send(answer), Expand):
             answer = [root.child() for _ in range(request.n)] if isinstance(request, Vary) else None

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.runs.fingerprint import differences
+from experiments.runs.plain import as_dict
 from experiments.runs.shards import Shard
 from ttc.errors import InvalidInput, TTCError
 from ttc.results import BranchRecord, Node
@@ -309,7 +310,7 @@ def _mean(values: Sequence[float]) -> float | None:
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
     """Nested configuration as dotted keys."""
     found: dict[str, Any] = {}
-    for key, value in OmegaConf.to_container(config).items() if not isinstance(config, dict) else config.items():
+    for key, value in as_dict(config).items():
         if isinstance(value, dict) and value:
             found |= flat(value, f"{prefix}{key}.")
         else:

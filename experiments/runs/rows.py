@@ -77,7 +77,7 @@ def _table_rows(path: Path, separator: str) -> list[Row]:
     import pandas
 
     table = pandas.read_csv(path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig")
-    return table.to_dict("records")  # type: ignore[return-value]
+    return table.to_dict("records")
 
 
 def _parquet_rows(path: Path) -> list[Row]:

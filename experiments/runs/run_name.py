@@ -65,12 +65,12 @@ def register_names() -> None:
     OmegaConf.register_new_resolver(
         "verifier_label",
         lambda *, _root_: verifier_label(
-            _root_.search, class_label(_root_.verifier, HydraConfig.get().runtime.choices.verifier)
+            _root_.search, class_label(_root_.verifier, HydraConfig.get().runtime.choices["verifier"])
         ),
         replace=True,
     )
     OmegaConf.register_new_resolver(
         "search_label",
-        lambda *, _root_: class_label(_root_.search, HydraConfig.get().runtime.choices.search),
+        lambda *, _root_: class_label(_root_.search, HydraConfig.get().runtime.choices["search"]),
         replace=True,
     )

@@ -304,7 +304,7 @@ def target_of(target: type) -> str:
     return f"{target.__module__.partition('.')[0]}.{target.__name__}"
 
 
-def schema_of(target: type, path: str | None = None) -> type:
+def schema_of(target: Any, path: str | None = None) -> type:
     """A configuration class with the fields of `target`, a dataclass of plain values, and its `_target_`.
 
     path: where a class that is not this project's is imported from.

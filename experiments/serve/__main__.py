@@ -30,7 +30,7 @@ def launch() -> None:
             raise
         raise SystemExit(f"error: the server needs {error.name}: pip install 'ttc-tree[serve]'") from error
 
-    configured("serve", lambda config, _: run(config, HydraConfig.get().runtime.choices.search))
+    configured("serve", lambda config, _: run(config, HydraConfig.get().runtime.choices["search"]))
 
 
 if __name__ == "__main__":

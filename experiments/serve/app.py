@@ -232,10 +232,10 @@ class Api:
 
     async def _results(self, tickets: Sequence[Ticket], reply: Reply, request: Request) -> list[Result]:
         """The results of a request that is answered as a whole. A client that leaves ends its searches."""
-        found = asyncio.ensure_future(asyncio.gather(*(ticket.end() for ticket in tickets)))
-        left = asyncio.ensure_future(_left(request))
+        found: asyncio.Future[Any] = asyncio.ensure_future(asyncio.gather(*(ticket.end() for ticket in tickets)))
+        left: asyncio.Future[Any] = asyncio.ensure_future(_left(request))
         try:
-            await asyncio.wait({found, left}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([found, left], return_when=asyncio.FIRST_COMPLETED)
             if not found.done():
                 raise Refusal(CLIENT_LEFT, "the client has left")
             results = found.result()

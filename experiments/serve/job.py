@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from experiments.runs.build import check_backend, check_run, make_backend, make_verifier, resolved
+from experiments.runs.plain import as_dict
 from experiments.runs.screen import say, show_logged
 from experiments.serve.app import Api
 from experiments.serve.offer import Offer, offered
@@ -49,7 +50,7 @@ def run(config: DictConfig, choice: str) -> None:
             config.serve.max_body_bytes,
             config.serve.max_prompt_tokens,
             config.dataset.answer_kind,
-            OmegaConf.to_container(config.dataset.chat_options),  # type: ignore[arg-type]
+            as_dict(config.dataset.chat_options),
             {name: config.run[name] for name in BUDGETS},
         )
         host, port = listening.getsockname()[:2]

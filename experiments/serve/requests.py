@@ -132,16 +132,16 @@ def read(kind: type[B], data: bytes) -> B:
     try:
         return kind.model_validate(given)
     except ValidationError as errors:
-        error = errors.errors()[0]
-    name = ".".join(map(str, error["loc"]))
-    if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
+        first = errors.errors()[0]
+    name = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         fields = ", ".join(kind.model_fields)
         raise Refusal(400, f"{name} is not offered here; leave it out. Requests may hold {fields}", param=name)
-    if error["type"] == "missing":
+    if first["type"] == "missing":
         raise Refusal(400, f"{name} is missing; the request must hold it", param=name)
-    shown = repr(error["input"])
+    shown = repr(first["input"])
     shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-    raise Refusal(400, f"{name}={shown}: {error['msg']}", param=name)
+    raise Refusal(400, f"{name}={shown}: {first['msg']}", param=name)
 
 
 def _asks(kind: type[Body]) -> str:

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.runs.fingerprint import UNUSABLE, data_fingerprint
+from experiments.runs.plain import as_dict
 from experiments.runs.records import MAY_CHANGE, flat, read_records
 from experiments.runs.summary import failed
 from ttc.errors import InvalidInput
@@ -61,7 +62,7 @@ class Run:
             )
             raise InvalidInput(f"{folder} {what}; give folders of runs, as outputs/NAME, with a problem done")
         try:
-            tree = OmegaConf.to_container(OmegaConf.load(settings))
+            tree = as_dict(OmegaConf.load(settings))
             config = flat(tree)
         except (OmegaConfBaseException, ValueError, AttributeError) as error:
             raise InvalidInput(f"{settings} cannot be read ({str(error).splitlines()[0]}); restore it") from error

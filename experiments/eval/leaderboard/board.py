@@ -164,11 +164,10 @@ def _predictions(record: dict[str, Any]) -> dict[str, tuple[str | None, bool]]:
         for rule, choose in RULES.items():
             if n <= len(samples) and (rated or rule not in NEED_SCORES):
                 place = choose(samples[:n])
-                known = place is not None
-                found[f"pred_{rule}@{n}"] = (
-                    samples[place].answer if known else None,
-                    known and branches[place]["correct"],
-                )
+                if place is None:
+                    found[f"pred_{rule}@{n}"] = None, False
+                else:
+                    found[f"pred_{rule}@{n}"] = samples[place].answer, branches[place]["correct"]
     return found
 
 

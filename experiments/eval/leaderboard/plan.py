@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -79,15 +79,16 @@ def _cells(
     folder: Path,
 ) -> Iterator[Cell]:
     names: set[str] = set()
-    for model, data, search, budget, seed in product(*axes.values(), budgets, seeds):
-        labels = {"model": model.label, "dataset": data.label, "search": search.label, "budget": budget.label}
-        name = check_name("-".join([label for label in labels.values() if label] + [f"seed{seed}"]))
+    for *entries, seed in product(*axes.values(), budgets, seeds):
+        parts = cast(Sequence[Entry], entries)
+        labels = dict(zip(("model", "dataset", "search", "budget"), (part.label for part in parts), strict=True))
+        name = check_name("-".join([*filter(None, labels.values()), f"seed{seed}"]))
         if name in names:
             raise InvalidInput(f"two cells are called {name}; give their entries a name each, as {{name: ..., ...}}")
         names.add(name)
-        parts = [part for entry in (model, data, search, budget) for part in entry.overrides]
-        own = [f"run.name={as_override(name)}", f"run.seed={seed}", f"run.output_dir={as_override(str(folder))}"]
-        yield Cell(name, labels, seed, [*common, *parts, *own])
+        overrides = [override for part in parts for override in part.overrides]
+        place = [f"run.name={as_override(name)}", f"run.seed={seed}", f"run.output_dir={as_override(str(folder))}"]
+        yield Cell(name, labels, cast(int, seed), [*common, *overrides, *place])
 
 
 def _list(found: Mapping[str, Any], key: str) -> list[Any]:

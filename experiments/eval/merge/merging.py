@@ -9,7 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from experiments.eval.compare.runs import Run
 from experiments.runs.fingerprint import UNUSABLE, differences
@@ -33,6 +33,7 @@ def merge(out: Path, folders: Sequence[Path] = ()) -> None:
     ids = problem_ids(runs)
     records = {name: record for run in runs for name, record in run.records.items()}
     config = OmegaConf.load(runs[0].folder / "config.yaml")
+    assert isinstance(config, DictConfig)
     config.run.shard, config.run.name, config.run.output_dir = None, out.name, str(out.parent)
     inputs: dict[str, dict[str, str]] = {}
     for run in runs:

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.runs.build import check_run, make_engine, make_template, make_verifier, resolved
 from experiments.runs.data import Task, load_task
+from experiments.runs.plain import as_dict
 from experiments.runs.screen import show_logged, with_progress
 from search import Search, solve_each
 from ttc.approximate.confidence import confidence, gap_ratio
@@ -114,7 +115,7 @@ def _settings(config: DictConfig) -> dict[str, Any]:
     """What the counts hold for."""
     gated = config.verifier.inner if "inner" in config.verifier else config.verifier
     parts = {name: config[name] for name in ("search", "dataset", "gate", "sharing", "cache")} | {"verifier": gated}
-    plain = {name: OmegaConf.to_container(part, resolve=True) for name, part in parts.items()}
+    plain = {name: as_dict(part, resolve=True) for name, part in parts.items()}
     return plain | {"dtype": config.model.dtype, "seed": config.run.seed}
 
 

@@ -95,7 +95,7 @@ def fit(rows: Rows, strength: float, iterations: int = 200) -> Fit:
         return value
 
     with torch.enable_grad():
-        solver.step(penalised)  # type: ignore[no-untyped-call]
+        solver.step(penalised)
     weight, bias = weight.detach(), bias.detach()
     after = loss(scaled @ weight + bias, targets)
     return Fit(weight / scale, bias - (weight * centre / scale).sum(), strength, before, after)

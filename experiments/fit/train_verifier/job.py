@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import torch
 from hydra.utils import instantiate
@@ -163,7 +163,7 @@ class Work:
     def rows(self, head: ValueHead, solved: Sequence[Solution]) -> Rows:
         """Every step of every solution."""
         targets = [target for one in solved for target in one.targets(self.config.train.labels)]
-        empty = torch.zeros(0, head.head.in_features)
+        empty = torch.zeros(0, cast(torch.nn.Linear, head.head).in_features)
         return Rows(torch.cat([empty, *self.states(head, solved)]), torch.tensor(targets))
 
     # ---------------------------------------------------------------- what it is worth

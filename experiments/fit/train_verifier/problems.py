@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.runs.data import load_task
+from experiments.runs.plain import as_dict
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem
 from ttc.text.answers import extract_answer
@@ -60,9 +61,10 @@ def load_problems(config: DictConfig) -> Problems:
     if wanted.problems < LEAST:
         raise InvalidInput(f"train.problems={wanted.problems} must be at least {LEAST}")
     tested = load_task(data)
-    changes: dict[str, Any] = dict(OmegaConf.to_container(wanted.data, resolve=True)) or source(data)
+    changes: dict[str, Any] = as_dict(wanted.data, resolve=True) or source(data)
     asked = wanted.problems + len(tested.problems)  # some will be in the test set too
-    trained = load_task(OmegaConf.merge(data, {"limit": asked, "name": f"{data.name}-train"}, changes))
+    merged: Any = OmegaConf.merge(data, {"limit": asked, "name": f"{data.name}-train"}, changes)
+    trained = load_task(merged)
     usable = unseen(trained.problems, tested.problems)
     dropped, usable = len(trained.problems) - len(usable), usable[: wanted.problems]
     if len(usable) < LEAST:

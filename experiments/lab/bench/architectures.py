@@ -66,7 +66,7 @@ def plain_logits(model: Any, branch: Branch, as_generate: bool = False) -> Tenso
     over those before the first generated token, and one for each of the others."""
     ids, cache, parts = torch.tensor([branch.tokens]), None, []
     for part in ids.split([branch.opening, *[1] * (len(branch.tokens) - branch.opening)], 1) if as_generate else [ids]:
-        past = {} if cache is None else {"past_key_values": cache}
+        past: dict[str, Any] = {} if cache is None else {"past_key_values": cache}
         output = model(input_ids=part, use_cache=as_generate, **past)
         cache = output.past_key_values if as_generate else None
         parts.append(output.logits[0])

@@ -56,7 +56,7 @@ def timers() -> Iterator[dict[str, float]]:
         seconds["linear layers"] += spent * program.share(program.at.LINEAR, part)
         seconds["attention"] += spent * program.share([program.at.ATTEND], part)
 
-    Program.run = run_timed  # type: ignore[method-assign]
+    Program.run = run_timed  # type: ignore[method-assign, assignment]
     try:
         yield seconds
     finally:

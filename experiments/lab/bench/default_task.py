@@ -23,7 +23,7 @@ SEARCHES = {
 
 def run(problems: int, out: Path) -> None:
     """Run the commands in a folder of their own, print a table and write the figures."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name, (verifier, overrides) in SEARCHES.items():
             words = [f"dataset.size={problems}", *overrides.split(), f"run.name={len(rows)}"]

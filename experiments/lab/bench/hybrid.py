@@ -35,9 +35,9 @@ SHAPE = {
 Figures = dict[str, float]
 
 
-def build(shape: dict[str, int]) -> Any:
+def build(shape: dict[str, Any]) -> Any:
     torch.manual_seed(0)
-    model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**shape)).to(torch.bfloat16).eval().requires_grad_(False)
+    model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**shape)).bfloat16().eval().requires_grad_(False)
     model.generation_config.pad_token_id = 0
     return model
 

@@ -305,9 +305,9 @@ def write_trace(model: Any, tokenizer: Any, case: Case, gbps: float, path: Path)
     """A timeline of a short run of `beam_groups` (Chrome trace format)."""
     policy = ARMS["+ prefetch"](budget_gib=budget_bytes(model, tokenizer, case) / 2**30, link_gbps=gbps)
     engine = Engine(model, tokenizer, memory=policy)
-    engine.trace = Trace()
+    engine.trace = trace = Trace()
     search(engine, case, prompt(case.prompt_tokens))
-    engine.memory.link.trace.write(path)
+    trace.write(path)
 
 
 def bytes_table(result: dict[str, Any]) -> str:

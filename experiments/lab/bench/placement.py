@@ -132,7 +132,7 @@ def _engine(arm: str, model: Any, link_gbps: float | None) -> Engine:
         engine = Engine(model, None)
     if arm == "accelerate":
         model.ttc_link = Link(torch.device("cpu"))
-        cpu_offload(model, torch.device("cpu"), state_dict=_OverLink(model.state_dict(), model.ttc_link))  # type: ignore[arg-type]
+        cpu_offload(model, torch.device("cpu"), state_dict=_OverLink(model.state_dict(), model.ttc_link))
     engine.limits.eos_ids = frozenset()
     return engine
 
@@ -172,7 +172,7 @@ def _slow_down(layer: nn.Module, seconds: float) -> None:
         time.sleep(max(0.0, start + seconds - time.perf_counter()))
         return output
 
-    layer.forward = slow  # type: ignore[method-assign]
+    layer.forward = slow
 
 
 def _timed_layers(layers: Sequence[nn.Module]) -> list[float]:
@@ -188,7 +188,7 @@ def _timed_layers(layers: Sequence[nn.Module]) -> list[float]:
             found.append(time.perf_counter() - start)
             return output
 
-        layer.forward = timed  # type: ignore[method-assign]
+        layer.forward = timed
 
     for layer in layers:
         watch(layer)

@@ -134,7 +134,7 @@ def planned(
 
 def slower(device: DeviceProfile) -> DeviceProfile:
     """The host's profile."""
-    rates = {name: {n: rate / SLOWER for n, rate in getattr(device, name).items()} for name in RATES}
+    rates: dict[str, Any] = {name: {n: rate / SLOWER for n, rate in getattr(device, name).items()} for name in RATES}
     return replace(
         device, name="the host", bandwidth=device.bandwidth / SLOWER, l3_bandwidth=device.l3_bandwidth / SLOWER,
         block_overhead_s=device.block_overhead_s * SLOWER, pass_overhead_s=0, **rates,
@@ -153,12 +153,14 @@ def measured(
     """
     profiles, ways, turns = [profile_now()], dict[int, Way](), dict[int, list[tuple[float, float]]]()
     link = profile_link(torch.device("cpu"), link_gbps(profiles[0][0]))
-    plan = planned(setting, *profiles[0], link=link)
+    compiled, modules, plain = profiles[0]
+    plan = planned(setting, compiled, modules, plain, link)
     first = plan.options()
     for turn in range(TURNS):
         if turn:
             profiles.append(profile_now())
-        now = replace(plan, machine=planned(setting, *profiles[turn], link=link).machine)
+        compiled, modules, plain = profiles[turn]
+        now = replace(plan, machine=planned(setting, compiled, modules, plain, link).machine)
         for n, option in enumerate(first):
             if not option.feasible:
                 continue
@@ -167,7 +169,8 @@ def measured(
                 ways[n].step()
             turns.setdefault(n, []).append((now.predicted(option, setting.search).step_s, ways[n].step()))
     at_best = [fastest(found) for found in zip(*profiles, strict=True)]
-    plan = replace(plan, machine=planned(setting, *at_best, link=link).machine)
+    compiled, modules, plain = at_best
+    plan = replace(plan, machine=planned(setting, compiled, modules, plain, link).machine)
     found = [plan.predicted(option, setting.search) if option.feasible else option for option in first]
     chosen, rows = best(found), []
     for n, option in enumerate(found):
@@ -186,7 +189,9 @@ def measured(
 
 def fastest(found: Sequence[DeviceProfile]) -> DeviceProfile:
     """The highest of each of the rates, and the median of each of the times, which are differences."""
-    rates = {name: {n: max(getattr(one, name)[n] for one in found) for n in getattr(found[0], name)} for name in RATES}
+    rates: dict[str, Any] = {
+        name: {n: max(getattr(one, name)[n] for one in found) for n in getattr(found[0], name)} for name in RATES
+    }
     names = [field.name for field in fields(DeviceProfile) if field.name.endswith("_s")]
     return replace(found[0], **rates, **{name: median(getattr(one, name) for one in found) for name in names})
 
@@ -223,7 +228,7 @@ def _slow_down(layer: nn.Module) -> None:
         time.sleep((SLOWER / whole - 1) * (time.perf_counter() - start))
         return output
 
-    layer.forward = slow  # type: ignore[method-assign]
+    layer.forward = slow
 
 
 class Way:

@@ -116,7 +116,7 @@ def _engine(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figure
         stamps.append(time.perf_counter())
         return forward(*arguments)
 
-    engine.runner.forward = timed  # type: ignore[method-assign]
+    engine.runner.forward = timed  # type: ignore[method-assign, assignment]
     engine.generate(children, NEW_TOKENS)
     stamps.append(time.perf_counter())
     steps = [b - a for a, b in pairwise(stamps[1:])]

@@ -25,7 +25,7 @@ from verifiers import QwenPRM
 from verifiers.tree_mirror import Layout
 
 SEARCH = BeamSearch(beam_size=4, beam_width=4, step_tokens=32, max_steps=8, temperature=1.0)
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "policy": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
     "reward model": {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8},
 }
@@ -74,7 +74,11 @@ def run(problems: int, out: Path) -> None:
     register()
     with initialize_config_module("conf", version_base="1.3"):
         config = compose("config", overrides=[f"dataset.size={problems}", "run.name=bench"])
-    options = {"problem": load_task(config.dataset).problems, "template": make_template(config), "seed": 0}
+    options: dict[str, Any] = {
+        "problem": load_task(config.dataset).problems,
+        "template": make_template(config),
+        "seed": 0,
+    }
     rows, texts = [], []
     for name, way in WAYS.items():
         verifier = way((HeadedModel(body, head), tokenizer))

@@ -173,7 +173,7 @@ def engine_of(setting: Setting, memory: Offloading, gbps: float | None = None) -
         vocab_size=512, hidden_size=setting.hidden, ffn_dim=4 * setting.hidden, word_embed_proj_dim=setting.hidden,
         num_attention_heads=setting.hidden // 64, num_hidden_layers=setting.layers, max_position_embeddings=8192,
     )  # fmt: skip
-    model = OPTForCausalLM(config).to(torch.bfloat16).eval()
+    model = OPTForCausalLM(config).bfloat16().eval()
     runner = Streamed(link_gbps=gbps).place(model, "cpu")
     engine = Engine(model, None, runner=runner, memory=memory, prefill_tokens=2048)
     engine.limits.eos_ids = frozenset()
@@ -256,7 +256,7 @@ def measured(
     memory: Offloading = Paged(**options)
     if arm != FITS:
         share = {KV: 0.0, ACT: 1.0, EVEN: 2 / 3, CHOSEN: None}[arm]
-        batches = {"mini_batch_tokens": setting.mini_batch_tokens, "balanced": arm == CHOSEN}
+        batches: dict[str, Any] = {"mini_batch_tokens": setting.mini_batch_tokens, "balanced": arm == CHOSEN}
         memory = Capture(act_share=share, **batches, **options)
     engine = engine_of(setting, memory, gbps)
     if isinstance(engine.residency, Capture) and arm == CHOSEN:

@@ -13,7 +13,7 @@ from ttc.cost_model.unit import Unit
 
 GB, GIB, MS = 10**9, 2**30, 1e-3
 
-QWEN3 = {
+QWEN3: dict[str, dict[str, Any]] = {
     "Qwen3-4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
     "Qwen3-8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
     "Qwen3-14B": {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40},

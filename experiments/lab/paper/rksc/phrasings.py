@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -48,7 +48,8 @@ DATASET = (
     "dataset.instruction='{question}'",
 )
 """Word problems, asked through the model's chat template."""
-POOLINGS = ("matched", "mean", "last")
+Pooling = Literal["matched", "mean", "last"]
+POOLINGS: tuple[Pooling, ...] = ("matched", "mean", "last")
 TAUS = (0.70, 0.82, 0.90, 0.95)
 TOKENS = 24
 KL_TOKENS = 8
@@ -99,7 +100,7 @@ def _measure(
     problem: Problem,
     variants: Sequence[tuple[str, str]],
     exact: Engine,
-    probes: dict[str, Engine],
+    probes: dict[Pooling, Engine],
 ) -> list[dict[str, Any]]:
     """Similarities under both poolings, and what standing on the root's prompt does to each variant."""
     template = setting.template
@@ -129,7 +130,7 @@ def _measure(
             {
                 "problem": problem.id,
                 "kind": kind,
-                **{pooling: gates[pooling][i] for pooling in POOLINGS},
+                **{str(pooling): gates[pooling][i] for pooling in POOLINGS},
                 "tokens": len(prompts[i]) - 1,
                 "shared_exactly": shared,
                 "all_layers": sigmas[i],

@@ -22,7 +22,7 @@ def run(overrides: Sequence[str], problems: int) -> dict[str, Any]:
     setting = Setting.of("rksc_verify", ["model.dtype=float32", *overrides, *sizes])
     model, tokenizer = loaded(setting.config)
     free = Engine(model, tokenizer)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for problem in with_progress(setting.task.problems, "stress"):
         prompt = setting.template.tokens(problem.question, tokenizer)
         above = -(-(len(prompt) - 1) // TOKENS)

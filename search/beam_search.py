@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from search.base import COUNT, Case, Limit, Search, SearchSteps
-from search.growing import drop_repeated, grow, rate_ahead
+from search.growing import drop_repeated, grow, rate_ahead, steps_to
 from search.selection import ranked
 from ttc.protocols import Aggregation, Release, Step
 from ttc.tree.branch import Branch
@@ -23,9 +23,15 @@ class BeamSearch(Search):
     lookahead: rate a continuation by the end of so many further steps at temperature 0, which are then dropped.
     verify_every: rate and select after every so many steps, and after the last one.
     drop_duplicates: of continuations with exactly the same text only the first is rated and selected.
+    finish_tokens: the last of the steps has no delimiter and at most so many tokens, so that the beams run to their
+        end (search-and-learn takes 2,048); 0, the default, makes it a step like the others.
     """
 
-    limits: ClassVar = {"lookahead": Limit(0, whole=True), "verify_every": COUNT}
+    limits: ClassVar = {
+        "lookahead": Limit(0, whole=True),
+        "verify_every": COUNT,
+        "finish_tokens": Limit(0, whole=True),
+    }
 
     beam_size: int = 4
     beam_width: int = 4
@@ -36,6 +42,7 @@ class BeamSearch(Search):
     lookahead: int = 0
     verify_every: int = 1
     drop_duplicates: bool = False
+    finish_tokens: int = 0
 
     @property
     def compares_ratings(self) -> bool:
@@ -43,13 +50,13 @@ class BeamSearch(Search):
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = Step(self.step_tokens, self.delimiter, case.end)
+        steps = steps_to(self.max_steps, step, self.finish_tokens)
         beams, width = [root], self.beam_size * self.beam_width
         for done in range(0, self.max_steps, self.verify_every):
             finished, active = [b for b in beams if b.finished], [b for b in beams if not b.finished]
             if not active:
                 break
-            steps = min(self.verify_every, self.max_steps - done)
-            children = yield from grow(active, width, steps, step, self.sampling)
+            children = yield from grow(active, width, steps[done : done + self.verify_every], self.sampling)
             if self.drop_duplicates:
                 children = yield from drop_repeated(children, finished)
             yield from rate_ahead(children, self.lookahead, step, self.aggregation)

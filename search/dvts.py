@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from search.base import COUNT, Case, Limit, Search, SearchSteps
-from search.growing import grow, rate_ahead
+from search.growing import grow, rate_ahead, steps_to
 from search.selection import ranked
 from ttc.protocols import Aggregation, Release, Step
 from ttc.tree.branch import Branch
@@ -19,10 +19,16 @@ class DVTS(Search):
 
     A subtree ends when its kept leaf is finished, the first of equals; at the latest after `max_steps` steps. The
     candidates are the kept leaves, and the continuations beside them that were finished. step_tokens, delimiter,
-    lookahead, verify_every: as in `BeamSearch`. With N beams and M continuations in the paper, subtrees is N/M.
+    lookahead, verify_every, finish_tokens: as in `BeamSearch`. With N beams and M continuations in the paper, subtrees
+    is N/M.
     """
 
-    limits: ClassVar = {"subtrees": COUNT, "lookahead": Limit(0, whole=True), "verify_every": COUNT}
+    limits: ClassVar = {
+        "subtrees": COUNT,
+        "lookahead": Limit(0, whole=True),
+        "verify_every": COUNT,
+        "finish_tokens": Limit(0, whole=True),
+    }
 
     subtrees: int = 4
     beam_width: int = 4
@@ -32,6 +38,7 @@ class DVTS(Search):
     aggregation: Aggregation = "last"
     lookahead: int = 0
     verify_every: int = 1
+    finish_tokens: int = 0
 
     @property
     def compares_ratings(self) -> bool:
@@ -39,15 +46,16 @@ class DVTS(Search):
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = Step(self.step_tokens, self.delimiter, case.end)
+        steps = steps_to(self.max_steps, step, self.finish_tokens)
         active, width = [root], self.subtrees * self.beam_width
+        first = root.forks  # others may have gone on from the root before
         candidates = list[Branch]()
         for done in range(0, self.max_steps, self.verify_every):
-            steps = min(self.verify_every, self.max_steps - done)
-            children = yield from grow(active, width, steps, step, self.sampling)
+            children = yield from grow(active, width, steps[done : done + self.verify_every], self.sampling)
             yield from rate_ahead(children, self.lookahead, step, self.aggregation)
             families: dict[int, list[Branch]] = defaultdict(list)
             for child in children:
-                families[child.path[len(root.path)] // self.beam_width].append(child)
+                families[(child.path[len(root.path)] - first) // self.beam_width].append(child)
             leaves = [ranked(family)[0] for family in families.values()]
             candidates += [child for child in children if child.finished]
             active = [leaf for leaf in leaves if not leaf.finished]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from search.base import Request, drop_gated
@@ -16,16 +17,23 @@ GREEDY = Sampling(temperature=0)
 Branches = Generator[Request, Any, list[Branch]]
 
 
-def grow(parents: Sequence[Branch], width: int, steps: int, step: Step, sampling: Sampling) -> Branches:
-    """`width` children of each parent, which go on by themselves until they are `steps` steps long.
+def steps_to(count: int, step: Step, finish_tokens: int) -> list[Step]:
+    """`count` steps alike; with `finish_tokens` above 0 the last one has so many tokens and no delimiter, so that it
+    runs to the answer's end (the last iteration of search-and-learn's beam search and DVTS)."""
+    last = replace(step, max_tokens=finish_tokens, delimiter=None) if finish_tokens else step
+    return [step] * (count - 1) + [last]
+
+
+def grow(parents: Sequence[Branch], width: int, steps: Sequence[Step], sampling: Sampling) -> Branches:
+    """`width` children of each parent, which go on by themselves until they have made all of `steps`.
 
     The parents are released. Steps after the first one are not rated: the granularity of verification (Chen et al.,
     2025, VG-Search).
     """
-    children: list[Branch] = yield Expand(parents, width, step, sampling)
+    children: list[Branch] = yield Expand(parents, width, steps[0], sampling)
     yield Release(parents)
     children = yield from drop_gated(children)
-    for _ in range(steps - 1):
+    for step in steps[1:]:
         going = [child for child in children if not child.finished]
         if not going:
             break

@@ -21,6 +21,9 @@ CLIP = 1e-7
 Particles = dict[Branch, int]
 """How many particles stand on each branch; several on one share its text and KV until they go on."""
 
+Weighted = tuple[Particles, dict[Branch, float]]
+"""Particles, and the logarithm of what each of those on a branch weighs."""
+
 
 @dataclass(frozen=True)
 class ParticleFilter(Search):
@@ -55,10 +58,11 @@ class ParticleFilter(Search):
         return True
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        return list((yield from self.sweep(root, case)))
+        particles, _ = yield from self.sweep(root, case)
+        return list(particles)
 
-    def sweep(self, root: Branch, case: Case, reference: Sequence[Branch] = ()) -> Generator[Request, Any, Particles]:
-        """Filter once, and give the last step's particles.
+    def sweep(self, root: Branch, case: Case, reference: Sequence[Branch] = ()) -> Generator[Request, Any, Weighted]:
+        """Filter once, and give the last step's particles with what they weigh since they were drawn last.
 
         reference: the branches of a particle that is given, from the root on. After step t it competes with the score
         it had then, and it is never replaced; the other n - 1 are drawn among all.
@@ -92,7 +96,7 @@ class ParticleFilter(Search):
             needed = {ancestor for branch in free for ancestor in self.kept_with(branch)}
             yield Release([branch for branch in held if branch not in needed])
             held = [branch for branch in held if branch in needed]
-        return everyone
+        return everyone, log_weights
 
     def kept_with(self, branch: Branch) -> list[Branch]:
         """The branches that must stay while a particle stands on this one."""

@@ -15,8 +15,10 @@ from ttc.tree.branch import Branch
 class ParticleGibbs(ParticleFilter):
     """`sweeps` runs of a `ParticleFilter`. All but the first have n - 1 free particles and a reference.
 
-    The reference is drawn from the last sweep's particles by their final scores. In every step it competes with the
-    score that it had at that step, so that free particles may go on from its beginnings; it is never replaced itself.
+    The reference is drawn from the last sweep's particles by what they weigh at its end: the product of all scores
+    since particles were drawn last, which with `ess_threshold` 1 is the last score alone. In every step it competes
+    with the score that it had at that step, so that free particles may go on from its beginnings; it is never replaced
+    itself.
     The candidates are the last particles of all sweeps. Every setting but `sweeps` is that of `ParticleFilter`.
     """
 
@@ -29,13 +31,12 @@ class ParticleGibbs(ParticleFilter):
         candidates: dict[Branch, None] = {}
         reference: list[Branch] = []
         for left in reversed(range(self.sweeps)):
-            particles = yield from self.sweep(root, case, reference)
+            particles, log_weights = yield from self.sweep(root, case, reference)
             candidates |= dict.fromkeys(particles)
             if not left:
                 break
             lines = [self.kept_with(branch) for branch in (*particles, *reference)]
-            final = {branch: self.log_weight(branch) for branch in particles}
-            (drawn,) = self.draw(particles, final, 1, case.rng)
+            (drawn,) = self.draw(particles, log_weights, 1, case.rng)
             reference = self.kept_with(drawn)
             needed = {*candidates, *reference}
             yield Release([branch for line in lines for branch in line if branch not in needed])

@@ -49,7 +49,8 @@ def asked_for(search: Search) -> dict[str, int]:
         return {
             "branches": len(request.parents()),
             "step_tokens": tokens,
-            "output_tokens": tokens * getattr(search, "max_steps", 1),
+            "output_tokens": tokens * (getattr(search, "max_steps", 1) - 1)
+            + (getattr(search, "finish_tokens", 0) or tokens),
         }
     return {}
 

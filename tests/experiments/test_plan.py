@@ -47,6 +47,7 @@ def test_the_search_that_is_planned_for_is_the_one_that_is_configured() -> None:
     assert asked_for(Greedy(max_tokens=9))["branches"] == 1
     assert asked_for(DiversePrompts(n=4))["branches"] == 4
     assert asked_for(DVTS())["branches"] == 16
+    assert asked_for(DVTS(step_tokens=10, max_steps=3, finish_tokens=100))["output_tokens"] == 10 + 10 + 100
 
 
 def test_what_is_given_is_not_taken_from_the_search() -> None:

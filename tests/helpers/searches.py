@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {
 """Settings of whatever search has them."""
 
 MORE: dict[str, list[dict[str, Any]]] = {
-    "beam_search": [{"lookahead": 2}, {"verify_every": 2}, {"drop_duplicates": True}],
+    "beam_search": [{"lookahead": 2}, {"verify_every": 2}, {"drop_duplicates": True}, {"finish_tokens": 9}],
     "budget_forcing": [{"end_of_thinking": ""}],
     "dvts": [{"lookahead": 1, "verify_every": 2}],
     "mcts": [{"rollout": False, "rule": "puct", "answer": "most_visited"}],

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from search import BeamSearch
+from search import DVTS, BeamSearch, solve
+from tests.helpers.scripted import Scores as Rated
+from tests.helpers.scripted import Scripted
 from tests.helpers.trees import HandMadeTree, Scores, searched, texts
 
 TWO = {"": ["a", "b"]}
@@ -124,3 +128,26 @@ def test_a_step_is_never_empty_and_never_comes_after_the_end() -> None:
     tree = HandMadeTree({"": ["a\n\n"], "a\n\n": ["b."]})
     result = searched(BeamSearch(beam_size=1, beam_width=1, max_steps=9, delimiter="\n\n"), tree, {})
     assert result.best is not None and result.best.steps == ["a\n\n", "b."]
+
+
+def test_the_last_step_may_run_to_the_end() -> None:
+    """As search-and-learn's last iteration does, without the delimiter that stops all steps before it."""
+    backend = Scripted(lambda branch: f"{len(branch.path)}," if backend.limit == 3 else "a,b,c,d,0")
+    for search, count in (
+        (BeamSearch(beam_size=2, beam_width=2, step_tokens=3, max_steps=3, delimiter=",", finish_tokens=40), 2),
+        (DVTS(subtrees=2, beam_width=2, step_tokens=3, max_steps=3, delimiter=",", finish_tokens=40), 4),
+    ):
+        result = solve(search, problem="q", engine=backend, verifier=Rated(lambda branch: 0.5))
+        assert [branch.text.removesuffix("0") for branch in result.branches] == ["1,2,a,b,c,d,"] * count
+        assert all(branch.finished and branch.score == 0.5 for branch in result.branches)
+        plain = solve(replace(search, finish_tokens=0), problem="q", engine=backend, verifier=Rated(lambda b: 0.5))
+        assert [branch.text for branch in plain.branches] == ["1,2,3,"] * 2
+
+
+@pytest.mark.parametrize(("every", "texts_rated"), [(1, ["x", "xx", "xxab."]), (2, ["xx", "xxab."]), (3, ["xxab."])])
+def test_of_steps_that_are_rated_together_the_last_alone_runs_to_the_end(every: int, texts_rated: list[str]) -> None:
+    tree = HandMadeTree({"xx": ["ab."]})
+    verifier = Scores({})
+    steps = {"step_tokens": 1, "max_steps": 3, "finish_tokens": 9, "verify_every": every}
+    searched(BeamSearch(beam_size=1, beam_width=1, **steps), tree, verifier)  # type: ignore[arg-type]
+    assert verifier.asked == texts_rated

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from search import BestOfN, ComputeOptimal, SelfConsistency, solve
+from search import DVTS, BestOfN, ComputeOptimal, SelfConsistency, solve
 from tests.helpers.backends import FakeBackend
 from tests.helpers.searches import ByQuestion
+from tests.helpers.trees import HandMadeTree, searched
 from ttc import InvalidInput
 
 
@@ -35,6 +36,23 @@ def test_the_strategy_chooses_by_its_own_rule() -> None:
     result = solve(search, problem="q 0.5", engine=FakeBackend("12"), verifier=ByQuestion())
     texts = [node.text for node in result.tree[2:]]
     assert result.answer == max(texts, key=lambda text: (texts.count(text), -texts.index(text)))
+
+
+@pytest.mark.parametrize(("n", "beam_width"), [(1, 2), (3, 2), (2, 3)])
+def test_subtrees_are_counted_from_the_first_step_of_the_strategy(n: int, beam_width: int) -> None:
+    """The first samples are forked from the same root before it."""
+    tree = HandMadeTree({"": [*["s."] * n, *(f"{i}" for i in range(2 * beam_width))]})
+    kept: list[list[str]] = []
+
+    class Watched(DVTS):
+        def choose(self, candidates: Any, extract: Any) -> Any:
+            kept.append([branch.text for branch in candidates])
+            return super().choose(candidates, extract)
+
+    watched = Watched(subtrees=2, beam_width=beam_width, max_steps=1, delimiter=None)
+    search = ComputeOptimal(n=n, strategies=(watched,))
+    searched(search, tree, {})
+    assert kept == [["0", str(beam_width)]]  # the first of equals in each half
 
 
 def test_a_budget_that_is_spent_leaves_the_first_samples_to_choose_from() -> None:

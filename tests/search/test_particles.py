@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search import Case, Expand, ParticleFilter, ParticleGibbs, Rate, Release, solve
+from search import Case, Expand, ParticleFilter, ParticleGibbs, Problem, Rate, Release, solve
 from search.particle_filter import weights
+from tests.helpers.scripted import Scores as ByText
+from tests.helpers.scripted import Scripted
 from tests.helpers.trees import HandMadeTree, Scores, searched, texts
 from ttc import Branch
 from ttc.usage import Usage
@@ -245,3 +247,40 @@ def test_the_answer_is_over_all_sweeps_and_every_sweep_costs_its_free_particles(
         result = searched(ParticleGibbs(n=3, sweeps=sweeps), backend, {"b.": 0.9})
         assert backend.calls == [3] + [2] * (sweeps - 1)
         assert result.answer == "b." and len(result.branches) == 3 + 2 * (sweeps - 1)
+
+
+LETTERS = {"a": 0.9, "b": 0.5, "ac.": 0.5, "ad.": 0.6, "bc.": 0.9, "bd.": 0.2}
+"""A tree of two steps, whose letters are equally likely, and how its texts are rated."""
+
+
+def exact_share(first: str) -> float:
+    """The share of texts that begin with `first` in the target: each text's probability times r / (1 - r) of both of
+    its steps."""
+    odds = {text: r / (1 - r) for text, r in LETTERS.items()}
+    weights = {text: odds[text[0]] * odds[text] for text in LETTERS if len(text) == 3}
+    return sum(weight for text, weight in weights.items() if text[0] == first) / sum(weights.values())
+
+
+@pytest.mark.parametrize("ess_threshold", [0.0, 0.5, 1.0])
+def test_the_reference_is_drawn_from_the_target_wherever_particles_were_not_drawn_anew(ess_threshold: float) -> None:
+    references: list[str] = []
+
+    class Watched(ParticleGibbs):
+        def draw(self, particles: Any, log_weights: Any, count: int, rng: np.random.Generator) -> dict[Branch, int]:
+            chosen = super().draw(particles, log_weights, count, rng)
+            if count == 1:  # all others are 3 or 4
+                references.extend(branch.text for branch in chosen)
+            return chosen
+
+    def step(branch: Branch) -> str:
+        return ("cd" if branch.text else "ab")[branch.key % 2] + ("0" if branch.text else ",")
+
+    search = Watched(n=4, sweeps=3, max_steps=3, ess_threshold=ess_threshold, delimiter=",")
+    backend, rates = Scripted(step), ByText(lambda branch: LETTERS[branch.text.replace(",", "").replace("0", ".")])
+    problems = [Problem("q", id=str(number)) for number in range(100)]
+    solve(search, problem=problems, engine=backend, verifier=rates)
+    share = sum(text[0] == "a" for text in references) / len(references)
+    assert len(references) == 200 and not backend.live
+    assert share == pytest.approx(exact_share("a"), abs=0.08)
+    last = {text: r / (1 - r) for text, r in LETTERS.items() if len(text) == 3}
+    assert abs(sum(w for t, w in last.items() if t[0] == "a") / sum(last.values()) - exact_share("a")) > 0.2

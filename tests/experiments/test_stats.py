@@ -7,6 +7,7 @@ import math
 from collections import Counter, defaultdict
 from statistics import NormalDist, mean, stdev, variance
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from experiments.runs.stats import (
     paired,
     pass_at_k,
     standard_error,
+    tango,
     unpaired,
     wilson,
 )
@@ -36,13 +38,48 @@ def test_wilson() -> None:
     assert wilson(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
 
 
-def test_mcnemar_is_the_binomial_test_of_the_questions_that_differ() -> None:
+def rejected(only_a: int, only_b: int, total: int, delta: float) -> bool:
+    """Whether the score test rejects a difference, its likeliest shares by trying them all."""
+    agree = total - only_a - only_b
+    shares = np.linspace(0, 1, 40001)[1:-1]  # of those that B alone gets right
+    possible = (shares + delta > 0) & (2 * shares + delta < 1)
+    shares = shares[possible]
+    likelihood = only_a * np.log(shares + delta) + only_b * np.log(shares) + agree * np.log(1 - 2 * shares - delta)
+    share = shares[np.argmax(likelihood)]
+    variance = 2 * share + delta - delta * delta
+    return (only_a - only_b - total * delta) ** 2 > 1.959963984540054**2 * total * variance
+
+
+def test_mcnemar_by_its_formula() -> None:
     assert mcnemar(0, 0) == mcnemar(4, 4) == 1.0
-    assert mcnemar(1, 9) == mcnemar(9, 1) == 22 / 1024
-    assert mcnemar(0, 6) == 2 / 64
-    for a, b in ((3, 8), (0, 5), (7, 7)):  # of all ways to flip coins, those at least as uneven
-        flips = [sum(coins) for coins in itertools.product([0, 1], repeat=a + b)]
-        assert mcnemar(a, b) == pytest.approx(mean(abs(2 * heads - a - b) >= abs(a - b) for heads in flips))
+    assert mcnemar(1, 7) == mcnemar(7, 1) == pytest.approx(0.0339, abs=5e-5)  # Fagerland, 2013
+    assert mcnemar(59, 6) == pytest.approx(2 * (1 - NormalDist().cdf(53 / math.sqrt(65))))
+
+
+def test_tango_as_it_is_published() -> None:
+    # airway hyper-responsiveness, 1 of 21 children before and 7 after alone: Fagerland et al., 2014
+    assert tango(1, 7, 21) == pytest.approx((-0.517, -0.026), abs=5e-4)
+    none = 1.959963984540054**2 / (10 + 1.959963984540054**2)
+    assert tango(0, 0, 10) == pytest.approx((-none, none))
+    assert tango(10, 0, 10)[1] == 1.0 and tango(0, 10, 10)[0] == -1.0
+
+
+@pytest.mark.parametrize("table", [(1, 7, 21), (8, 2, 50), (0, 3, 12), (40, 20, 160), (5, 5, 11)])
+def test_tango_holds_the_differences_that_the_score_test_keeps(table: tuple[int, int, int]) -> None:
+    low, high = tango(*table)
+    middle = (low + high) / 2
+    for end in (low, high):
+        assert not rejected(*table, end + 0.002 * math.copysign(1, middle - end))
+        assert rejected(*table, end - 0.002 * math.copysign(1, middle - end))
+
+
+def test_mcnemars_p_and_tangos_interval_agree_on_every_small_table() -> None:
+    for total in range(1, 26):
+        for only_a in range(total + 1):
+            for only_b in range(total + 1 - only_a):
+                low, high = tango(only_a, only_b, total)
+                assert (mcnemar(only_a, only_b) < 0.05) == (not low <= 0 <= high)
+                assert low <= (only_a - only_b) / total <= high
 
 
 def test_holm_as_r_adjusts() -> None:
@@ -107,8 +144,8 @@ def test_a_paired_difference_knows_what_both_got_right(rows: list[tuple[int, int
     assert found.difference.mean == pytest.approx(mean(gaps))
     error = math.sqrt(variance(gaps) / len(gaps))
     assert found.difference.error == pytest.approx(error)
-    assert found.difference.low == pytest.approx(max(-1.0, mean(gaps) - 1.959963984540054 * error))
-    assert found.difference.high == pytest.approx(min(1.0, mean(gaps) + 1.959963984540054 * error))
+    ends = (found.difference.low, found.difference.high)
+    assert ends == tango(gaps.count(1), gaps.count(-1), len(gaps))
     back = paired(b, a)
     assert (back.p, back.difference.mean) == pytest.approx((found.p, -found.difference.mean))
     if (r := correlation(a, b)) is not None:  # the more alike, the smaller the error
@@ -118,15 +155,75 @@ def test_a_paired_difference_knows_what_both_got_right(rows: list[tuple[int, int
         assert found.detectable == pytest.approx(2.8015852 * error)
 
 
-def test_a_comparison_of_repeated_runs_is_a_z_test() -> None:
-    a, b = [0.5, 1.0, 0.75, 0.0, 1.0], [0.25, 0.5, 0.75, 0.25, 0.5]
+def test_repeated_runs_are_compared_by_the_differences_of_questions() -> None:
+    a, b = [0.5, 1.0, 0.75, 0.0, 1.0, 0.25], [0.25, 0.5, 0.75, 0.25, 0.5, 0.0]
     gaps = [x - y for x, y in zip(a, b, strict=True)]
     found = paired(a, b)
-    z = mean(gaps) / (stdev(gaps) / math.sqrt(5))
+    z = sum(gaps) / math.sqrt(sum(gap * gap for gap in gaps))
     assert (found.test, found.p) == ("z", pytest.approx(2 * (1 - NormalDist().cdf(z))))
+    for end in (found.difference.low, found.difference.high):  # where the same test gives 0.05
+        moved = [gap - end for gap in gaps]
+        z = sum(moved) / math.sqrt(sum(gap * gap for gap in moved))
+        assert abs(z) == pytest.approx(1.959964)
     assert paired(a, a).p == 1.0 and paired(a, a).detectable is None
-    assert paired([0.5] * 6, [0.25] * 6).p == 2 / 64  # as if six coins fell alike
-    assert paired([1, 0, 1, 1], [0, 0, 1, 0], ["x", "x", "y", "y"]).test == "z"  # questions that depend on each other
+
+
+def test_the_test_of_several_runs_is_mcnemars_for_single_ones() -> None:
+    a, b = [1, 1, 1, 1, 0, 1, 0, 1], [0, 0, 0, 1, 0, 0, 1, 0]
+    halves = [0.5 * x for x in a], [0.5 * y for y in b]  # as if a second run had all wrong
+    assert paired(*halves).test == "z" and paired(a, b).test == "McNemar"
+    assert paired(*halves).p == pytest.approx(paired(a, b).p)
+
+
+def test_the_test_of_several_runs_is_about_the_permutation_test_of_questions() -> None:
+    rng = np.random.default_rng(0)
+    gaps = rng.normal(0.1, 0.2, 14)
+    signs = np.array(list(itertools.product([-1, 1], repeat=14)))
+    exact = np.mean(np.abs(signs @ gaps) >= abs(gaps.sum()) - 1e-9)
+    assert paired(gaps, [0.0] * 14).p == pytest.approx(exact, abs=0.02)
+    assert 0.02 < exact < 0.5
+
+
+def test_seeds_are_no_more_questions() -> None:
+    """Five runs that all say the same are one run, not five times the questions."""
+    a, b = [1, 1, 1, 0, 1, 0], [0, 1, 0, 0, 0, 0]
+    five = [mean([x] * 5) for x in a], [mean([y] * 5) for y in b]
+    assert paired(*five) == paired(a, b)
+    assert paired(a * 5, b * 5).p < paired(a, b).p
+
+
+def test_differences_that_are_all_alike_have_an_interval_with_a_width() -> None:
+    same = paired([0.25] * 20, [0.25] * 20)
+    assert (same.p, same.difference.low, same.difference.high) == (1.0, *tango(0, 0, 20))
+    more = paired([0.5] * 40, [0.25] * 40)
+    assert (more.p, more.difference.low, more.difference.high) == (mcnemar(10, 0), *tango(10, 0, 40))
+
+
+def test_questions_that_depend_on_each_other_are_tested_as_their_sources() -> None:
+    a, b = [1, 1, 1, 1, 1, 0, 1, 1], [0, 0, 0, 0, 1, 1, 0, 0]
+    sources = ["u", "u", "v", "v", "w", "w", "x", "x"]
+    sums = [2, 2, -1, 2]
+    found = paired(a, b, sources)
+    z = sum(sums) / math.sqrt(sum(s * s for s in sums))
+    assert (found.test, found.p) == ("z", pytest.approx(2 * (1 - NormalDist().cdf(z))))
+    assert paired(a, b).p < 0.06 < found.p
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 6)), min_size=1, max_size=40),
+    st.booleans(),
+)
+@settings(max_examples=400, deadline=None, derandomize=True)
+def test_p_and_interval_of_several_runs_agree(rows: list[tuple[int, int, int]], clustered: bool) -> None:
+    found = paired(
+        [a / 3 for a, _, _ in rows],
+        [b / 3 for _, b, _ in rows],
+        [source for _, _, source in rows] if clustered else None,
+    )
+    low, high = found.difference.low, found.difference.high
+    assert (found.p < 0.05) == (not low <= 0 <= high)
+    assert -1 <= low <= found.difference.mean + 1e-12 and found.difference.mean - 1e-12 <= high <= 1
+    assert high - low > 0.001
 
 
 def test_rows_on_different_questions_differ_by_newcombes_interval() -> None:

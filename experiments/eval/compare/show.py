@@ -23,9 +23,10 @@ ABOUT = (
     "2 x parameters x tokens."
 )
 ABOUT_PAIRS = (
-    "Differences in percentage points over the same problems. p: McNemar's exact test for single runs, else z; Holm "
-    "adjusts it for the number of comparisons. Detectable: the true difference that such a comparison finds with 80% "
-    "probability."
+    "Differences in percentage points over the same problems. p: McNemar's test for single runs, else "
+    "the same test of the problems' mean differences. The interval goes with p: it leaves out 0 "
+    "exactly where p is below 0.05. Holm adjusts p for the number of comparisons. Detectable: the true "
+    "difference that such a comparison finds with 80% probability."
 )
 
 

@@ -156,7 +156,7 @@ def write(rows: Sequence[Figures], command: str, model: str, out: Path) -> None:
 
 
 def comparisons(rows: Sequence[Figures]) -> list[Figures]:
-    """Each row against each baseline's with the same problems and budget, by McNemar's exact test.
+    """Each row against each baseline's with the same problems and budget, by McNemar's test.
 
     gained, lost: the problems that only the search solves, and only the baseline. p_holm: corrected for all comparisons
     of the task with that baseline, over all budgets.

@@ -12,7 +12,7 @@ from search.base import COUNT, Case, Limit, Search, SearchSteps, drop_gated
 from search.selection import C, vote
 from ttc.errors import InvalidInput
 from ttc.protocols import Expand, Extract, Step
-from ttc.text.answers import canonical
+from ttc.text.reader import ballots_by
 from ttc.tree.branch import Branch
 
 
@@ -50,18 +50,18 @@ class AdaptiveConsistency(Search):
             samples: list[Branch] = yield Expand([root], min(self.block, self.n - made), step, self.sampling)
             samples = yield from drop_gated(samples)
             branches += samples
-            last = [canonical(case.extract(branch.text)) for branch in samples]
-            answers += last
-            if self.decided(last, answers):
+            answers += [case.extract(branch.text) for branch in samples]
+            votes = ballots_by(case.extract, answers)
+            if self.decided(votes[len(votes) - len(samples) :], votes):
                 break
         return branches
 
-    def decided(self, last: Sequence[str | None], answers: Sequence[str | None]) -> bool:
-        """Whether the samples so far are enough. last: the answers of the last block. answers: of all blocks."""
+    def decided(self, last: Sequence[str | None], votes: Sequence[str | None]) -> bool:
+        """Whether the samples so far are enough. last: the votes of the last block. votes: of all blocks."""
         if self.rule == "window":
             return len(last) == self.block and last[0] is not None and len(set(last)) == 1
-        votes = Counter(answer for answer in answers if answer is not None)
-        first, second = sorted([*votes.values(), 0, 0], reverse=True)[:2]
+        counts = Counter(vote for vote in votes if vote is not None)
+        first, second = sorted([*counts.values(), 0, 0], reverse=True)[:2]
         return majority_probability(first, second) >= self.confidence
 
     def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:

@@ -18,7 +18,7 @@ from ttc.checks import check_kind, check_whole
 from ttc.errors import InvalidInput
 from ttc.protocols import Aggregation, Append, Expand, Extract, Need, Rate, Release, Step, Vary
 from ttc.sampling import Sampling
-from ttc.text.answers import extract_answer
+from ttc.text.reader import AnswerReader
 from ttc.tree.branch import Branch, check_branches
 
 Request = Vary | Expand | Append | Rate | Release
@@ -40,14 +40,15 @@ def __getattr__(name: str) -> Any:
 class Case:
     """One problem as its search sees it.
 
-    question: what is asked. end: strings that finish a branch. extract: reads the answer out of a text.
+    question: what is asked. end: strings that finish a branch.
+    extract: reads the answer out of a text; an `AnswerReader` also says which answers are the same, for votes.
     rng: random numbers of this problem alone, fixed by the run's seed and the problem's id; they don't depend on what
     else is solved.
     """
 
     question: str = ""
     end: tuple[str, ...] = ()
-    extract: Extract = extract_answer
+    extract: Extract = field(default_factory=AnswerReader)
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
 

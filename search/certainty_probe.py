@@ -12,7 +12,8 @@ from search.base import COUNT, Case, Search, SearchSteps
 from search.selection import C
 from ttc.errors import BudgetExceeded, ContextExceeded, InvalidInput
 from ttc.protocols import Append, Expand, Extract, Release, Step
-from ttc.text.answers import boxed, canonical
+from ttc.text.boxes import boxed
+from ttc.text.reader import ballots_by
 from ttc.tree.branch import Branch
 
 PROBE = "... Oh, I suddenly got the answer to the whole problem, **Final Answer**\n\n\\[ \\boxed{"
@@ -69,18 +70,18 @@ class CertaintyProbe(Search):
                 (probe,) = yield Expand([asked], 1, probe_step, self.sampling)
                 yield Release([asked])
                 answers.append(self.certain_answer(probe, case.extract))
-                last = answers[-self.agree :]
+                last = ballots_by(case.extract, answers)[-self.agree :]
                 if len(last) == self.agree and last[0] is not None and len(set(last)) == 1:
                     return [probe]
                 yield Release([probe])
         return [] if chain is root else [chain]
 
     def certain_answer(self, probe: Branch, extract: Extract) -> str | None:
-        """The answer of a probe in its one spelling; None if it gave none, or hedged."""
+        """The answer of a probe; None if it gave none, or hedged."""
         said = probe.text.rpartition(self.suffix)[2]
         if set(re.findall(r"\w+", said.lower())) & {word.lower() for word in self.hedging}:
             return None
-        return canonical(self.answer(said, extract))
+        return self.answer(said, extract)
 
     def answer(self, said: str, extract: Extract) -> str | None:
         """The answer in what a probe wrote after the suffix; of a box that the suffix opens, what lies in it."""

@@ -16,7 +16,7 @@ from search.selection import C, Candidate, Measure, Sample, confidence_vote, tra
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.protocols import Expand, Extract, Need, Release, Step
 from ttc.ranking import comparable
-from ttc.text.answers import canonical
+from ttc.text.reader import ballots_by
 from ttc.tree.branch import Branch
 
 
@@ -128,13 +128,19 @@ class DeepConf(Search):
     def agreed(self, samples: Sequence[Branch], extract: Extract) -> bool:
         """Whether one answer has the share `consensus` of the votes' weight."""
         totals: dict[str, float] = defaultdict(float)
-        for sample in samples:
-            if (answer := canonical(extract(sample.text))) is not None:
-                totals[answer] += self.lowest(sample)
+        votes = ballots_by(extract, [extract(sample.text) for sample in samples])
+        for vote, sample in zip(votes, samples, strict=True):
+            if vote is not None:
+                totals[vote] += self.lowest(sample)
         return bool(totals) and max(totals.values()) >= self.consensus * sum(totals.values())
 
     def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
-        samples = [Sample(extract(c.text), confidences=confidences(c), gated=c.gated) for c in candidates]
+        answers = [extract(c.text) for c in candidates]
+        votes = ballots_by(extract, answers)
+        samples = [
+            Sample(answer, confidences=confidences(c), gated=c.gated, vote=vote)
+            for answer, vote, c in zip(answers, votes, candidates, strict=True)
+        ]
         keep = self.keep if self.mode == "offline" else 1.0  # online, the others are gone already
         place = confidence_vote(samples, keep, self.measure, self.window)
         if place is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from ttc.protocols import Backend, Extract, Problem, Verifier
 from ttc.sampling import random_key
 from ttc.text.answers import extract_answer
 from ttc.text.prompt import PromptTemplate
+from ttc.text.reader import AnswerReader
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class Budget:
 class Recipe:
     """All that a problem's result depends on, beside the problem and the backend.
 
-    extract: reads the answer out of a text. end: strings that finish a branch.
+    extract: reads the answer out of a text, and says which answers are the same. end: strings that finish a branch.
     """
 
     search: Search
     rater: Rater
     seed: int
     template: PromptTemplate
-    extract: Extract
+    extract: AnswerReader
     end: tuple[str, ...]
     budget: Budget
 
@@ -93,8 +93,15 @@ class Recipe:
         check_reading(template, extract, answer_kind, seed)
         budget = Budget(max_tokens, max_generated_tokens, max_calls, max_wall_s, reserve, final_text)
         extract_answer("", answer_kind)  # refuses an unknown kind before any work
-        extract = checked_extract(extract) if extract else partial(extract_answer, kind=answer_kind)
-        return cls(search, Rater(verifier), seed, template or PromptTemplate(), extract, as_strings("end", end), budget)
+        return cls(
+            search,
+            Rater(verifier),
+            seed,
+            template or PromptTemplate(),
+            reader(extract, answer_kind),
+            as_strings("end", end),
+            budget,
+        )
 
     def seed_of(self, problem: Problem) -> int:
         """The seed of a problem's branches: the same whatever else is solved."""
@@ -103,4 +110,11 @@ class Recipe:
     def case(self, problem: Problem) -> Case:
         """The problem as its search sees it."""
         rng = np.random.default_rng(random_key(self.seed_of(problem), "search"))
-        return Case(problem.question, self.end, self.extract, rng)
+        return Case(problem.question, self.end, self.extract.among(problem.metadata.get("choices")), rng)
+
+
+def reader(extract: Extract | None, answer_kind: str) -> AnswerReader:
+    """How answers are read: a `AnswerReader` as it is, another function with its errors checked, or by their kind."""
+    if isinstance(extract, AnswerReader):
+        return extract
+    return AnswerReader(answer_kind) if extract is None else AnswerReader(extract=checked_extract(extract))

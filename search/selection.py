@@ -1,10 +1,10 @@
 """Selection rules: which of a problem's candidates is the answer. Functions of what is known about each candidate.
 
 A rule takes samples in the order of their index and returns the place of the one that it chooses, None where none has
-an answer that counts. Answers are canonicalised, invalid ones have no vote. Numbers that agree in six digits are equal.
-Of equals one with an answer comes before one without, and then the lowest index, which is the order of their paths in
-the tree. The searches choose by these rules, and `python -m experiments.select` scores all of them from the records of
-a run.
+an answer that counts. Answers that the grader calls equal are one, invalid ones have no vote. Scores that agree in six
+digits are equal. Of equals one with an answer comes before one without, and then the lowest index, which is the order
+of their paths in the tree. The searches choose by these rules, and `python -m experiments.select` scores all of them
+from the records of a run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import numpy as np
 from ttc.errors import InvalidInput
 from ttc.protocols import Extract
 from ttc.ranking import comparable
-from ttc.text.answers import canonical
+from ttc.text.equality import canonical
+from ttc.text.reader import ballots_by
 
 Measure = Literal["mean", "tail", "lowest", "bottom"]
 Figure = Literal["score", "logprob", "self_certainty"]
@@ -86,11 +87,16 @@ def vote(
 ) -> tuple[C | None, str | None]:
     """The best-scored candidate among those with the answer that has most votes, and this answer.
 
-    extract: reads an answer out of a text. weighted: a vote weighs its score (`weighted_majority`). weights: what each
-    candidate's vote weighs instead. What a gate cut off has no vote.
+    extract: reads an answer out of a text, and says which are the same (see `ballots_by`). weighted: a vote weighs its
+    score (`weighted_majority`). weights: what each candidate's vote weighs instead. What a gate cut off has no vote.
     Without a valid answer it is the first candidate, and None.
     """
-    samples = [Sample(extract(c.text), c.score, gated=c.gated) for c in candidates]
+    answers = [extract(c.text) for c in candidates]
+    votes = ballots_by(extract, answers)
+    samples = [
+        Sample(answer, c.score, gated=c.gated, vote=vote)
+        for answer, vote, c in zip(answers, votes, candidates, strict=True)
+    ]
     if weights is not None:
         place = voted(samples, weights)
     else:
@@ -111,6 +117,7 @@ class Sample:
     self_certainty: the mean over its tokens of the divergence from the uniform distribution (Kang et al., 2025).
     confidences: of each token, minus the mean log-probability of the 20 likeliest (DeepConf's C_t).
     gated: a decode gate cut it off, so it has no say beside those that are whole.
+    vote: what it votes for (see `ttc.text.equality.ballots`); None: its answer as `canonical` spells it.
     """
 
     answer: str | None
@@ -119,11 +126,18 @@ class Sample:
     self_certainty: float | None = None
     confidences: Sequence[float] | None = None
     gated: bool = False
+    vote: str | None = None
+
+    @property
+    def ballot(self) -> str | None:
+        """What it votes for; None without an answer."""
+        return canonical(self.answer) if self.vote is None else self.vote
 
     @classmethod
     def of_record(cls, branch: Mapping[str, Any]) -> Sample:
         """From one entry of a record's "branches"."""
-        known = {name: branch.get(name) for name in ("answer", "score", "logprob", "self_certainty", "confidences")}
+        names = ("answer", "score", "logprob", "self_certainty", "confidences", "vote")
+        known = {name: branch.get(name) for name in names}
         return cls(**known, gated=branch.get("finish_reason") == "gate")
 
 
@@ -132,7 +146,7 @@ def voted(samples: Sequence[Sample], weights: Sequence[float]) -> int | None:
     totals: dict[str, float] = defaultdict(float)
     behind: dict[str, list[int]] = defaultdict(list)
     for place in _whole(samples):
-        if (answer := canonical(samples[place].answer)) is not None:
+        if (answer := samples[place].ballot) is not None:
             totals[answer] += weights[place]
             behind[answer].append(place)
     if not totals:
@@ -218,7 +232,7 @@ def confidence_vote(
     """
     if not 0 < keep <= 1:
         raise InvalidInput(f"keep={keep} must lie in (0, 1]; it is the share of samples that vote")
-    valid = [place for place in _whole(samples) if canonical(samples[place].answer) is not None]
+    valid = [place for place in _whole(samples) if samples[place].ballot is not None]
     found = {place: trace_confidence(samples[place].confidences or [], measure, window) for place in valid}
     if not found:
         return None
@@ -252,7 +266,7 @@ def trace_confidence(confidences: Sequence[float], measure: Measure = "lowest", 
 
 def _order(samples: Sequence[Sample], by: Figure) -> list[int]:
     """The places of the samples, best first; of equals those with an answer first."""
-    keys = [(comparable(getattr(sample, by)), canonical(sample.answer) is not None) for sample in samples]
+    keys = [(comparable(getattr(sample, by)), sample.ballot is not None) for sample in samples]
     return sorted(range(len(samples)), key=keys.__getitem__, reverse=True)
 
 

@@ -10,7 +10,8 @@ from fractions import Fraction
 
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend
-from ttc.text.answers import as_number, extract_answer
+from ttc.text.answers import extract_answer
+from ttc.text.numbers import as_number
 from ttc.tree.branch import Branch
 from verifiers.equations import Equation, find_equations, normalise, stated_operands
 

@@ -17,8 +17,11 @@ from experiments.runs.schema import DatasetConfig
 from experiments.runs.shards import Shard
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem, Result
-from ttc.text.answers import as_number, check_gold, extract_answer, same_answer
+from ttc.text.answers import check_gold, extract_answer
+from ttc.text.equality import same_answer
+from ttc.text.numbers import as_number
 from ttc.text.prompt import check_text
+from ttc.text.reader import AnswerReader
 
 Reader = Callable[[Row, str, DatasetConfig], Problem]
 FILLER = (
@@ -42,7 +45,8 @@ def graded(task: Task, result: Result, kind: str) -> dict[str, Any]:
     """A result's answer and whether it is right, also if only what is stated in the form asked for counts."""
     strict = result.answer
     if kind != "text" and result.best is not None:
-        strict = extract_answer(result.best.text, kind, strict=True)
+        reader = AnswerReader(kind, strict=True).among(result.problem.metadata.get("choices"))
+        strict = reader(result.best.text)
     return {
         "answer": result.answer,
         "correct": task.is_correct(result.problem, result.answer),
@@ -265,7 +269,8 @@ def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:
     asked = _text(row, config.fields.question or "question")
     question = "\n".join([asked, *(f"({letter}) {text}" for letter, text in choices.items())])
     worked = str(row.get(config.fields.solution or "cot_content") or "").strip().removeprefix("A:").strip()
-    about = {"category": row.get("category")} | ({"solution": worked} if worked else {})
+    about = {"category": row.get("category"), "choices": "".join(choices)}
+    about |= {"solution": worked} if worked else {}
     return Problem(question, name, gold, about)
 
 
@@ -274,7 +279,8 @@ def _arc(row: Row, name: str, config: DatasetConfig) -> Problem:
     gold = str(row["answerKey"])
     if gold not in labels:
         raise InvalidInput(f"the gold answer {gold!r} is none of the choices {labels}")
-    return Problem(with_choices(_text(row, "question"), choices), name, LETTERS[labels.index(gold)])
+    asked, letters = with_choices(_text(row, "question"), choices), LETTERS[: len(choices)]
+    return Problem(asked, name, letters[labels.index(gold)], {"choices": letters})
 
 
 def _gpqa(row: Row, name: str, config: DatasetConfig) -> Problem:
@@ -283,7 +289,9 @@ def _gpqa(row: Row, name: str, config: DatasetConfig) -> Problem:
     question, choices = _text(row, "Question"), [_text(row, column) for column in columns]
     order = list(range(len(choices)))
     random.Random(f"{config.shuffle_seed}:{question}").shuffle(order)
-    return Problem(with_choices(question, [choices[i] for i in order]), name, LETTERS[order.index(0)])
+    letters = LETTERS[: len(choices)]
+    asked = with_choices(question, [choices[i] for i in order])
+    return Problem(asked, name, letters[order.index(0)], {"choices": letters})
 
 
 def _plain(row: Row, name: str, config: DatasetConfig) -> Problem:

@@ -38,8 +38,8 @@ from ttc.engine import Engine
 from ttc.errors import InvalidInput, VerifierError
 from ttc.protocols import Backend, Problem, Result
 from ttc.remote.backend import RemoteBackend
-from ttc.text.answers import extract_answer
 from ttc.text.prompt import PromptTemplate
+from ttc.text.reader import AnswerReader
 from ttc.usage import Usage
 
 TIMING = ("forward_passes", "host_to_device_bytes", "device_to_host_bytes", "wall_s")
@@ -206,13 +206,15 @@ def _kv_peak_bytes(engine: Backend) -> int | None:
 def _record(result: Result, task: Task, kind: str, with_tokens: bool = False) -> dict[str, Any]:
     problem, usage = result.problem, result.usage.to_dict()
     branches = []
-    for branch in result.branches:
-        answer = extract_answer(branch.text, kind)
+    reader = AnswerReader(kind).among(problem.metadata.get("choices"))
+    answers = [reader(branch.text) for branch in result.branches]
+    for branch, answer, vote in zip(result.branches, answers, reader.ballots(answers), strict=True):
         branches.append(
             {
                 "path": list(branch.path),
                 "text": branch.text,
                 "answer": answer,
+                "vote": vote,
                 "correct": task.is_correct(problem, answer),
                 "score": branch.score,
                 "step_scores": branch.step_scores,

@@ -19,7 +19,7 @@ from experiments.runs.plain import as_dict
 from experiments.runs.shards import Shard
 from ttc.errors import InvalidInput, TTCError
 from ttc.results import BranchRecord, Node
-from ttc.text.answers import canonical
+from ttc.text.equality import canonical
 
 MAY_CHANGE = (
     "run.batch",
@@ -295,9 +295,15 @@ def check_tree(folder: Path, record: dict[str, Any]) -> None:
 
 def chosen_branch(record: dict[str, Any]) -> dict[str, Any] | None:
     """The branch that gave a problem's answer: of the candidates with that answer the best one."""
-    wanted = canonical(record["answer"])
-    same = [branch for branch in record["branches"] if canonical(branch["answer"]) == wanted]
+    votes = {branch["answer"]: vote_of(branch) for branch in reversed(record["branches"])}
+    wanted = votes.get(record["answer"], canonical(record["answer"]))
+    same = [branch for branch in record["branches"] if vote_of(branch) == wanted]
     return next(iter([*same, *record["branches"]]), None)
+
+
+def vote_of(branch: dict[str, Any]) -> str | None:
+    """What a branch of a record votes for: what the grader's equality made it when it was written."""
+    return branch["vote"] if "vote" in branch else canonical(branch["answer"])
 
 
 def _mean(values: Sequence[float]) -> float | None:

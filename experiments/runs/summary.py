@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from experiments.runs.records import vote_of
 from experiments.runs.stats import maj_at_k, pass_at_k, wilson
-from ttc.text.answers import canonical
 
 
 def failed(record: dict[str, Any]) -> bool:
@@ -97,9 +97,12 @@ def _majority(record: dict[str, Any], k: int) -> float:
 
 
 def votes(branches: Sequence[dict[str, Any]]) -> tuple[list[tuple[int, bool]], int]:
-    """How many branches gave each answer, with whether it is right, and how many gave none: `maj_at_k`'s arguments."""
-    keys = [canonical(branch["answer"]) for branch in branches]
-    right = {key: branch["correct"] for key, branch in zip(keys, branches, strict=True)}
+    """How many branches gave each answer, with whether it is right, and how many gave none: `maj_at_k`'s arguments.
+
+    An answer is right if the first branch that gave it is: all others were grouped with that one.
+    """
+    keys = [vote_of(branch) for branch in branches]
+    right = {key: branch["correct"] for key, branch in zip(reversed(keys), reversed(branches), strict=True)}
     counts = Counter(keys)
     invalid = counts.pop(None, 0)
     return [(count, right[key]) for key, count in counts.items()], invalid

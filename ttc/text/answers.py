@@ -1,44 +1,51 @@
-"""Reading answers out of text, and deciding whether two are the same."""
+"""Reading answers out of text."""
 
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
-from fractions import Fraction
 
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput
+from ttc.text.boxes import boxed
+from ttc.text.choices import find_choice, stated_choice
+from ttc.text.numbers import as_number, without_unit
 
-_NUMBER = re.compile(
-    r"(?<![\w.])[-−]?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+(?![\d.]))?|(?<![\w.])[-−]?\.\d+"
+__all__ = ["KINDS", "boxed", "check_gold", "extract_answer"]
+
+# Quantifiers that keep what they took (++, *+) make every pattern linear: nothing is tried again in another division.
+_FRACTION = r"/\d++(?!\.\d)"
+_WHOLE = r"(?:\d{1,3}(?:,\d{3}(?!\d))++|\d++)"
+_DIGITS = (
+    rf"[-−–]?\$?\d{{1,3}}+[ ]\d++{_FRACTION}"  # 1 1/2
+    rf"|[-−–]?\$?{_WHOLE}(?:\.\d++)?(?:{_FRACTION})?"
+    r"|[-−–]?\.\d++"
 )
-_STATED = re.compile(r"####|\banswer\s*(?:is|:|=)\s*:?", re.IGNORECASE)
-_LETTER = r"([B-HJ-Z]\b(?!['’])|[AI]\b(?!['’]|\s+(?!because\b|since\b|as\b|for\b|and\b|not\b|due\b)[a-z]))"
-"""A choice, not the word A or I."""
-_CHOICES = [
-    re.compile(r"(?i:\banswer\s*(?:is|:)?\s*:?\s*(?:option\s*)?)[\(\[*]*" + _LETTER),
-    re.compile(r"\\boxed\{\s*(?:\\text\{)?\(?([A-Z])\b"),
-    re.compile(r"[\(\[]([A-Z])[\)\]]"),
-    re.compile(r"^\W*([A-Z])\W*$", re.MULTILINE),
-]
-"""Ways to state a choice; the first that a text uses counts, where it uses it last."""
-_STATED_SUM = re.compile(r"(?:[-−+*/×÷()$€£%, \t\d]|\.(?=\d))*=(?!=)[ \t]*")
+_NUMBER = re.compile(rf"(?<![\w.])(?:{_DIGITS})")
+_NUMBER_HERE = re.compile(rf"[ \t*:$\\({{]*+({_DIGITS})")
+_STATED = re.compile(r"####|\banswer\s*+(?:is|:|=)\s*+:?+", re.IGNORECASE)
+_STATED_SUM = re.compile(r"(?:[-−–+*/×÷()$€£%, \t\d]|\.(?=\d))*+=(?!=)[ \t]*+")
+_SENTENCE_END = re.compile(r"\.\s++(?=[A-Z])")
 
 
-def extract_answer(text: str, kind: str = "number", strict: bool = False) -> str | None:
-    """The answer that `text` states, or None.
+def extract_answer(text: str, kind: str = "number", strict: bool = False, choices: str | None = None) -> str | None:
+    """The answer that `text` states, or None. Takes time linear in the text, and raises for none.
 
-    kind: "number" takes what follows `####`, "answer is" or "Answer:", then a `\\boxed{}`, then the last number;
-    "strict" only a number right after `####` or "answer is" (of an equation there, its result); "choice" a letter,
-    stated after "answer", boxed, in brackets or alone on a line, in this order; "math" a `\\boxed{}` or a stated or
-    last expression; "text" what follows the last "answer is", or the last line.
-    strict: only what is said in the form that the prompts ask for: "number" as kind "strict", "choice" a letter after
-    "answer is" or "answer:", "math" a `\\boxed{}`. "text" has one form.
+    kind: "number" takes what follows `####`, "answer is" or "Answer:", then a `\\boxed{}`, then the
+    last number; "strict" only a number right after `####` or "answer is" (of an equation there, its
+    result); "choice" a letter, as
+    `find_choice` reads it; "math" a `\\boxed{}` or a stated or last expression; "text" what follows
+    the last "answer is", or the last line.
+    strict: only what is said in the form that the prompts ask for: "number" as kind "strict",
+    "choice" a letter after "answer is" or "answer:", "math" a `\\boxed{}`. "text" has one form.
+    choices: the letters of the problem's choices, as "ABCD", where they are known; kind "choice"
+    reads no others.
     """
     check_kind("text", text, isinstance(text, str), "a string")
-    if kind not in _EXTRACTORS:
-        raise InvalidInput(f"answer kind {kind!r} is unknown; use one of {', '.join(_EXTRACTORS)}")
+    if kind not in KINDS:
+        raise InvalidInput(f"answer kind {kind!r} is unknown; use one of {', '.join(KINDS)}")
+    if kind == "choice":
+        return (stated_choice if strict else find_choice)(text, choices)
     return (_STRICT if strict else _EXTRACTORS)[kind](text)
 
 
@@ -46,7 +53,7 @@ def check_gold(gold: str, kind: str) -> None:
     """Raise InvalidInput for a gold answer that no extracted answer of this kind can ever equal."""
     solution = "####" in gold
     if kind in ("number", "strict"):
-        wrong, wanted = as_number(gold) is None, "a number"
+        wrong, wanted = as_number(without_unit(gold)) is None, "a number"
     elif kind == "choice":
         wrong, wanted = re.fullmatch("[A-Z]", gold.strip()) is None, "a capital letter"
     else:
@@ -69,28 +76,25 @@ def _number(text: str) -> str | None:
         return stated
     content = boxed(text)
     numbers = _NUMBER.findall(content) if content is not None else []
+    if content is not None and len(numbers) > 1 and as_number(without_unit(content)) is not None:
+        return content.strip()  # \frac{3}{4}, or 12 000
     numbers = numbers or _NUMBER.findall(text)
-    return numbers[-1] if numbers else None
+    return _hyphened(numbers[-1]) if numbers else None
 
 
 def _strict(text: str) -> str | None:
     for mark in reversed(list(_STATED.finditer(text))):
-        rest = text[mark.end() :]
-        while equation := _STATED_SUM.match(rest):
-            rest = rest[equation.end() :]
-        found = _NUMBER.match(rest.lstrip(" \t*:$\\({").replace("−", "-"))
-        if found:
-            return found.group()
+        place = mark.end()
+        while equation := _STATED_SUM.match(text, place):
+            place = equation.end()
+        if number := _NUMBER_HERE.match(text, place):
+            return _hyphened(number[1])
     return None
 
 
-def _choice(text: str) -> str | None:
-    return next((found[-1] for pattern in _CHOICES if (found := pattern.findall(text))), None)
-
-
-def _stated_choice(text: str) -> str | None:
-    found = _CHOICES[0].findall(text)
-    return found[-1] if found else None
+def _hyphened(number: str) -> str:
+    """A number whose minus, if there is one, is a hyphen."""
+    return number.replace("−", "-").replace("–", "-")
 
 
 def _boxed(text: str) -> str | None:
@@ -103,7 +107,7 @@ def _math(text: str) -> str | None:
     marks = list(_STATED.finditer(text))
     if marks:
         line = text[marks[-1].end() :].strip().split("\n")[0]
-        stated = re.split(r"\.\s+(?=[A-Z])", line)[0].strip(" $.*")  # up to the next sentence
+        stated = _SENTENCE_END.split(line, 1)[0].strip(" $.*")
         if stated:
             return stated
     return _number(text)
@@ -119,66 +123,8 @@ def _text(text: str) -> str | None:
 _EXTRACTORS: dict[str, Callable[[str], str | None]] = {
     "number": _number,
     "strict": _strict,
-    "choice": _choice,
     "math": _math,
     "text": _text,
 }
-_STRICT = _EXTRACTORS | {"number": _strict, "choice": _stated_choice, "math": _boxed}
-
-
-def boxed(text: str) -> str | None:
-    """The content of the last complete `\\boxed{...}`, braces nested."""
-    for start in reversed([m.end() for m in re.finditer(r"\\boxed\s*\{", text)]):
-        depth = 1
-        for i, sign in enumerate(text[start:], start):
-            depth += (sign == "{") - (sign == "}")
-            if depth == 0:
-                return text[start:i]
-    return None
-
-
-def as_number(answer: str) -> Fraction | None:
-    """The exact value of a number as people write it ($1,200.50, 3/4, 1 1/2, 12%, \\frac{3}{4}), or None."""
-    plain = re.sub(r"\\?[$€£%]", "", answer.replace("−", "-")).strip().rstrip(".")
-    plain = re.sub(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}", r" \1/\2", plain).strip()
-    if mixed := re.fullmatch(r"([-+]?)(\d+)\s+(\d+/\d+)", plain):
-        sign, whole, part = mixed.groups()
-        value = as_number(part)
-        return None if value is None else (int(whole) + value) * (-1 if sign == "-" else 1)
-    plain = re.sub(r"(?<=\d)[,\s](?=\d{3}(?!\d))", "", re.sub(r"^([-+])\s+", r"\1", plain))  # thousands
-    if len(plain) > 1000 or "e" in plain.lower():  # an exponent can ask for numbers of any size
-        return None
-    try:
-        return Fraction(plain)
-    except (ValueError, ZeroDivisionError):
-        return None
-
-
-def canonical(answer: str | None) -> str | None:
-    """One spelling for answers that are the same: 12.0, $12 and 12 agree. None stays None (an invalid answer)."""
-    if answer is None or not answer.strip():
-        return None
-    value = as_number(answer)
-    return str(value) if value is not None else " ".join(_plain_latex(answer).split()).strip(" .")
-
-
-def _plain_latex(answer: str) -> str:
-    """Without what changes how a formula looks, not what it says."""
-    sized = re.sub(r"\\(?:left|right|displaystyle)\b\s*", "", re.sub(r"\\[dt]frac\b", r"\\frac", answer))
-    return re.sub(r"\\[,;:! ]", " ", sized)
-
-
-def same_answer(gold: str, predicted: str | None, kind: str = "number") -> bool:
-    """Whether `predicted` is right. Kind "math" compares expressions with math-verify, gold first."""
-    if predicted is None:
-        return False
-    if canonical(gold) == canonical(predicted):
-        return True
-    if kind != "math":
-        return False
-    from math_verify import parse, verify
-
-    seconds = 5 if threading.current_thread() is threading.main_thread() else None  # its timeouts are signals
-    left = parse(f"${gold}$", parsing_timeout=seconds)
-    right = parse(f"${predicted}$", parsing_timeout=seconds)
-    return bool(verify(left, right, timeout_seconds=seconds))
+_STRICT = _EXTRACTORS | {"number": _strict, "math": _boxed}
+KINDS = ("number", "strict", "choice", "math", "text")

@@ -13,7 +13,7 @@ from experiments.runs.stats import paired, wilson
 from search.rating import aggregate
 from search.selection import Sample, best, majority, weighted_majority
 from ttc.protocols import Backend, Forgets, Result, Verifier
-from ttc.text.answers import extract_answer
+from ttc.text.reader import AnswerReader
 from ttc.tree.branch import Branch, by_problem
 
 
@@ -43,16 +43,18 @@ class Together:
 @dataclass(frozen=True)
 class Candidates:
     """The candidates of one problem in the order of their making: what each answers, whether that is right, and its
-    score by each verifier."""
+    score by each verifier. votes: what each votes for (see `ttc.text.equality.ballots`)."""
 
     answers: list[str | None]
+    votes: list[str | None]
     right: list[bool]
     scores: dict[str, list[float]]
 
     def chosen(self, rule: Callable[[Sequence[Sample]], int | None], by: str | None = None) -> bool:
         """Whether what a rule chooses, by the scores of one verifier where it needs any, is right."""
         scores = [None] * len(self.answers) if by is None else self.scores[by]
-        place = rule([Sample(answer, score) for answer, score in zip(self.answers, scores, strict=True)])
+        rows = zip(self.answers, scores, self.votes, strict=True)
+        place = rule([Sample(answer, score, vote=vote) for answer, score, vote in rows])
         return place is not None and self.right[place]
 
 
@@ -63,7 +65,9 @@ def candidates(results: Sequence[Result], together: Together, part: Part) -> lis
         rated = [] if result.best is None else together.seen.get(result.best.root_id, [])
         scores = {name: [scores[name] for _, scores in rated] for name in together.verifiers}
         right = [part.is_right(result.problem, text) for text, _ in rated]
-        found.append(Candidates([extract_answer(text, part.kind) for text, _ in rated], right, scores))
+        reader = AnswerReader(part.kind).among(result.problem.metadata.get("choices"))
+        answers = [reader(text) for text, _ in rated]
+        found.append(Candidates(answers, reader.ballots(answers), right, scores))
     return found
 
 

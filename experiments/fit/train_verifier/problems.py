@@ -13,7 +13,7 @@ from experiments.runs.data import load_task
 from experiments.runs.plain import as_dict
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem
-from ttc.text.answers import extract_answer
+from ttc.text.reader import AnswerReader
 
 LEAST = 4
 """The fewest problems to train on."""
@@ -31,7 +31,7 @@ class Part:
 
     def is_right(self, problem: Problem, text: str) -> bool:
         """Whether a text ends in the right answer."""
-        return self.is_correct(problem, extract_answer(text, self.kind))
+        return self.is_correct(problem, AnswerReader(self.kind).among(problem.metadata.get("choices"))(text))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ttc import InvalidInput
-from ttc.text.answers import as_number, boxed, canonical, extract_answer, same_answer
+from ttc.text.answers import extract_answer
+from ttc.text.boxes import boxed
+from ttc.text.equality import canonical, same_answer
+from ttc.text.numbers import as_number
 
 
 @pytest.mark.parametrize(

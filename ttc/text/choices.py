@@ -1,0 +1,95 @@
+"""Which of the lettered choices a text names as its answer.
+
+The official readers of the benchmarks each know some of the forms: MMLU-Pro
+(`evaluate_from_api.py`) "answer is (B)", then "Answer: B", then the last single letter;
+simple-evals (GPQA, MMLU) "Answer: $B$" once markup is stripped; lm-eval (GPQA) the last letter in
+brackets. This reads all of them, what is stated before what is only marked, and the last of
+its kind: reasoning names other choices first.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+_WIDE = {ord("Ａ") + place: letter for place, letter in enumerate(LETTERS)} | {ord("："): ":"}
+"""Full-width letters and colons, as in Chinese and Japanese answers."""
+
+# Quantifiers that keep what they took (++, *+) and limited ones make every pattern linear.
+_MARKUP = (
+    r"(?:[\s*_`~$\"'“”‘’\[({:>-]"
+    r"|\\(?:text|textbf|textit|textrm|mathbf|mathrm|mathsf|boxed|fbox|bf|rm|[\[(,;:! {])){0,64}+"
+)
+_STATED = rf"{_MARKUP}(?:(?i:options?|choices?|letter)\b{_MARKUP})?+"
+_ARTICLE = r"(?![ \t]++(?!(?:is|because|since|as|for|and|or|not|due)\b)[a-z])"
+"""What follows the letters A and I where they are choices; before another small word they are the
+article, the pronoun."""
+
+
+@dataclass(frozen=True)
+class _Patterns:
+    """answer: a choice that is stated after "answer". stated: after "choice is" or in a box as
+    well. marked: in brackets, bold or alone on a line. single: any letter that stands alone. Group
+    "letter" is the choice."""
+
+    answer: re.Pattern[str]
+    stated: re.Pattern[str]
+    marked: re.Pattern[str]
+    single: re.Pattern[str]
+
+
+def stated_choice(text: str, letters: str | None = None) -> str | None:
+    """The last choice after "answer", as in "The answer is (B)" or "Answer: **B**"; None if there
+    is none.
+
+    letters: those of the problem's choices, if they are known; others are no answer.
+    """
+    return _last(_patterns(letters).answer, text.translate(_WIDE))
+
+
+def find_choice(text: str, letters: str | None = None) -> str | None:
+    """The choice that a text names as its answer, or None. letters: as for `stated_choice`.
+
+    1. what is stated: after "answer" or "answer is", "the correct choice is", or in a `\\boxed{}`;
+    2. else what is marked: (B), [B], **B**, \\textbf{B}, or B alone on a line;
+    3. else a single letter, of A to J where the choices are not known (MMLU-Pro's last stage).
+    Of each, the last one counts. The article A and the pronoun I are no choices, nor are small
+    letters.
+    """
+    patterns, plain = _patterns(letters), text.translate(_WIDE)
+    return _last(patterns.stated, plain) or _last(patterns.marked, plain) or _last(patterns.single, plain)
+
+
+@lru_cache(maxsize=256)
+def _patterns(letters: str | None) -> _Patterns:
+    def one(of: str, ending: str = "") -> str:
+        """A letter that is no word's beginning; A and I are none before a small word."""
+        return rf"(?P<letter>[{of}](?!\w|['’]\w){ending})(?:(?<![AI])|{_ARTICLE})"
+
+    known = "".join(re.escape(letter) for letter in letters or LETTERS)
+    few = known if letters else "A-J"
+    noun = r"(?i:\b(?:choice|option))"
+    verb = r"(?:\s*+(?i:is|:|=|(?:should|would|must)\s++be)\s*+:?+)"
+    answer = rf"(?i:\banswers?)\**+{verb}?+{_STATED}{one(known)}"
+    boxed = rf"\\f?box(?:ed)?+\s*+\{{{_STATED}{one(known)}"
+    stated = rf"{noun}\**+{verb}{_STATED}{one(known)}"
+    bracketed = rf"(?<!\b[A-Za-z])[(\[]\s?(?P<letter>[{known}])\s?[)\]](?!-\w)"
+    bold = rf"(?:\*\*|\\(?:textbf|mathbf|text|mathrm)\s?\{{)\(?(?P<letter>[{known}])\)?[.:]?(?:\*\*|\}})"
+    alone = rf"^[^\w\n]*+(?P<letter>[{known}])[^\w\n]*+$"
+    single = rf"(?<![\w'’\\-]){one(few, '(?!-[A-Za-z0-9])')}"
+    return _Patterns(_any(answer), _any(answer, stated, boxed), _any(bracketed, bold, alone), _any(single))
+
+
+def _any(*patterns: str) -> re.Pattern[str]:
+    named = (pattern.replace("?P<letter>", f"?P<letter{i}>") for i, pattern in enumerate(patterns))
+    return re.compile("|".join(named), re.MULTILINE)
+
+
+def _last(pattern: re.Pattern[str], text: str) -> str | None:
+    letter = None
+    for match in pattern.finditer(text):
+        letter = match[match.lastgroup or 0]
+    return letter

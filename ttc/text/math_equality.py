@@ -1,0 +1,182 @@
+"""Whether two mathematical expressions are equal, by math-verify in processes that can be ended."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+from ttc.errors import TTCError
+
+CPU_S = 5.0
+"""Processor seconds for one comparison. It is not wall time, so that a busy machine changes no
+verdict."""
+
+WALL_S = 120.0
+"""Seconds after which a process that uses no processor time is given up, and the most that one may
+take to start."""
+
+MAX_CHARS = 2000
+"""Longer answers are equal by their spelling alone: reading them as formulas takes more than linear
+time."""
+
+PROCESSES = 2
+
+logger = logging.getLogger("ttc")
+
+
+class MathWorker:
+    """One process that compares (see `ttc.text.math_worker`). Used by one thread at a time."""
+
+    def __init__(self, cpu_s: float = CPU_S, wall_s: float = WALL_S):
+        self.cpu_s, self.wall_s = cpu_s, wall_s
+        program = Path(__file__).with_name("math_worker.py")
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", str(program), json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        said = self._read()
+        if said != "ready":
+            self.close()
+            raise TTCError(
+                f"math-verify, which grades answers of kind math, did not start: {said or 'no reason given'}"
+            )
+
+    def equal(self, gold: str, predicted: str) -> bool | None:
+        """math-verify's verdict; None where it took too long or the process died, which is then of
+        no more use."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps([gold, predicted, self.cpu_s]).encode() + b"\n")
+            self.process.stdin.flush()
+        except OSError:
+            return None
+        said = self._read()
+        return said if isinstance(said, bool) else None
+
+    @property
+    def reason(self) -> str:
+        """Why a process that gave no verdict ended."""
+        code = self.process.poll()
+        if code is None:
+            return f"took more than {self.wall_s:g} s"
+        if code == -signal.SIGPROF:
+            return f"took more than {self.cpu_s:g} s of processor time"
+        return f"ended math-verify's process with code {code}"
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        self.process.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with suppress(OSError):
+                assert pipe is not None
+                pipe.close()
+        self.process.wait()
+
+    def _read(self) -> object:
+        """The next line that the process writes; None if none comes in time."""
+        assert self.process.stdout is not None
+        line, until = b"", time.monotonic() + self.wall_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                if not selector.select(max(0.0, until - time.monotonic())):
+                    return None
+                more = os.read(self.process.stdout.fileno(), 65536)
+                if not more:
+                    with suppress(subprocess.TimeoutExpired):
+                        self.process.wait(1)
+                    return None
+                line += more
+        return json.loads(line)
+
+
+class MathPool:
+    """A few workers, started when they are first needed, which any thread may ask.
+
+    undecided: how many comparisons were given up.
+    """
+
+    def __init__(self, processes: int = PROCESSES, cpu_s: float = CPU_S, wall_s: float = WALL_S):
+        self.cpu_s, self.wall_s = cpu_s, wall_s
+        self.undecided = 0
+        self._room = threading.BoundedSemaphore(processes)
+        self._idle: list[MathWorker] = []
+
+    def equal(self, gold: str, predicted: str) -> bool | None:
+        """math-verify's verdict; None, with a warning, where it takes too long or the process
+        dies."""
+        with self._room:
+            try:
+                worker = self._idle.pop()
+            except IndexError:
+                worker = MathWorker(self.cpu_s, self.wall_s)
+            try:
+                verdict = worker.equal(gold, predicted)
+            except BaseException:  # as Ctrl-C: its verdict may still be under way
+                worker.close()
+                raise
+            if verdict is not None:
+                self._idle.append(worker)
+                return verdict
+            reason = worker.reason
+            worker.close()
+            self.undecided += 1
+        logger.warning(f"comparing {gold!r:.60} and {predicted!r:.60} {reason}: they count as not equal")
+        return None
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+
+_pool = MathPool()
+
+
+def _pool_of_a_fork() -> None:
+    """A forked process asks workers of its own: two that write to one pipe would read each other's
+    verdicts."""
+    global _pool
+    _pool = MathPool()
+
+
+os.register_at_fork(after_in_child=_pool_of_a_fork)
+atexit.register(lambda: _pool.close())
+
+
+def undecided() -> int:
+    """How many comparisons of this process took too long or ended their worker. They counted as not
+    equal."""
+    return _pool.undecided
+
+
+@lru_cache(maxsize=2**16)
+def math_equal(gold: str, predicted: str) -> bool:
+    """Whether math-verify calls `predicted` right, `gold` first (its equality is not symmetric).
+    Works in any thread.
+
+    Not equal are answers of more than `MAX_CHARS` characters, and those that take more than
+    `CPU_S`, which a warning and `undecided` tell. Raises TTCError if math-verify cannot be started.
+    """
+    if max(len(gold), len(predicted)) > MAX_CHARS or not (_settles(gold) and _settles(predicted)):
+        return False
+    return bool(_pool.equal(gold, predicted))
+
+
+@lru_cache(maxsize=2**16)
+def _settles(answer: str) -> bool:
+    """Whether an answer can be compared at all: with 0, in time. Without this look, one endless
+    answer would take the whole time again with every other that is voted on."""
+    return _pool.equal("0", answer) is not None

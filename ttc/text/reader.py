@@ -1,0 +1,62 @@
+"""How answers of one kind are read, and which of them are the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ttc.text.answers import extract_answer
+from ttc.text.equality import Same, ballots, same_answer
+
+
+@dataclass(frozen=True)
+class AnswerReader:
+    """Reads answers of one kind out of texts. It is the `extract` of a search, which votes by its
+    equality.
+
+    kind, strict: as for `extract_answer`. choices: the letters of the problem's choices, where they
+    are known.
+    extract: what reads a text instead; then answers are the same if they are spelt the same
+    (`canonical`).
+    same: a grader of two answers, the gold one first, to group by instead.
+    """
+
+    kind: str = "number"
+    choices: str | None = None
+    extract: Callable[[str], str | None] | None = None
+    same: Same | None = None
+    strict: bool = False
+
+    def __call__(self, text: str) -> str | None:
+        if self.extract is not None:
+            return self.extract(text)
+        return extract_answer(text, self.kind, self.strict, self.choices)
+
+    def among(self, choices: object) -> AnswerReader:
+        """The reader for one problem. choices: the letters of its choices, as its `metadata` may
+        name them."""
+        if not isinstance(choices, str) or not re.fullmatch("[A-Z]+", choices):
+            return self
+        return replace(self, choices=choices)
+
+    def is_same(self, gold: str, predicted: str | None) -> bool:
+        """Whether an answer is right."""
+        if predicted is None or self.same is None:
+            return same_answer(gold, predicted, self.equality)
+        return self.same(gold, predicted)
+
+    def ballots(self, answers: Sequence[str | None]) -> list[str | None]:
+        """What each answer votes for (see `ttc.text.equality.ballots`)."""
+        return ballots(answers, self.equality, self.same)
+
+    @property
+    def equality(self) -> str:
+        """The kind whose equality holds."""
+        return self.kind if self.extract is None else "text"
+
+
+def ballots_by(extract: Callable[[str], str | None], answers: Sequence[str | None]) -> list[str | None]:
+    """What answers that `extract` has read vote for: a `AnswerReader`'s own equality, else that of
+    their spelling."""
+    return extract.ballots(answers) if isinstance(extract, AnswerReader) else ballots(answers)

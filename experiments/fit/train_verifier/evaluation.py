@@ -43,17 +43,17 @@ class Together:
 @dataclass(frozen=True)
 class Candidates:
     """The candidates of one problem in the order of their making: what each answers, whether that is right, and its
-    score by each verifier. votes: what each votes for (see `ttc.text.equality.ballots`)."""
+    score by each verifier. votes: what each votes for (see `ttc.text.equality.ballots`), by default its spelling."""
 
     answers: list[str | None]
-    votes: list[str | None]
     right: list[bool]
     scores: dict[str, list[float]]
+    votes: list[str | None] = field(default_factory=list)
 
     def chosen(self, rule: Callable[[Sequence[Sample]], int | None], by: str | None = None) -> bool:
         """Whether what a rule chooses, by the scores of one verifier where it needs any, is right."""
         scores = [None] * len(self.answers) if by is None else self.scores[by]
-        rows = zip(self.answers, scores, self.votes, strict=True)
+        rows = zip(self.answers, scores, self.votes or [None] * len(self.answers), strict=True)
         place = rule([Sample(answer, score, vote=vote) for answer, score, vote in rows])
         return place is not None and self.right[place]
 
@@ -67,7 +67,7 @@ def candidates(results: Sequence[Result], together: Together, part: Part) -> lis
         right = [part.is_right(result.problem, text) for text, _ in rated]
         reader = AnswerReader(part.kind).among(result.problem.metadata.get("choices"))
         answers = [reader(text) for text, _ in rated]
-        found.append(Candidates(answers, reader.ballots(answers), right, scores))
+        found.append(Candidates(answers, right, scores, reader.ballots(answers)))
     return found
 
 

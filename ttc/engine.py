@@ -27,18 +27,18 @@ from ttc.model.lens import Lens
 from ttc.model.limits import ModelLimits
 from ttc.model.runner import ModelRunner
 from ttc.passes.arguments import checked_extensions, checked_prompts, checked_side_prompts, checked_variants
-from ttc.passes.decode import RunningBatch
 from ttc.passes.outputs import Outputs
 from ttc.passes.prefill import prefill
 from ttc.passes.runtime import Runtime, check_parts
 from ttc.passes.scoring import checked_continuations, score
-from ttc.passes.stops import Gate
 from ttc.placement.auto import Auto, Chosen, settled
 from ttc.placement.base import PlacedRunner, Placement
 from ttc.protocols import Purpose
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
 from ttc.sampling import SAMPLED, Sampling, random_key
+from ttc.scheduler.batch import RunningBatch
+from ttc.scheduler.stops import Gate
 from ttc.trace import Trace
 from ttc.tree.branch import Branch, check_branches, check_live
 from ttc.tree.eviction import BlockCache

@@ -14,9 +14,9 @@ from search import Search
 from search.base import Case
 from ttc.cost_model.policies import Steps
 from ttc.engine import Engine
-from ttc.passes.decode import RunningBatch
 from ttc.placement.auto import Auto
 from ttc.protocols import Expand, Rate, Vary
+from ttc.scheduler.batch import RunningBatch
 from ttc.tree.branch import Branch
 from ttc.usage import Usage
 

@@ -21,7 +21,7 @@ from experiments.runs.records import RunFolder
 from tests.helpers.records import roughly, without_costs
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from ttc import InvalidInput
-from ttc.passes import decode
+from ttc.scheduler import batch as decode
 
 
 @pytest.fixture

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from ttc.memory.kv import KV
 from ttc.memory.states import State, StateBatch
 from ttc.passes.runtime import Runtime
-from ttc.tree.branch import Branch
 from ttc.tree.segment import Segment
 
 
@@ -45,11 +44,11 @@ class PassStates:
         self.claimed = count
         alike: dict[tuple[int, bool, bool], list[int]] = {}
         for run, (segment, span, inside) in enumerate(zip(before, spans, in_opening, strict=True)):
-            alike.setdefault((span.stop - span.start, _state(segment) is not None, inside), []).append(run)
+            alike.setdefault((span.stop - span.start, state_of(segment) is not None, inside), []).append(run)
         self.batches, self.members = [], list(alike.values())
         for runs in self.members:
             rows = torch.stack([torch.arange(spans[run].start, spans[run].stop) for run in runs])
-            states = [_state(before[run]) for run in runs]
+            states = [state_of(before[run]) for run in runs]
             tensors = {} if None in states else self.memory.zeros(len(runs))
             self.memory.load(states, tensors)
             self.batches.append(StateBatch(rows, tensors, [in_opening[run] for run in runs]))
@@ -74,61 +73,8 @@ class PassStates:
         self.claimed, self.batches, self.members = 0, [], []
 
 
-def _state(segment: Segment) -> State | None:
+def state_of(segment: Segment) -> State | None:
     """The state that one goes on from after a segment, None after the trunk."""
     if segment.state is None and segment.parent is not None:
         raise RuntimeError(f"segment {segment.serial} at {segment.start} has no recurrent state to go on from")
     return segment.state
-
-
-class RunningStates:
-    """The states of branches that decode, side by side in the buffer of their tails, which each token changes in place.
-
-    A branch's state is copied there from the segment that it stands on; whoever else stands on that keeps it. The place
-    of a branch that leaves is taken by the last one.
-    """
-
-    def __init__(self, runtime: Runtime):
-        self.residency, self.memory = runtime.residency, runtime.memory.states
-        self.branches: list[Branch] = []
-        self.tails: KV | None = None
-        self.batch: StateBatch | None = None
-
-    def of(self, branches: Sequence[Branch], tails: KV) -> StateBatch:
-        """The states of these branches, in the order of a pass's rows; who is not among them has left. tails: theirs,
-        which have the states of those who were there before in the same places."""
-        self.tails = tails
-        for branch in [branch for branch in self.branches if branch not in branches]:
-            self._remove(branch)
-        joining = [branch for branch in branches if branch not in self.branches]
-        assert tails.states is not None
-        self.memory.load([_state(branch.leaf) for branch in joining], tails.states, len(self.branches))
-        self.branches += joining
-        rows = torch.tensor([[branches.index(branch)] for branch in self.branches])
-        count = len(self.branches)
-        self.batch = StateBatch(rows, {part: tensor[:count] for part, tensor in tails.states.items()})
-        return self.batch
-
-    def note_opening(self, opening: Callable[[Branch], int]) -> None:
-        """A token is about to be computed. opening: see `Segment`."""
-        assert self.batch is not None
-        self.batch.in_opening = [len(branch.tokens) <= opening(branch) for branch in self.branches]
-
-    def leave(self, branch: Branch) -> State:
-        """Keep a copy of a branch's state. Raises RuntimeError when a pass broke off, so that it is lost."""
-        if self.batch is None or self.batch.broken:
-            raise RuntimeError("a pass broke off, and the states of its branches are lost")
-        return self.memory.keep(self.batch.tensors, self.branches.index(branch), self.residency.state_on_device())
-
-    def clear(self) -> None:
-        """Nobody decodes any more."""
-        self.branches, self.tails, self.batch = [], None, None
-
-    def _remove(self, branch: Branch) -> None:
-        place, last = self.branches.index(branch), len(self.branches) - 1
-        assert self.tails is not None and self.tails.states is not None
-        for tensor in self.tails.states.values():
-            if place != last:
-                tensor[place] = tensor[last]
-        self.branches[place] = self.branches[last]
-        self.branches.pop()

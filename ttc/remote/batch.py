@@ -9,10 +9,10 @@ from math import inf, nan
 
 from ttc.errors import InvalidInput, RemoteError
 from ttc.passes.arguments import check_step
-from ttc.passes.stops import Stops
 from ttc.remote.replies import TOP_K, Reply, check_same_text
 from ttc.remote.server import Server
 from ttc.sampling import SAMPLED, Sampling, random_key
+from ttc.scheduler.stops import Stops
 from ttc.tree.branch import Branch, StepEnd, check_live
 
 SEEDS = 2**31

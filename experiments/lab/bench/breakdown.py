@@ -20,7 +20,7 @@ from ttc.engine import Engine
 from ttc.model.loading import load
 from ttc.model.packed_linear import PackedProduct
 from ttc.model.program import Program
-from ttc.passes import decode
+from ttc.scheduler import batch as decode
 
 CASES = ((64, 1), (4096, 8))
 STEPS = 64

@@ -166,7 +166,7 @@ def test_the_next_groups_states_come_while_a_group_decodes() -> None:
     batch = engine.running_batch()
     batch.add(branches, 3, sampling=GREEDY)
     batch.step()
-    waiting = [row.branch for group in batch.groups for row in group]
+    waiting = [row.branch for group in batch.admission.groups for row in group]
     assert len(waiting) == 3 and sum(coming[-1][branches.index(branch)] for branch in waiting) == 2  # two decode
     while len(batch):
         batch.step()

@@ -8,8 +8,9 @@ from math import nan
 
 from torch import Tensor
 
-from ttc.passes.stops import Stops
+from ttc.model.limits import ModelLimits
 from ttc.sampling import Sampling, draw, random_states
+from ttc.scheduler.stops import Stops
 from ttc.tree.branch import Branch
 from ttc.tree.segment import Segment
 
@@ -26,14 +27,24 @@ class Request:
 
 @dataclass(eq=False)
 class Row:
-    """A branch in a batch. start, limit: `len(tokens)` at the step's start, and where it ends at the latest. place: the
-    number of its tail, once it has one."""
+    """A branch in a batch.
+
+    start, limit: `len(tokens)` at the step's start, and where it ends at the latest.
+    place: the number of its tail, once it has one.
+    """
 
     branch: Branch
     request: Request
     start: int
     limit: int
     place: int = -1
+
+    @classmethod
+    def of(cls, branch: Branch, request: Request, step_tokens: int, limits: ModelLimits) -> Row:
+        """A branch that is about to decode a step of at most so many tokens."""
+        length = len(branch.tokens)
+        left = limits.left(length)
+        return cls(branch, request, length, length + (step_tokens if left is None else min(step_tokens, left)))
 
     @property
     def filled(self) -> int:

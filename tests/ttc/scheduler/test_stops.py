@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ttc import InvalidInput
 from ttc.model.limits import ModelLimits
 from ttc.passes.arguments import check_step
-from ttc.passes.stops import Stops
+from ttc.scheduler.stops import Stops
 from ttc.tree.branch import Branch, StepEnd
 from ttc.usage import Usage
 

@@ -1,0 +1,1 @@
+"""Which branches decode together, and when they join and leave the batch."""

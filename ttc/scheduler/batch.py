@@ -1,0 +1,310 @@
+"""Decoding: a batch that branches join and leave at any token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import chain
+from threading import RLock
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from ttc.attention.plan import DecodePlan, depth_first
+from ttc.errors import InvalidInput
+from ttc.memory.kv import KV
+from ttc.passes.arguments import check_step
+from ttc.passes.runtime import Runtime
+from ttc.sampling import SAMPLED, Sampling
+from ttc.scheduler.admission import Admission
+from ttc.scheduler.rows import Request, Row, draw_tokens, paths
+from ttc.scheduler.running_tails import RunningTails
+from ttc.scheduler.stops import Gate, Stops
+from ttc.tree.branch import Branch, StepEnd, by_problem, check_live
+from ttc.usage import count_pass
+
+
+class RunningBatch:
+    """Branches that decode together, each until its step is over. Others join between two tokens, as far as there is
+    room: first come, first served, the branches of one call of `add` all at once.
+
+    A token is three things: `schedule` says which rows decode, `run` is the model's pass, and `postprocess` draws the
+    tokens and lets go of the rows whose step is over. The residency policy says who decodes together. Under a policy
+    with a budget and two tiers all tails are frozen before others join or other passes run, for both need the room.
+    Nobody joins a group that its policy keeps for a whole step (`Residency.keeps_groups`).
+
+    What a branch decodes does not depend on who decodes with it.
+
+    gate: stops branches that have fallen behind. lock: held during each call. present: has the KV of branches there.
+    batches: all batches of the engine. Where two of them do not find room side by side, they take turns.
+    max_rows: the most branches that decode at once, None for no limit; those of one call of `add` are never parted.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        gate: Gate | None,
+        lock: RLock,
+        present: Callable[[Sequence[Branch]], AbstractContextManager[None]],
+        batches: WeakSet[RunningBatch],
+        max_rows: int | None = None,
+    ):
+        self.runtime = runtime
+        self.gate = gate
+        self.lock = lock
+        self.present = present
+        self.batches = batches
+        self.admission = Admission(runtime, gate, max_rows)
+        self.running_tails = RunningTails(runtime)
+        self.rows: list[Row] = []  # at work, in depth-first order
+        self.plan: DecodePlan | None = None
+        self.recuts = 0  # the tree's count when the plan was made
+        batches.add(self)
+
+    # ---------------------------------------------------------------- calls
+
+    def add(
+        self,
+        branches: Sequence[Branch],
+        max_tokens: int | Sequence[int],
+        *,
+        stop: Sequence[str] = (),
+        end: Sequence[str] = (),
+        sampling: Sampling = SAMPLED,
+        statistics: bool = False,
+    ) -> None:
+        """Let branches decode one step from the next token on; the options are those of `Engine.generate`.
+
+        A gate compares the branches of one call. Raises InvalidInput, and changes nothing then.
+        """
+        with self.lock:
+            check_live(branches)
+            at_work = self.branches
+            if busy := [branch for branch in branches if branch in at_work]:
+                raise InvalidInput(f"{busy[0]!r} is decoding already; wait until its step has ended")
+            step_tokens = list(max_tokens) if isinstance(max_tokens, Iterable) else [max_tokens] * len(branches)
+            limits = self.runtime.limits
+            check_step(limits, branches, step_tokens, stop, end, sampling)
+            with self.present(branches):
+                problems = [[branches[i] for i in rows] for rows in by_problem(branches)]
+                stops = Stops(stop, end, limits, self.runtime.decode)
+                request = Request(stops, sampling, statistics, problems)
+                rows = [Row.of(b, request, n, limits) for b, n in zip(branches, step_tokens, strict=True)]
+                self.admission.add(rows)
+
+    @torch.inference_mode()
+    def step(self) -> list[Branch]:
+        """Decode one token for every branch at work, and return those whose step is over; a group that its policy keeps
+        decodes its whole step. If anything is raised, every branch keeps what it has decoded, and the batch is empty.
+        """
+        charged: list[Branch] = []
+        with self.lock, self.runtime.metered(charged):
+            try:
+                charged += [row.branch for row in self.schedule()]
+                ended = list[Branch]()
+                while self.rows:
+                    ended += self.postprocess(self.run())
+                    if not self.runtime.residency.keeps_groups:
+                        break
+                return ended
+            except BaseException:
+                self.close()
+                raise
+
+    @torch.inference_mode()
+    def close(self) -> None:
+        """Break off: every branch keeps what it has decoded, its step "interrupted"."""
+        with self.lock:
+            self._drop_plan()
+            try:
+                for row in [row for row in self._all_rows() if len(row.branch.tokens) > row.start]:
+                    self.running_tails.rescue(row)
+            finally:
+                self.rows = []
+                self.admission.clear()
+                self._end_step()
+
+    def forget(self, branches: Iterable[Branch]) -> None:
+        """Branches that are about to be released leave without their step being over."""
+        gone = set(branches)
+        if gone.isdisjoint(self.branches):
+            return
+        self._drop_plan()
+        self.rows = [row for row in self.rows if row.branch not in gone]
+        self.admission.forget(gone)
+        if not self.rows:
+            self.preempt()
+
+    @torch.inference_mode()
+    def make_way(self) -> None:
+        """Other passes are about to run: where these may need the room, tails become segments, and all wait."""
+        if self.rows and not self.runtime.residency.roomy:
+            self.preempt()
+
+    @property
+    def branches(self) -> set[Branch]:
+        """All branches whose step is not over."""
+        return {row.branch for row in self._all_rows()}
+
+    def fits(self, tokens: int, states: int) -> float:
+        """How many times over the memory has room for KV of so many tokens and so many recurrent states."""
+        return self.runtime.residency.fits(tokens, states)
+
+    @property
+    def tails(self) -> KV | None:
+        """The buffer that the tails of the rows at work lie in."""
+        return self.running_tails.kv
+
+    def __len__(self) -> int:
+        """The branches whose step is not over."""
+        with self.lock:
+            return sum(1 for _ in self._all_rows())
+
+    def _all_rows(self) -> Iterator[Row]:
+        return chain(self.rows, self.admission)
+
+    # ---------------------------------------------------------------- a token
+
+    def schedule(self) -> list[Row]:
+        """The rows that decode the next token. Rows that wait join them, as far as there is room."""
+        admission, residency = self.admission, self.runtime.residency
+        if not self.rows and admission.groups and admission.waiting:
+            self.preempt()  # groups are chosen again, newcomers among them
+        if admission.waiting and not admission.groups and not (self.rows and residency.keeps_groups):
+            if self.rows and not residency.roomy:
+                self.preempt()
+            if self.rows:
+                self._join()
+            else:
+                if not residency.roomy:
+                    self._preempt_others()
+                admission.choose_groups(self._preempt_others)
+        if not self.rows and admission.groups:
+            self.rows, upcoming = admission.next_group()
+            self.running_tails.open(self.rows, upcoming, admission.capacity)
+        return self.rows
+
+    def run(self) -> Tensor:
+        """One pass of the model: the logits (rows, vocab) of each row's next token."""
+        plan = self._ready_plan()
+        logits = self.runtime.runner.forward([row.branch.tokens[-1] for row in self.rows], plan)
+        plan.advance()
+        return logits
+
+    def postprocess(self, logits: Tensor) -> list[Branch]:
+        """Draw a token for every row, and let go of those whose step is over, which are returned."""
+        self.running_tails.write_back(self.rows)
+        count_pass(row.branch.usage for row in self.rows)
+        draw_tokens(self.rows, logits)
+        ended = self._ended()
+        if ended:
+            self._let_go(ended)
+        return [row.branch for row in ended]
+
+    def _ready_plan(self) -> DecodePlan:
+        """The plan of the pass: that of the token before, while the rows and the tree are the same."""
+        tree, states = self.runtime.tree, self.running_tails.states
+        if self.plan is not None and self.recuts != tree.recuts:
+            self._drop_plan()
+        if self.plan is None:
+            self.plan = self._make_plan()
+            self.recuts = tree.recuts
+        if states is not None:
+            states.note_opening(self.runtime.opening)
+        return self.plan
+
+    def _make_plan(self) -> DecodePlan:
+        tails, residency, rows = self.running_tails, self.runtime.residency, self.rows
+        assert tails.kv is not None
+        entries = residency.entries(paths(rows))
+        positions = [len(row.branch.tokens) - 1 for row in rows]
+        stream = residency.stream(entries, positions, tails.of(rows), repeat=True)
+        filled = [row.filled for row in rows]
+        places = [row.place for row in rows]
+        plan = DecodePlan(entries, positions, tails.kv, filled, stream, places)
+        if tails.states is not None:
+            plan.states = [tails.states.of([row.branch for row in rows], tails.kv)]
+        return plan
+
+    def _drop_plan(self) -> None:
+        if self.plan is not None:
+            self.plan.close()
+            self.plan = None
+
+    def _ended(self) -> dict[Row, StepEnd]:
+        """The rows whose last token was their step's, and why."""
+        ended: dict[Row, StepEnd] = {}
+        for row in self.rows:
+            if reason := row.request.stops.check(row.branch, row.start, row.limit):
+                ended[row] = reason
+        if self.gate is not None:
+            requests = dict.fromkeys(row.request for row in self.rows)
+            for problem in chain(*(request.problems for request in requests)):
+                for loser in self.gate.losers(problem):
+                    loser.finish_reason = "gate"
+                    loser.usage.gated_branches += 1
+            ended |= {row: "gate" for row in self.rows if row.branch.gated}
+        return ended
+
+    # ---------------------------------------------------------------- joining and leaving
+
+    def _join(self) -> None:
+        """Rows that wait take part from the next token on."""
+        joined = self.admission.join(self.rows, self.running_tails)
+        if not joined:
+            return
+        self._drop_plan()
+        self.running_tails.seat(self.rows, joined)
+        rows = [*self.rows, *joined]
+        self.rows = [rows[i] for i in depth_first([row.branch.leaf.path() for row in rows])]
+
+    def _let_go(self, ended: dict[Row, StepEnd]) -> None:
+        """Freeze the rows whose step is over."""
+        tails = self.running_tails
+        assert self.plan is not None and tails.kv is not None
+        has_gaps = self.plan.fused is not None and not any(tails.kv.host)  # the kernel alone passes over them
+        self._drop_plan()
+        tails.write_back(self.rows, least=1)
+        frozen = set[Row]()
+        try:
+            for row, reason in ended.items():
+                tails.freeze(row)
+                row.branch.end_step(reason)
+                frozen.add(row)
+        finally:
+            self.rows = [row for row in self.rows if row not in frozen]
+        if not self.rows:
+            tails.free()
+            if not self.admission.groups:
+                self.runtime.residency.end_step()
+        elif not has_gaps:
+            tails.close_gaps(self.rows)
+
+    def preempt(self) -> None:
+        """Freeze all tails. All rows wait, first those that came first."""
+        self._drop_plan()
+        for row in self.rows:
+            self.running_tails.freeze(row)
+        self.admission.put_back(self.rows)
+        self.rows = []
+        self._end_step()
+
+    def _preempt_others(self) -> bool:
+        """Have the engine's other batches wait, for this one needs their room. Says whether any was at work."""
+        at_work = [batch for batch in list(self.batches) if batch is not self and batch.at_work]
+        for batch in at_work:
+            batch.preempt()
+        return bool(at_work)
+
+    @property
+    def at_work(self) -> bool:
+        """Whether rows decode, or have a group in which they will."""
+        return bool(self.rows or self.admission.groups)
+
+    def _end_step(self) -> None:
+        """Nobody is at work any more."""
+        try:
+            self.running_tails.free()
+        finally:
+            self.runtime.residency.end_step()

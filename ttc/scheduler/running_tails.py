@@ -1,0 +1,130 @@
+"""The tails of the rows that decode, side by side in one buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ttc.errors import OutOfMemory
+from ttc.memory.kv import KV
+from ttc.memory.tails import WRITTEN_TOGETHER, Tails, freeze, grown, keep_rows, write_new
+from ttc.passes.runtime import Runtime
+from ttc.scheduler.rows import Row, paths
+from ttc.scheduler.running_states import RunningStates
+
+
+class RunningTails:
+    """Places in one buffer of KV, one for each row at work. A row's tail grows in place, and becomes segments of the
+    tree when its step is over; the place is then the next row's.
+
+    kv: the buffer, None while nobody decodes.
+    states: the recurrent states beside the tails, None for models without any.
+    """
+
+    def __init__(self, runtime: Runtime):
+        self.runtime = runtime
+        self.kv: KV | None = None
+        self.states = RunningStates(runtime) if runtime.runner.recurrent is not None else None
+
+    # ---------------------------------------------------------------- places
+
+    def open(self, rows: Sequence[Row], upcoming: Sequence[Row], capacity: int) -> None:
+        """Make a tail of `capacity` tokens for each row of a group. upcoming: the rows of the next group."""
+        self.kv = self.runtime.residency.enter(paths(rows), paths(upcoming), capacity)
+        for place, row in enumerate(rows):
+            row.place = place
+
+    def make_room(self, rows: Sequence[Row], joining: Sequence[Row]) -> bool:
+        """Have tails for the rows at work and for those that join; says whether the memory has room for them."""
+        assert self.kv is not None
+        everyone = [*rows, *joining]
+        count = max(len(everyone), self.kv.rows or 0)
+        capacity = max(self.kv.tokens, *(row.room for row in everyone))
+        grows = (count, capacity) != (self.kv.rows, self.kv.tokens)
+        frozen_tokens = sum(row.room for row in everyone)
+        larger_tokens = count * capacity if grows else 0
+        try:
+            self.runtime.residency.require(frozen_tokens + larger_tokens, len(everyone), count if grows else 0)
+            if grows:
+                filled = max(row.filled for row in rows)
+                self.kv = grown(self.runtime.memory, self.kv, count, capacity, filled)
+        except OutOfMemory:
+            return False
+        return True
+
+    def seat(self, rows: Sequence[Row], joining: Sequence[Row]) -> None:
+        """Give each row that joins a place that no other row has."""
+        assert self.kv is not None
+        taken = {row.place for row in rows}
+        free = (place for place in range(self.kv.rows or 0) if place not in taken)
+        for row in joining:
+            row.place = next(free)
+
+    def close_gaps(self, rows: Sequence[Row]) -> None:
+        """Move the tails of these rows to the first places."""
+        assert self.kv is not None
+        by_place = sorted(rows, key=lambda row: row.place)
+        keep_rows(self.runtime.memory, self.kv, [row.place for row in by_place])
+        for place, row in enumerate(by_place):
+            row.place = place
+
+    def free(self) -> None:
+        """Nobody decodes any more."""
+        if self.states is not None:
+            self.states.clear()
+        if self.kv is not None:
+            self.runtime.residency.leave(self.kv)
+            self.kv = None
+
+    # ---------------------------------------------------------------- what they hold
+
+    def of(self, rows: Sequence[Row]) -> Tails:
+        """The part of the buffer that these rows have filled."""
+        assert self.kv is not None
+        return Tails(self.kv, max(row.place for row in rows) + 1, max(row.filled for row in rows))
+
+    def write_back(self, rows: Sequence[Row], least: int = WRITTEN_TOGETHER) -> None:
+        """Send new tokens to the tails' host copy, if there is one, once they are at least so many."""
+        assert self.kv is not None
+        if self.kv.mirrored_tokens is not None:
+            write_new(self.runtime.memory, self.of(rows), least)
+
+    def freeze(self, row: Row) -> None:
+        """Turn a row's tail into immutable segments of the tree, each of a block's tokens at most."""
+        filled = row.filled
+        if filled == 0:
+            return
+        assert self.kv is not None
+        branch, tree = row.branch, self.runtime.tree
+        blocks = list[KV]()
+        try:
+            self._copy(row, filled, blocks)
+            state = None if self.states is None else self.states.leave(branch)
+        except BaseException:
+            for kv in blocks:
+                self.runtime.memory.free(kv)
+            raise
+        for kv in blocks:
+            leaf = branch.leaf
+            tokens = branch.tokens[leaf.end : leaf.end + kv.tokens]
+            tree.move(branch, tree.attach(leaf, tokens, kv, self.runtime.opening(branch)))
+        tree.set_state(branch.leaf, state)
+
+    def _copy(self, row: Row, filled: int, blocks: list[KV]) -> None:
+        """Copy a row's tail into `blocks`, which are made here one by one."""
+        assert self.kv is not None
+        residency = self.runtime.residency
+        path = [segment.storage for segment in row.branch.leaf.path()]
+        size = residency.block_tokens or filled
+        for first in range(0, filled, size):
+            blocks.append(residency.allocate_frozen(min(size, filled - first), [*path, *blocks]))
+            freeze(self.runtime.memory, self.kv, row.place, first, blocks[-1])
+
+    def rescue(self, row: Row) -> None:
+        """Keep what a row has decoded of a step that broke off; take back what its KV is lost of."""
+        lost = row.filled
+        try:
+            self.freeze(row)
+        except Exception:
+            row.branch.take_back(lost)
+        if len(row.branch.tokens) > row.start:
+            row.branch.end_step("interrupted")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from search.base import COUNT, Case, Search, SearchSteps, drop_gated
-from search.selection import ranked
+from search.selection import C, complete, ranked
 from ttc.errors import BudgetExceeded
-from ttc.protocols import Aggregation, Expand, Rate, Release, Step
+from ttc.protocols import Aggregation, Expand, Extract, Rate, Release, Step
 from ttc.tree.branch import Branch
 
 
@@ -55,3 +56,6 @@ class BestFirst(Search):
             if not finished and opened in ([], [root]):
                 raise
         return ranked(finished) or opened
+
+    def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
+        return super().choose(complete(candidates), extract)

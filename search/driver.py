@@ -199,7 +199,7 @@ class Driver:
 
         for run in resting:
             while isinstance(run.request, Release):
-                lost = run.let_go(run.request.branches)
+                lost = run.released(run.request.branches)
                 self.engine.release(lost)
                 run.recipe.rater.released(lost)
                 run.advance(None)
@@ -316,9 +316,8 @@ class Driver:
             self.decoding.update(dict.fromkeys(children, run))
             stop, more = (step.delimiter,) if step.delimiter else (), statistics_option(self.engine, step)
             self.room.batch.add(children, limit, stop=stop, end=step.end, sampling=request.sampling, **more)
-        elif run.made:  # the search goes on with fewer
-            run.stopped = "budget"
-            run.advance(run.made)
+        elif run.made:
+            run.cut_short()
         else:
             run.run_out()
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import ClassVar, Literal, get_args
 
 from search.base import Case, Limit, Search, SearchSteps, drop_gated
-from search.selection import C, vote
+from search.selection import C, complete, vote
 from ttc.protocols import Aggregation, Expand, Extract, Rate, Release, Step
 from ttc.ranking import comparable
 from ttc.tree.branch import Branch
@@ -23,7 +23,8 @@ class REBASE(Search):
 
     See `balanced` for the shares; the root gets all n. A finished branch takes its one continuation out of the budget
     for good. The search ends when no branch is open, or after `max_steps` steps. A step is `step_tokens` tokens, or
-    ends at `delimiter` before that. The candidates are the finished branches, or the open ones if there are none.
+    ends at `delimiter` before that. The candidates are the finished branches, or the open ones if there are none; so it
+    is where a budget ends the search, too.
     balance_temperature: T_b of the paper; the lower, the more the best branches get.
     answer: the one with the highest total score ("weighted_majority"), or that of the best rated branch ("best").
     """
@@ -61,8 +62,8 @@ class REBASE(Search):
 
     def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
         if self.answer == "best":
-            return super().choose(candidates, extract)
-        return vote(candidates, extract, weighted=True)
+            return super().choose(complete(candidates), extract)
+        return vote(complete(candidates), extract, weighted=True)
 
 
 def balanced(scores: Sequence[float], budget: int, temperature: float) -> list[int]:

@@ -59,6 +59,8 @@ class Recipe:
     """All that a problem's result depends on, beside the problem and the backend.
 
     extract: reads the answer out of a text, and says which answers are the same. end: strings that finish a branch.
+    repeat: how many problems without an id ask the same question before this one in their list, so that it gets samples
+        of its own.
     """
 
     search: Search
@@ -68,6 +70,7 @@ class Recipe:
     extract: AnswerReader
     end: tuple[str, ...]
     budget: Budget
+    repeat: int = 0
 
     @classmethod
     def make(
@@ -104,8 +107,9 @@ class Recipe:
         )
 
     def seed_of(self, problem: Problem) -> int:
-        """The seed of a problem's branches: the same whatever else is solved."""
-        return random_key(self.seed, problem.id or problem.question)
+        """The seed of a problem's branches: the same whatever else is solved, and in whatever order."""
+        name = problem.id or problem.question
+        return random_key(self.seed, name, self.repeat) if self.repeat else random_key(self.seed, name)
 
     def case(self, problem: Problem) -> Case:
         """The problem as its search sees it."""

@@ -32,6 +32,8 @@ class Run:
     closing, others: the branch that the reserve is spent on, and the other candidates.
     waiting, made: of an `Expand` under way, the parents whose children are still to be made, and the children so far.
     growing: the children whose step is under way.
+    unpaid: rated branches that were to be continued and of which the budget paid for no child. They stay, though their
+        search lets go of what it has continued, and are among the candidates.
     """
 
     problem: Problem
@@ -47,6 +49,7 @@ class Run:
     waiting: list[Branch] = field(default_factory=list)
     made: list[Branch] = field(default_factory=list)
     growing: list[Branch] = field(default_factory=list)
+    unpaid: list[Branch] = field(default_factory=list)
     calls: int = 0
     answered: int = 0
     error: str | None = None
@@ -169,6 +172,14 @@ class Run:
 
     # ------------------------------------------------------------ ends
 
+    def cut_short(self) -> None:
+        """The budget paid for a part of an `Expand` alone: the search goes on with fewer children."""
+        self.stopped = "budget"
+        continued = {child.parent for child in self.made}
+        left = [parent for parent in dict.fromkeys(self.waiting) if parent not in continued]
+        self.unpaid += [parent for parent in left if parent.score is not None and parent.generated]
+        self.advance(self.made)
+
     def run_out(self) -> None:
         """The budget is spent: tell the search once, which may return what it has; else its live branches are that."""
         self.stopped = "budget"
@@ -243,12 +254,12 @@ class Run:
         )
 
     def choices(self) -> list[Branch]:
-        """The candidates in the order of their paths. Of a search that was cut short, the live branches that nothing
-        continues."""
+        """The candidates in the order of their paths: what the search returned, and what a budget left unpaid. Of a
+        search that was cut short, the live branches that nothing continues."""
         if self.closing is not None:
             return by_path([*(self.candidates or []), *self.others])
         if self.candidates is not None:
-            return by_path(self.candidates)
+            return by_path(dict.fromkeys([*self.candidates, *self.unpaid]))
         ends = [b for b in self.live if b is not self.root and b.generated]
         parents = {branch.parent for branch in self.live}
         return by_path([b for b in ends if b.finished or b not in parents])
@@ -265,6 +276,10 @@ class Run:
             self.parents.add(above)
         self._keep_tokens(branch)
         return branch
+
+    def released(self, branches: Iterable[Branch]) -> list[Branch]:
+        """Those of the branches that the search lets go and that are not kept for it."""
+        return self.let_go(branch for branch in branches if branch not in self.unpaid)
 
     def let_go(self, branches: Iterable[Branch]) -> list[Branch]:
         """Those of the branches that were live. They are not, from now on."""

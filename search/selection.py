@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar, get_args
@@ -43,6 +43,9 @@ class Candidate(Protocol):
     def path(self) -> tuple[int, ...]: ...
 
     @property
+    def finish_reason(self) -> str | None: ...
+
+    @property
     def gated(self) -> bool: ...
 
     @property
@@ -62,7 +65,12 @@ def ranked(branches: Sequence[C]) -> list[C]:
     return sorted(branches, key=lambda b: (not b.gated, comparable(b.score)), reverse=True)
 
 
-def by_path(branches: Sequence[C]) -> list[C]:
+def complete(branches: Sequence[C]) -> list[C]:
+    """The branches that have finished; all of them where none has."""
+    return [branch for branch in branches if branch.finish_reason is not None] or list(branches)
+
+
+def by_path(branches: Iterable[C]) -> list[C]:
     """In the order of their paths, whatever the order in which a search found them."""
     return sorted(branches, key=lambda branch: branch.path)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import Unpack, overload
 
 from search.base import Search
@@ -46,7 +48,9 @@ def solve(
 ) -> Result | list[Result]:
     """Run `search` on one problem, or on a list of problems that decode in one batch.
 
-    seed: with the problem's id (or question) it fixes every sampled token.
+    seed: with the problem's id it fixes every sampled token. Without an id it is the question, and how many problems
+        without one ask the same before it in the list: ["q", "q"] are two problems with samples of their own, of which
+        the first has those of "q" alone.
     answer_kind: how answers are read (see `extract_answer`), unless `extract` is given, a function of the text.
     end: strings that finish a branch.
     max_tokens: the most tokens of one problem, generated plus verifier tokens. It is never passed, unless by the last
@@ -154,8 +158,11 @@ def _events(
 ) -> Events:
     """What happens to the problems, each by its place in the list. Nothing is done before the first event is read."""
     driver = Driver(engine, Room.of(engine, concurrency, max_rows), strict)
+    asked = Counter[str]()
     for problem in problems:
-        driver.add(problem, recipe)
+        repeat = 0 if problem.id else asked[str(problem.question)]
+        asked[str(problem.question)] += not problem.id
+        driver.add(problem, replace(recipe, repeat=repeat) if repeat else recipe)
     yield from driver.events()
 
 

@@ -92,7 +92,8 @@ class Expand:
     """Fork each branch `n` times and let every child generate one step. Answer: the children, branch by branch.
 
     n: one number for all branches, or one for each; 0 makes no child. Where the budget has too few tokens left, only
-    the first children are made, and the last of them may get a shorter step; `child.parent` says whose each one is.
+    the first children are made, and the last of them may get a shorter step; `child.parent` says whose each one is. A
+    rated branch that gets no child then stays among the candidates, also when the search releases it.
     Once nothing is left the driver raises BudgetExceeded at the `yield`: a search may catch it and return what it
     has, and need not.
     """

@@ -9,10 +9,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search import BeamSearch, BestOfN, Case, Expand, Greedy, Release, Search, SearchSteps, Step, solve
+from search import (
+    DVTS,
+    REBASE,
+    BeamSearch,
+    BestFirst,
+    BestOfN,
+    Case,
+    Expand,
+    Greedy,
+    ParticleFilter,
+    ParticleGibbs,
+    Release,
+    Search,
+    SearchSteps,
+    Step,
+    solve,
+)
 from search.run import Run
 from tests.helpers.backends import FakeBackend
 from tests.helpers.searches import Costly, RandomTree, all_searches
+from tests.helpers.trees import HandMadeTree, searched
 from ttc import Branch, BudgetExceeded, InvalidInput
 
 SEARCHES = all_searches()
@@ -116,6 +133,41 @@ def test_what_early_ends_leave_over_buys_more_samples() -> None:
     (result,) = solved(BestOfN(n=8, max_tokens=10), backend, ["q"], max_tokens=spent + 10)
     assert len(backend.calls) > 1 and backend.calls[0] < 8
     assert seen(result) == seen(free)
+
+
+STEPS: dict[str, Any] = {"step_tokens": 2, "delimiter": None}
+STEPWISE = [
+    BeamSearch(beam_size=2, beam_width=1, **STEPS),
+    BeamSearch(beam_size=2, beam_width=1, max_steps=2, **STEPS),
+    DVTS(subtrees=2, beam_width=1, **STEPS),
+    DVTS(subtrees=2, beam_width=1, max_steps=2, **STEPS),
+    REBASE(n=2, **STEPS),
+    REBASE(n=2, max_steps=2, answer="best", **STEPS),
+    ParticleFilter(n=2, ess_threshold=0, **STEPS),
+    ParticleFilter(n=2, ess_threshold=0, max_steps=2, **STEPS),
+    ParticleGibbs(n=2, ess_threshold=0, max_steps=2, **STEPS),
+    BestFirst(beam_size=2, beam_width=2, **STEPS),
+]
+
+
+@pytest.mark.parametrize("reserve", [0, 3])
+@pytest.mark.parametrize("search", STEPWISE)
+def test_what_a_budget_did_not_pay_to_continue_stays_a_candidate(search: Search, reserve: int) -> None:
+    """Of two rated branches one alone is continued, and it becomes worse."""
+    backend = HandMadeTree({"": ["aa", "bb"], "aa": ["cc"]}, other="xxx")
+    scores = {"aa": 0.8, "bb": 0.8, "aacc": 0.05}
+    result = searched(search, backend, scores, max_tokens=6 + reserve, reserve=reserve)
+    assert {"aacc", "bb" + "xxx"[:reserve]} <= {branch.text for branch in result.branches}
+    assert result.best is not None and result.best.text == "bb" + "xxx"[:reserve]
+    assert result.stopped == "budget" and backend.written == 6 + reserve
+
+
+@pytest.mark.parametrize("search", [s for s in STEPWISE if isinstance(s, REBASE | BestFirst)])
+def test_a_search_that_answers_with_what_has_finished_does_so_when_its_budget_ends(search: Search) -> None:
+    backend = HandMadeTree({"": ["aa", "bb"], "aa": ["1."]})
+    scores = {"aa": 0.8, "bb": 0.8, "aa1.": 0.05}
+    result = searched(search, backend, scores, max_tokens=6)
+    assert result.answer == "aa1." and result.stopped == "budget"
 
 
 # ---------------------------------------------------------------- the reserve

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from search import Search, solve
+from search import Problem, Result, Search, SelfConsistency, solve
+from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
 from tests.helpers.searches import Costly, all_searches
 from ttc import BeamGroups, BlockCache, Engine, Headwise, Layerwise, Paged
@@ -41,3 +42,32 @@ def test_results_depend_on_no_company_no_order_and_no_policy(place: int) -> None
     alone = {q: found for question in QUESTIONS for q, found in solved(search, plain, [question]).items()}
     assert solved(search, plain, QUESTIONS[::-1], concurrency=2) == alone
     assert solved(search, make_engine(context=160, **policy), QUESTIONS) == alone
+
+
+# ---------------------------------------------------------------- one question asked again
+
+
+def samples(problems: list[Any], **options: Any) -> list[list[str]]:
+    backend = FakeBackend()
+    results = solve(SelfConsistency(n=3, max_tokens=20), problem=problems, engine=backend, **options)
+    assert not backend.live
+    return [[branch.text for branch in sorted(result.branches, key=lambda b: b.path)] for result in results]
+
+
+def test_a_question_that_comes_again_has_samples_of_its_own() -> None:
+    again = samples(["q", "q", "r", "q"])
+    assert len({tuple(texts) for texts in again}) == 4
+    one = solve(SelfConsistency(n=3, max_tokens=20), problem="q", engine=FakeBackend())
+    assert isinstance(one, Result)
+    assert again[0] == [branch.text for branch in sorted(one.branches, key=lambda b: b.path)]
+    assert samples(["r", "q"]) == [again[2], again[0]]
+    assert samples(["q", "r", "q", "q"], concurrency=1) == [again[0], again[2], again[1], again[3]]
+    assert samples(["q", "q"], seed=1) != again[:2]
+
+
+def test_problems_with_ids_have_the_samples_of_their_ids() -> None:
+    named = [Problem("q", "a"), Problem("q", "b"), Problem("q", "a")]
+    first, second, third = samples(named)
+    assert first == third != second
+    mixed = samples([Problem("q", "a"), "q", "q"])
+    assert mixed[0] == first and mixed[1:] == samples(["q", "q"])

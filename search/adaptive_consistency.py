@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from search.base import COUNT, Case, Limit, Search, SearchSteps, drop_gated
-from search.selection import C, vote
+from search.selection import C, answer_of, vote
 from ttc.errors import InvalidInput
 from ttc.protocols import Expand, Extract, Step
 from ttc.text.reader import ballots_by
@@ -50,7 +50,7 @@ class AdaptiveConsistency(Search):
             samples: list[Branch] = yield Expand([root], min(self.block, self.n - made), step, self.sampling)
             samples = yield from drop_gated(samples)
             branches += samples
-            answers += [case.extract(branch.text) for branch in samples]
+            answers += [answer_of(branch, case.extract) for branch in samples]
             votes = ballots_by(case.extract, answers)
             if self.decided(votes[len(votes) - len(samples) :], votes):
                 break

@@ -13,12 +13,13 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 
 from search import selection
-from search.selection import C, best_first, whole
+from search.selection import C, answer_of, best_first, whole
 from ttc.checks import check_kind, check_whole
 from ttc.errors import InvalidInput
 from ttc.protocols import Aggregation, Append, Expand, Extract, Need, Rate, Release, Step, Vary
 from ttc.sampling import Sampling
 from ttc.text.reader import AnswerReader
+from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch, check_branches
 
 Request = Vary | Expand | Append | Rate | Release
@@ -41,7 +42,9 @@ class Case:
     """One problem as its search sees it.
 
     question: what is asked. end: strings that finish a branch.
-    extract: reads the answer out of a text; an `AnswerReader` also says which answers are the same, for votes.
+    extract: reads the answer out of a text; an `AnswerReader` also says which answers are the same, for votes. Of a
+        branch `search.selection.answer_of` reads it.
+    thoughts: how the model's thoughts are told from its answers, None for a model that has none.
     rng: random numbers of this problem alone, fixed by the run's seed and the problem's id; they don't depend on what
     else is solved.
     """
@@ -50,6 +53,7 @@ class Case:
     end: tuple[str, ...] = ()
     extract: Extract = field(default_factory=AnswerReader)
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    thoughts: Thoughts | None = None
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ class Search(ABC):
         if not candidates:
             return None, None
         best = best_first(candidates, extract)[0]
-        return best, extract(best.text)
+        return best, answer_of(best, extract)
 
 
 def check_request(request: Any) -> None:

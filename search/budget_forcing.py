@@ -23,8 +23,8 @@ class BudgetForcing(Search):
     is never made to wait. After the last wait a model that has written `end_of_thinking` goes on to its answer; one
     that has finished has given it.
 
-    end_of_thinking must be one token of the model's, so that it can be taken back. "" for a model that does not mark
-    its thinking: then only its end counts.
+    end_of_thinking must be one token of the model's, so that it can be taken back. None for the mark of the model's own
+    (`ttc.text.thoughts`); "", or a model without such a token: then only its end counts.
     """
 
     limits: ClassVar = {"waits": Limit(0, whole=True), "thinking_tokens": COUNT, "answer_tokens": COUNT}
@@ -33,14 +33,16 @@ class BudgetForcing(Search):
     thinking_tokens: int = 512
     answer_tokens: int = 64
     wait: str = "Wait"
-    end_of_thinking: str = "</think>"
+    end_of_thinking: str | None = None
     final: str = "Final Answer:"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_words(wait=self.wait, final=self.final)
-        if not isinstance(self.end_of_thinking, str):
-            raise InvalidInput(f'end_of_thinking={self.end_of_thinking!r} must be a text, "" for none')
+        if not isinstance(self.end_of_thinking, str | None):
+            raise InvalidInput(
+                f'end_of_thinking={self.end_of_thinking!r} must be a text, "" for none, or None for the model\'s own'
+            )
 
     @property
     def needs_verifier(self) -> bool:
@@ -52,7 +54,8 @@ class BudgetForcing(Search):
             yield from self._think(chain, case)
             reason = chain[-1].step_reasons[-1]
             if reason == "length":
-                chain += yield Append(chain[-1:], f"{self.end_of_thinking}\n\n{self.final}")
+                words = f"{self.mark(case)}\n\n{self.final}"
+                chain += yield Append(chain[-1:], words, ends_thinking=True)
             if reason in ("length", "delimiter"):
                 step = Step(self.answer_tokens, end=case.end)
                 chain += yield Expand(chain[-1:], 1, step, self.sampling)
@@ -60,17 +63,23 @@ class BudgetForcing(Search):
             pass
         return [branch for branch in chain[-1:] if branch is not root]
 
+    def mark(self, case: Case) -> str:
+        """What ends the model's thinking, "" where that is not known."""
+        if self.end_of_thinking is not None:
+            return self.end_of_thinking
+        return "" if case.thoughts is None else case.thoughts.end_token
+
     def _think(self, chain: list[Branch], case: Case) -> Generator[Request, Any, None]:
         """Add to the chain until the time to think is over."""
-        waits, left = self.waits, self.thinking_tokens
+        waits, left, mark = self.waits, self.thinking_tokens, self.mark(case)
         while True:
             before = chain[-1]
-            chain += yield Expand([before], 1, Step(left, self.end_of_thinking or None, case.end), self.sampling)
+            chain += yield Expand([before], 1, Step(left, mark or None, case.end), self.sampling)
             yield Release([before])
             left -= len(chain[-1].tokens) - len(before.tokens)
             ended_by_itself = chain[-1].step_reasons[-1] in ("delimiter", "eos", "end")
             if not (ended_by_itself and waits and left):
                 return
-            chain += yield Append(chain[-1:], self.wait, drop=self.end_of_thinking)
+            chain += yield Append(chain[-1:], self.wait, drop=mark)
             yield Release(chain[-2:-1])
             waits -= 1

@@ -64,7 +64,7 @@ class CertaintyProbe(Search):
                 if chain.finished:
                     break
                 try:
-                    (asked,) = yield Append([chain], self.suffix)
+                    (asked,) = yield Append([chain], self.suffix, ends_thinking=True)
                 except ContextExceeded:
                     continue  # there is no room to ask; the chain may have some left
                 (probe,) = yield Expand([asked], 1, probe_step, self.sampling)
@@ -78,7 +78,7 @@ class CertaintyProbe(Search):
 
     def certain_answer(self, probe: Branch, extract: Extract) -> str | None:
         """The answer of a probe; None if it gave none, or hedged."""
-        said = probe.text.rpartition(self.suffix)[2]
+        said = (probe.answer_text or "").rpartition(self.suffix)[2]
         if set(re.findall(r"\w+", said.lower())) & {word.lower() for word in self.hedging}:
             return None
         return self.answer(said, extract)
@@ -93,6 +93,7 @@ class CertaintyProbe(Search):
 
     def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
         best, answer = super().choose(candidates, extract)
-        if best is not None and self.suffix in best.text:  # the chain may name other answers before
-            answer = self.answer(best.text.rpartition(self.suffix)[2], extract)
+        said = None if best is None else best.answer_text
+        if said is not None and self.suffix in said:  # the chain may name other answers before
+            answer = self.answer(said.rpartition(self.suffix)[2], extract)
         return best, answer

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 
 from search.base import COUNT, Case, Limit, Search, SearchSteps, drop_gated
-from search.selection import C, Candidate, Measure, Sample, confidence_vote, trace_confidence
+from search.selection import C, Candidate, Measure, Sample, answer_of, confidence_vote, trace_confidence
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.protocols import Expand, Extract, Need, Release, Step
 from ttc.ranking import comparable
@@ -128,14 +128,14 @@ class DeepConf(Search):
     def agreed(self, samples: Sequence[Branch], extract: Extract) -> bool:
         """Whether one answer has the share `consensus` of the votes' weight."""
         totals: dict[str, float] = defaultdict(float)
-        votes = ballots_by(extract, [extract(sample.text) for sample in samples])
+        votes = ballots_by(extract, [answer_of(sample, extract) for sample in samples])
         for vote, sample in zip(votes, samples, strict=True):
             if vote is not None:
                 totals[vote] += self.lowest(sample)
         return bool(totals) and max(totals.values()) >= self.consensus * sum(totals.values())
 
     def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
-        answers = [extract(c.text) for c in candidates]
+        answers = [answer_of(c, extract) for c in candidates]
         votes = ballots_by(extract, answers)
         samples = [
             Sample(answer, confidences=confidences(c), gated=c.gated, vote=vote)

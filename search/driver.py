@@ -143,6 +143,7 @@ class Driver:
         try:
             for index, root in roots.items():
                 problem, recipe = batch[index]
+                root.thoughts = recipe.thoughts
                 case = recipe.case(problem)
                 run = Run(
                     problem, index, root, case, steps_of(recipe.search, root, case), recipe, contained=self.contained
@@ -255,6 +256,8 @@ class Driver:
                 child.reopen(dropped)
                 if request.turn:
                     child.begin_answer()
+                if request.ends_thinking:
+                    child.thinking_ended = len(child.tokens)
             families.append((run, children, [tokens for _, tokens in texts]))
         if not families:
             return

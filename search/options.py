@@ -13,6 +13,7 @@ from ttc.errors import InvalidInput
 from ttc.protocols import Backend, Extract, Problem, Step, Verifier, check_needs
 from ttc.results import Progress, Result
 from ttc.text.prompt import PromptTemplate
+from ttc.text.thoughts import Setting
 
 
 class SearchOptions(TypedDict, total=False):
@@ -23,6 +24,7 @@ class SearchOptions(TypedDict, total=False):
     template: PromptTemplate | None
     answer_kind: str
     extract: Extract | None
+    thinking_marks: Setting
     end: Sequence[str]
     max_tokens: int | None
     max_generated_tokens: int | None

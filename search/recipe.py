@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ttc.sampling import random_key
 from ttc.text.answers import extract_answer
 from ttc.text.prompt import PromptTemplate
 from ttc.text.reader import AnswerReader
+from ttc.text.thoughts import Setting, Thoughts
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Recipe:
     """All that a problem's result depends on, beside the problem and the backend.
 
     extract: reads the answer out of a text, and says which answers are the same. end: strings that finish a branch.
+    thoughts: how the model's thoughts are told from its answers, None where all is answer.
     repeat: how many problems without an id ask the same question before this one in their list, so that it gets samples
         of its own.
     """
@@ -71,6 +73,7 @@ class Recipe:
     end: tuple[str, ...]
     budget: Budget
     repeat: int = 0
+    thoughts: Thoughts | None = None
 
     @classmethod
     def make(
@@ -83,6 +86,7 @@ class Recipe:
         template: PromptTemplate | None = None,
         answer_kind: str = "number",
         extract: Extract | None = None,
+        thinking_marks: Setting = None,
         end: Sequence[str] = (),
         max_tokens: int | None = None,
         max_generated_tokens: int | None = None,
@@ -96,14 +100,19 @@ class Recipe:
         check_reading(template, extract, answer_kind, seed)
         budget = Budget(max_tokens, max_generated_tokens, max_calls, max_wall_s, reserve, final_text)
         extract_answer("", answer_kind)  # refuses an unknown kind before any work
+        thoughts = Thoughts.of(engine.tokenizer, thinking_marks)
+        reading = reader(extract, answer_kind)
+        if thoughts is not None:
+            reading = replace(reading, marks=thoughts.marks)
         return cls(
             search,
             Rater(verifier),
             seed,
             template or PromptTemplate(),
-            reader(extract, answer_kind),
+            reading,
             as_strings("end", end),
             budget,
+            thoughts=thoughts,
         )
 
     def seed_of(self, problem: Problem) -> int:
@@ -114,7 +123,7 @@ class Recipe:
     def case(self, problem: Problem) -> Case:
         """The problem as its search sees it."""
         rng = np.random.default_rng(random_key(self.seed_of(problem), "search"))
-        return Case(problem.question, self.end, self.extract.among(problem.metadata.get("choices")), rng)
+        return Case(problem.question, self.end, self.extract.among(problem.metadata.get("choices")), rng, self.thoughts)
 
 
 def reader(extract: Extract | None, answer_kind: str) -> AnswerReader:

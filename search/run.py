@@ -12,7 +12,7 @@ from typing import Any
 
 from search.base import Case, Request, Search, SearchSteps, check_request
 from search.recipe import Budget, Recipe
-from search.selection import best_first, by_path
+from search.selection import answer_of, best_first, by_path
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.protocols import Append, Expand, Rate, Step
 from ttc.results import BranchRecord, Did, Node, Problem, Progress, Result, Status, Stopped
@@ -238,7 +238,7 @@ class Run:
         order = best_first(candidates, self.case.extract)
         if self.closing is not None and self.candidates:
             (best,) = self.candidates
-            answer = self.case.extract(best.text)
+            answer = answer_of(best, self.case.extract)
             order = [best, *(branch for branch in order if branch is not best)]
         records = {branch: BranchRecord.of(branch) for branch in order}
         return Result(
@@ -323,7 +323,7 @@ def _last_words(branch: Branch, text: str, step: Step, sampling: Sampling) -> Se
     """Ask for the answer, if `text` does, and write the branch to its end."""
     score, own = branch.score, branch
     if text:
-        (own,) = yield Append([own], text)
+        (own,) = yield Append([own], text, ends_thinking=True)
     (own,) = yield Expand([own], 1, step, sampling)
     own.score = score  # it was rated before its last words
     return [own]

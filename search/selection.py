@@ -40,6 +40,9 @@ class Candidate(Protocol):
     def text(self) -> str: ...
 
     @property
+    def answer_text(self) -> str | None: ...
+
+    @property
     def path(self) -> tuple[int, ...]: ...
 
     @property
@@ -83,11 +86,17 @@ def best_first(candidates: Sequence[C], extract: Extract) -> list[C]:
     scores = [(not c.gated, comparable(c.score)) for c in candidates]
     equals = Counter(scores)
     keys = [
-        (*score, equals[score] > 1 and canonical(extract(candidate.text)) is not None)
+        (*score, equals[score] > 1 and canonical(answer_of(candidate, extract)) is not None)
         for candidate, score in zip(candidates, scores, strict=True)
     ]
     places = sorted(range(len(candidates)), key=keys.__getitem__, reverse=True)
     return [candidates[place] for place in places]
+
+
+def answer_of(candidate: Candidate, extract: Extract) -> str | None:
+    """The answer of a candidate, read from what follows its thoughts; None while it still thinks."""
+    said = candidate.answer_text
+    return None if said is None else extract(said)
 
 
 def vote(
@@ -99,7 +108,7 @@ def vote(
     score (`weighted_majority`). weights: what each candidate's vote weighs instead. What a gate cut off has no vote.
     Without a valid answer it is the first candidate, and None.
     """
-    answers = [extract(c.text) for c in candidates]
+    answers = [answer_of(c, extract) for c in candidates]
     votes = ballots_by(extract, answers)
     samples = [
         Sample(answer, c.score, gated=c.gated, vote=vote)

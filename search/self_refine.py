@@ -60,7 +60,7 @@ class SelfRefine(Search):
                     break
                 (critique,) = yield Expand([asked], 1, Step(self.feedback_tokens), self.sampling)
                 yield Release([asked])
-                if re.search(rf"(?<!\w){re.escape(self.done)}(?!\w)", critique.text, re.IGNORECASE):
+                if re.search(rf"(?<!\w){re.escape(self.done)}(?!\w)", critique.answer_text or "", re.IGNORECASE):
                     break
                 (rewritten,) = yield from ask([critique], self.rewrite)
                 yield Release([critique])

@@ -16,6 +16,7 @@ from ttc.checks import check_kind
 from ttc.protocols import Backend, Extract, Problem, Verifier
 from ttc.results import Progress, Result
 from ttc.text.prompt import PromptTemplate
+from ttc.text.thoughts import Setting
 
 
 @overload
@@ -34,6 +35,7 @@ def solve(
     template: PromptTemplate | None = None,
     answer_kind: str = "number",
     extract: Extract | None = None,
+    thinking_marks: Setting = None,
     end: Sequence[str] = (),
     max_tokens: int | None = None,
     max_generated_tokens: int | None = None,
@@ -52,6 +54,8 @@ def solve(
         without one ask the same before it in the list: ["q", "q"] are two problems with samples of their own, of which
         the first has those of "q" alone.
     answer_kind: how answers are read (see `extract_answer`), unless `extract` is given, a function of the text.
+    thinking_marks: what tells the model's thoughts, of which no answer is read, from its answers: `ttc.ThinkingMarks`,
+        None for those that the model's chat template or vocabulary names, False for none.
     end: strings that finish a branch.
     max_tokens: the most tokens of one problem, generated plus verifier tokens. It is never passed, unless by the last
         rating of a verifier that does not say beforehand what it costs (see `Priced`).
@@ -84,6 +88,7 @@ def solve(
         template=template,
         answer_kind=answer_kind,
         extract=extract,
+        thinking_marks=thinking_marks,
         end=end,
         max_tokens=max_tokens,
         max_generated_tokens=max_generated_tokens,

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ttc.residency.resident import Resident
     from ttc.results import BranchRecord, Node, Problem, Progress, Result
     from ttc.sampling import Sampling
+    from ttc.text.thoughts import ThinkingMarks
     from ttc.tree.branch import Branch, Substitution
     from ttc.tree.eviction import BlockCache
     from ttc.tree.sharing import Sharing
@@ -96,6 +97,7 @@ __all__ = [
     "Streamed",
     "Substitution",
     "TTCError",
+    "ThinkingMarks",
     "UnsupportedModel",
     "Usage",
     "Vary",
@@ -149,6 +151,7 @@ __getattr__, __dir__ = lazy_names(
         "Streamed": "ttc.placement.streamed",
         "Substitution": "ttc.tree.branch",
         "TTCError": "ttc.errors",
+        "ThinkingMarks": "ttc.text.thoughts",
         "UnsupportedModel": "ttc.errors",
         "Usage": "ttc.usage",
         "Vary": "ttc.protocols",

@@ -122,6 +122,7 @@ class Append:
         and all that stands before this answer becomes its prompt, so that `text`, `steps` and ratings are those of the
         new answer alone. Without `turn` the text goes on with the model's own words. An end-of-sequence token before
         it is left out; the template writes its own.
+    ends_thinking: the words ask for the answer, so that what stands from them on is answer, and no thought.
     drop: a text that gives way to the new one where the branch's own words end with it ("</think>", to think on).
         At most one token is taken back, `drop` with blanks before it or an end-of-sequence token; a `drop` that would
         take more is refused.
@@ -134,6 +135,7 @@ class Append:
     text: str | Sequence[str]
     turn: bool = False
     drop: str = ""
+    ends_thinking: bool = False
 
     def texts(self) -> list[str]:
         """The text for each branch."""

@@ -69,6 +69,8 @@ class Node:
 class BranchRecord:
     """What stays of a branch: its tokens, its text and how it was rated. The fields are those of `Branch`.
 
+    thought, answer_text: the two parts of `text` (see `Branch.answer_text`).
+
     Two records are equal only when they are the same object, as branches are.
     """
 
@@ -89,6 +91,8 @@ class BranchRecord:
     substituted: Substitution | None
     score: float | None
     step_scores: list[float]
+    thought: str
+    answer_text: str | None
 
     @classmethod
     def of(cls, branch: Branch) -> BranchRecord:
@@ -114,8 +118,12 @@ class BranchRecord:
         return self.finish_reason == "gate"
 
     def to_dict(self) -> dict[str, Any]:
-        """Values that JSON can hold: NaN, which marks tokens that were not measured, becomes None."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
+        """Values that JSON can hold: NaN, which marks tokens that were not measured, becomes None. Where all of a text
+        is answer, it stands there once."""
+        values = {name: _plain(value) for name, value in asdict(self).items()}
+        if self.answer_text == self.text:
+            del values["thought"], values["answer_text"]
+        return values
 
     def __repr__(self) -> str:
         state = f"finish_reason={self.finish_reason}, score={self.score}"

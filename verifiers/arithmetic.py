@@ -58,19 +58,30 @@ class ArithmeticVerifier:
                 raise InvalidInput(f"{name}={value} must lie in [0, 1]")
 
     def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
-        return [self.rate_text(b.steps, question, b.finished) for b, question in zip(branches, questions, strict=True)]
+        return [
+            self.rate_text(b.steps, question, b.finished, _answers(b))
+            for b, question in zip(branches, questions, strict=True)
+        ]
 
-    def rate_text(self, steps: Sequence[str], question: str, finished: bool) -> list[float]:
-        """The score after each step of a solution."""
-        scores, text, pace = [], "", 1.0
+    def rate_text(
+        self, steps: Sequence[str], question: str, finished: bool, answers: Sequence[str] | None = None
+    ) -> list[float]:
+        """The score after each step of a solution.
+
+        answers: up to each step's end, what is no thought, so that answers are read there alone; None where all is
+        answer. Equations count wherever they stand."""
+        scores, text, answer, pace = [], "", "", 1.0
         for i, step in enumerate(steps):
             text += step
-            if step.strip() and not find_equations(step) and extract_answer(step, "strict") is None:
+            before, answer = answer, text if answers is None else answers[i]
+            said = step if answers is None else answer.removeprefix(before)
+            if step.strip() and not find_equations(step) and extract_answer(said, "strict", marks=None) is None:
                 pace *= self.idle
-            scores.append(pace * self._score(text, question, finished and i == len(steps) - 1))
+            scores.append(pace * self._score(text, answer, question, finished and i == len(steps) - 1))
         return scores or [self.neutral]
 
-    def _score(self, text: str, question: str, finished: bool) -> float:
+    def _score(self, text: str, answer: str, question: str, finished: bool) -> float:
+        """answer: the part of `text` that states the answer."""
         given, signs = numbers_in(question), stated_operands(question)
         left = Counter(given)
         known, used = set(given), set[Fraction]()
@@ -92,7 +103,7 @@ class ArithmeticVerifier:
                 used.add(size)
             known.add(abs(equation.right))
             left[abs(equation.right)] += 1
-        stated = extract_answer(text, "number" if finished else "strict")
+        stated = extract_answer(answer, "number" if finished else "strict", marks=None)
         if finished or stated is not None:
             penalty *= self._ending(stated, equations)
             penalty *= self.unused ** len(set(given) - used) if equations else 1.0
@@ -103,6 +114,13 @@ class ArithmeticVerifier:
         value = as_number(stated) if stated is not None else None
         supported = value is not None and equations and value in (equations[-1].right, equations[-1].left)
         return 1.0 if supported else self.inconsistent
+
+
+def _answers(branch: Branch) -> list[str] | None:
+    """What is no thought of a branch, up to each step's end; None where all is answer."""
+    if branch.thoughts is None:
+        return None
+    return [branch.parted(end).answer or "" for end in branch.step_ends]
 
 
 def numbers_in(text: str) -> list[Fraction]:

@@ -11,7 +11,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli.refusals import reason
 from experiments.eval.leaderboard.plan import as_override
-from experiments.runs.build import check_backend, check_run, make_backend, make_search, resolved
+from experiments.runs.build import (
+    check_backend,
+    check_run,
+    make_backend,
+    make_search,
+    resolved,
+    thinking_marks,
+)
 from experiments.runs.fingerprint import model_fingerprint, reward_fingerprint
 from experiments.runs.own_classes import code_fingerprint, with_own_classes
 from experiments.runs.plain import as_dict
@@ -23,6 +30,7 @@ from ttc.protocols import Problem, Verifier
 from ttc.remote.backend import RemoteBackend
 from ttc.results import Result
 from ttc.text.prompt import PromptTemplate, next_turn, prompt_tokens
+from ttc.text.thoughts import Setting
 
 GROUPS = ("model", "search", "verifier", "memory", "cache", "sharing", "gate", "backend")
 RUN = ("seed", "batch", "max_tokens", "max_generated_tokens", "max_calls", "max_wall_s")
@@ -78,6 +86,7 @@ class Asked:
 class Solver:
     """A search on a backend.
 
+    thinking_marks: what tells thoughts from answers (see `search.solve`).
     settings: what was set by the user, as the values of Hydra's overrides. identity: all that answers depend on.
     """
 
@@ -90,6 +99,7 @@ class Solver:
     budget: dict[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     identity: dict[str, Any] = field(default_factory=dict)
+    thinking_marks: Setting = None
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Solver:
@@ -110,7 +120,8 @@ class Solver:
         }
         budget = {name: config.run[name] for name in BUDGETS}
         kind = config.dataset.answer_kind
-        return cls(backend, search, verifier, config.run.seed, kind, config.run.batch, budget, named, identity)
+        marks = thinking_marks(config)
+        return cls(backend, search, verifier, config.run.seed, kind, config.run.batch, budget, named, identity, marks)
 
     def check(self, asked: Asked) -> Search:
         """The search that answers what is asked. Raises InvalidInput where a task samples and the search does not."""
@@ -136,6 +147,7 @@ class Solver:
             seed=self.seed,
             template=template,
             answer_kind=self.answer_kind,
+            thinking_marks=self.thinking_marks,
             end=asked.end,
             concurrency=self.batch,
             **self.budget,

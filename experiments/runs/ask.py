@@ -56,7 +56,14 @@ def ask(arguments: argparse.Namespace) -> int:
     from hydra import compose, initialize_config_module
     from hydra.utils import instantiate
 
-    from experiments.runs.build import check_backend, make_backend, make_template, make_verifier, resolved
+    from experiments.runs.build import (
+        check_backend,
+        make_backend,
+        make_template,
+        make_verifier,
+        resolved,
+        thinking_marks,
+    )
     from experiments.runs.own_classes import with_own_classes
     from experiments.runs.schema import register
     from experiments.runs.screen import show_logged
@@ -88,6 +95,7 @@ def ask(arguments: argparse.Namespace) -> int:
             seed=run.seed,
             template=template,
             answer_kind=config.dataset.answer_kind,
+            thinking_marks=thinking_marks(config),
             end=tuple(config.dataset.end),
             max_tokens=run.max_tokens,
             max_generated_tokens=run.max_generated_tokens,

@@ -32,6 +32,7 @@ from ttc.protocols import Verifier
 from ttc.remote.backend import RemoteBackend
 from ttc.residency.resident import Resident
 from ttc.text.prompt import PromptTemplate
+from ttc.text.thoughts import Setting, ThinkingMarks
 from ttc.tree.sharing import Sharing
 
 
@@ -98,6 +99,20 @@ def make_search(config: DictConfig) -> tuple[Search, Verifier | None]:
             "leaves at a depth of its own; use a search that rates once, or verifier.exit.rule=entropy"
         )
     return search, verifier
+
+
+def thinking_marks(config: DictConfig) -> Setting:
+    """What tells the model's thoughts from its answers. Raises InvalidInput for a setting that is none."""
+    given = config.model.thinking_marks
+    if given is None or given is False:
+        return given
+    marks = OmegaConf.to_container(given) if OmegaConf.is_list(given) else given
+    if not isinstance(marks, list) or len(marks) != 2:
+        raise InvalidInput(
+            f"model.thinking_marks={marks} must be null for the model's own, false for none, or two strings that begin "
+            "and end a thought, as [<think>,</think>]"
+        )
+    return ThinkingMarks(*marks)
 
 
 def make_template(config: DictConfig) -> PromptTemplate:

@@ -15,6 +15,7 @@ from experiments.runs.own_classes import find
 from experiments.runs.rows import UNREADABLE, Row, rows_of_file, rows_of_hub
 from experiments.runs.schema import DatasetConfig
 from experiments.runs.shards import Shard
+from search.selection import answer_of
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem, Result
 from ttc.text.answers import check_gold, extract_answer
@@ -46,7 +47,7 @@ def graded(task: Task, result: Result, kind: str) -> dict[str, Any]:
     strict = result.answer
     if kind != "text" and result.best is not None:
         reader = AnswerReader(kind, strict=True).among(result.problem.metadata.get("choices"))
-        strict = reader(result.best.text)
+        strict = answer_of(result.best, reader)
     return {
         "answer": result.answer,
         "correct": task.is_correct(result.problem, result.answer),

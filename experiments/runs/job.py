@@ -19,6 +19,7 @@ from experiments.runs.build import (
     make_search,
     make_template,
     resolved,
+    thinking_marks,
 )
 from experiments.runs.data import Task, graded, load_task, part_of
 from experiments.runs.dry import describe
@@ -34,6 +35,7 @@ from experiments.runs.screen import Progress, failures, say, show_logged, table
 from experiments.runs.shards import Shard, threads
 from experiments.runs.summary import failed, seconds_at_work, summarise
 from search import solve_each, try_verifier
+from search.selection import answer_of
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, VerifierError
 from ttc.protocols import Backend, Problem, Result
@@ -170,6 +172,7 @@ def _solve(
         seed=config.run.seed,
         template=template,
         answer_kind=config.dataset.answer_kind,
+        thinking_marks=thinking_marks(config),
         end=tuple(config.dataset.end),
         max_tokens=config.run.max_tokens,
         max_generated_tokens=config.run.max_generated_tokens,
@@ -207,7 +210,7 @@ def _record(result: Result, task: Task, kind: str, with_tokens: bool = False) ->
     problem, usage = result.problem, result.usage.to_dict()
     branches = []
     reader = AnswerReader(kind).among(problem.metadata.get("choices"))
-    answers = [reader(branch.text) for branch in result.branches]
+    answers = [answer_of(branch, reader) for branch in result.branches]
     for branch, answer, vote in zip(result.branches, answers, reader.ballots(answers), strict=True):
         branches.append(
             {

@@ -19,6 +19,8 @@ from ttc.text.prompt import STEP_BY_STEP
 class ModelConfig:
     """name: alias, hub id, folder or .gguf file. device, dtype: "auto" or torch's names.
 
+    thinking_marks: what tells the model's thoughts from its answers, null for what its chat template or vocabulary
+    names, false for none, or the strings that begin and end a thought, as [<think>, </think>].
     device_map: in place of a device, as transformers takes it; over several devices, layers and their KV lie where it
     puts them. gguf_file: the one of a folder's or a hub model's .gguf files to read. trust_remote_code: run Python code
     that comes with the model.
@@ -30,6 +32,7 @@ class ModelConfig:
     device_map: Any = None
     gguf_file: str | None = None
     trust_remote_code: bool = False
+    thinking_marks: Any = None
 
 
 @dataclass

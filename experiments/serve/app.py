@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,6 +35,7 @@ from ttc.errors import ContextExceeded, InvalidInput
 from ttc.protocols import Problem, Verifier
 from ttc.results import Result
 from ttc.text.prompt import PromptTemplate
+from ttc.text.thoughts import Setting
 
 BODY_S = 30
 """Seconds within which a request's body must have come."""
@@ -56,6 +57,7 @@ class Api:
     verifier: for searches that rate. budget: what one problem may cost, as options of `search.solve`.
     answer_kind: how answers are read where a request does not say. chat_options: what else the chat template takes.
     max_prompt_tokens: None for what the model's context holds.
+    thinking_marks: what tells thoughts from answers (see `search.solve`).
     """
 
     service: Service
@@ -66,6 +68,7 @@ class Api:
     answer_kind: str = "number"
     chat_options: Mapping[str, Any] = field(default_factory=dict)
     budget: Mapping[str, Any] = field(default_factory=dict)
+    thinking_marks: Setting = None
 
     def __post_init__(self) -> None:
         self.metrics, self.started = Metrics(self.service), int(time.time())
@@ -129,10 +132,10 @@ class Api:
         try:
             body = read(kind, await self._body(request))
             name, search = self.offer.search(body)
-            recipe, problems, prompt_tokens = await asyncio.to_thread(self._prepared, body, search)
+            recipe, problems, prompt_tokens, begun = await asyncio.to_thread(self._prepared, body, search)
             tickets = [Ticket(p, recipe, follow=body.stream and name == PLAIN) for p in problems]
             about = body.model, name, recipe.seed, recipe.end, body.most_tokens, prompt_tokens
-            reply = Reply(self.service.engine, isinstance(body, ChatBody), *about)
+            reply = Reply(self.service.engine, isinstance(body, ChatBody), *about, recipe.thoughts, begun)
             self.service.submit(tickets)
             if body.stream:
                 over = partial(self._stream_over, tickets[0], reply, began)
@@ -170,8 +173,9 @@ class Api:
             raise Refusal(CLIENT_LEFT, "the client has left") from None
         return bytes(body)
 
-    def _prepared(self, body: Body, search: Search) -> tuple[Recipe, list[Problem], int]:
-        """A request as problems with a recipe, and the tokens of their prompts. Raises Refusal for what cannot be."""
+    def _prepared(self, body: Body, search: Search) -> tuple[Recipe, list[Problem], int, bool]:
+        """A request as problems with a recipe, the number of their prompts' tokens, and whether the last prompt begins
+        a thought. Raises Refusal for what cannot be."""
         if len(body.stops) > MOST_STOPS:
             raise Refusal(400, f"stop holds {len(body.stops)} strings; give at most {MOST_STOPS}", param="stop")
         field = "messages" if isinstance(body, ChatBody) else "prompt"
@@ -196,16 +200,18 @@ class Api:
                 seed=randbelow(2**31) if body.seed is None else body.seed,
                 template=template,
                 answer_kind=body.answer_kind or self.answer_kind,
+                thinking_marks=self.thinking_marks,
                 end=body.stops,
                 **self._budget(body),
             )
         except InvalidInput as error:
             raise Refusal.of(error) from error
         try:
-            lengths = [self._prompt_tokens(template, question) for question in questions]
+            prompts = [self._prompt(template, question) for question in questions]
         except InvalidInput as error:
             raise Refusal.of(error, field) from error
-        return recipe, [Problem(question) for question in questions], sum(lengths)
+        begun = recipe.thoughts is not None and recipe.thoughts.begun(prompts[-1])
+        return recipe, [Problem(question) for question in questions], sum(map(len, prompts)), begun
 
     def _budget(self, body: Body) -> dict[str, Any]:
         """What each problem may cost: what the server allows, or less."""
@@ -220,13 +226,14 @@ class Api:
             )
         return {**self.budget, "max_generated_tokens": asked}
 
-    def _prompt_tokens(self, template: PromptTemplate, question: str) -> int:
+    def _prompt(self, template: PromptTemplate, question: str) -> list[int]:
+        """The tokens of a prompt. Raises InvalidInput for one that is too long."""
         engine: Any = self.service.engine
         tokens, most = template.tokens(question, engine.tokenizer), self.max_prompt_tokens
         engine.limits.check_prompt(len(tokens))
         if most is not None and len(tokens) > most:
             raise ContextExceeded(f"the prompt has {len(tokens)} tokens, and this server takes {most}; shorten it")
-        return len(tokens)
+        return tokens
 
     # ------------------------------------------------------------ replies
 
@@ -250,7 +257,7 @@ class Api:
 
     async def _stream(self, ticket: Ticket, reply: Reply, body: Body) -> AsyncIterator[str]:
         """The plain model's tokens as they come; the answer of a search when it is found, and comments until then."""
-        sent = dict.fromkeys(range(body.n), "")
+        sent: dict[int, dict[str, str]] = {index: {} for index in range(body.n)}
         try:
             for index in sent if reply.chat else ():
                 yield event(reply.piece(index, "", first=True))
@@ -262,18 +269,17 @@ class Api:
                     continue
                 ticket.changed.clear()
                 for index, tokens in ticket.written.items():
-                    text = reply.settled(tokens)
-                    if text.startswith(sent[index]) and text != sent[index]:
-                        yield event(reply.piece(index, text[len(sent[index]) :]))
-                        sent[index] = text
+                    for field, more in _news(sent[index], reply.settled(tokens)):
+                        yield event(reply.piece(index, more, field=field))
                 if not ticket.follow and ticket.progress is not None:
                     did, spent = ticket.progress.did, ticket.progress.usage
                     yield comment(f"{did}; {spent.generated_tokens} tokens, {spent.verifier_tokens} of the verifier")
             result = ticket.outcome()
             _check(result)
             for index, choice in enumerate(reply.choices(result)):
-                if rest := choice.text[len(sent[index]) :]:
-                    yield event(reply.piece(index, rest))
+                parts = reply.streamed(choice.token_ids) if ticket.follow else reply.said(choice)
+                for field, more in _news(sent[index], parts):
+                    yield event(reply.piece(index, more, field=field))
                 account = {"search": reply.account([result])}
                 yield event(reply.piece(index, "", choice.finish_reason) | account)
             if body.stream_options.include_usage:
@@ -300,6 +306,15 @@ class Api:
             self.service.cancel(ticket)
         if ticket.progress is not None:
             self.metrics.used(reply.search, ticket.progress.usage)
+
+
+def _news(sent: dict[str, str], parts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """What each part of a reply has beyond what was sent of it, which is kept in `sent`."""
+    for name, text in parts.items():
+        before = sent.get(name, "")
+        if text.startswith(before) and text != before:
+            sent[name] = text
+            yield name, text[len(before) :]
 
 
 class EventStream(StreamingResponse):

@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 from omegaconf import DictConfig
 
-from experiments.runs.build import check_backend, check_run, make_backend, make_verifier, resolved
+from experiments.runs.build import check_backend, check_run, make_backend, make_verifier, resolved, thinking_marks
 from experiments.runs.plain import as_dict
 from experiments.runs.screen import say, show_logged
 from experiments.serve.app import Api
@@ -52,6 +52,7 @@ def run(config: DictConfig, choice: str) -> None:
             config.dataset.answer_kind,
             as_dict(config.dataset.chat_options),
             {name: config.run[name] for name in BUDGETS},
+            thinking_marks(config),
         )
         host, port = listening.getsockname()[:2]
         say(f"{offer.model} at http://{f'[{host}]' if ':' in host else host}:{port}/v1; Ctrl-C stops it")

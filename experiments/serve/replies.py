@@ -13,15 +13,29 @@ from experiments.serve.offer import PLAIN
 from ttc import __version__
 from ttc.protocols import Backend
 from ttc.results import BranchRecord, Result
+from ttc.text.thoughts import Parted, Thoughts
+
+REASONING, CONTENT = "reasoning_content", "content"
+FIELDS = {True: REASONING, False: CONTENT}
+"""Where thoughts and answers stand in a message, as DeepSeek's and vLLM's servers have it."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer of a reply."""
+    """One answer of a reply.
+
+    text: all of it. thought, answer: its two parts, the answer None where the model still thinks.
+    """
 
     text: str
+    thought: str
+    answer: str | None
     finish_reason: str
-    tokens: int
+    token_ids: Sequence[int]
+
+    @property
+    def tokens(self) -> int:
+        return len(self.token_ids)
 
 
 @dataclass(frozen=True)
@@ -31,6 +45,7 @@ class Reply:
     chat: whether it came to /v1/chat/completions. model: as the client called it. search: the search's name.
     stops: strings that end an answer and are left out. most: the most tokens of an answer, None for no limit.
     prompt_tokens: of all prompts together.
+    thoughts: how thoughts are told from answers, None where all is answer. begun: whether the prompt has begun one.
     """
 
     engine: Backend
@@ -41,6 +56,8 @@ class Reply:
     stops: Sequence[str]
     most: int | None
     prompt_tokens: int
+    thoughts: Thoughts | None = None
+    begun: bool = False
     id: str = field(default_factory=lambda: uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -50,25 +67,68 @@ class Reply:
         """The samples of the plain model in order, or the branch that a search chose."""
         if self.search == PLAIN:
             return [self._choice(branch) for branch in sorted(result.branches, key=lambda branch: branch.path)]
-        return [Choice("", "length", 0)] if result.best is None else [self._choice(result.best)]
+        return [Choice("", "", "", "length", ())] if result.best is None else [self._choice(result.best)]
 
     def _choice(self, branch: BranchRecord) -> Choice:
         tokens, ended = branch.generated, branch.finish_reason in ("eos", "end")
+        thought, answer = branch.thought, branch.answer_text
         if self.most is not None and len(tokens) > self.most:
             tokens, ended = tokens[: self.most], False
+            thought, answer = self._split(tokens, branch.tokens[: branch.prompt_length])
         text = self.cut(self.engine.decode(tokens))
-        return Choice(text, "stop" if ended else "length", len(tokens))
+        if len(self.cut(thought)) < len(thought):
+            thought, answer = self.cut(thought), None
+        answer = None if answer is None else self.cut(answer)
+        return Choice(text, thought, answer, "stop" if ended else "length", tokens)
+
+    def _split(self, tokens: Sequence[int], prompt: Sequence[int]) -> Parted:
+        """The thought and the answer of what was written after a prompt."""
+        if self.thoughts is None:
+            return Parted("", self.engine.decode(tokens))
+        return self.thoughts.split(tokens, self.thoughts.begun(prompt))
 
     def cut(self, text: str) -> str:
         """A text up to its first stop string."""
         return text[: min((at for stop in self.stops if (at := text.find(stop)) >= 0), default=len(text))]
 
-    def settled(self, tokens: Sequence[int]) -> str:
-        """What is sure to stand in the answer of a branch that goes on: no half character, no half stop string."""
-        text = self.engine.decode(tokens).rstrip("\ufffd")
+    def settled(self, tokens: Sequence[int]) -> dict[str, str]:
+        """What is sure to stand in each part of the reply of a branch that goes on: no half character, no half stop
+        string, no half mark of a thought."""
+        if not self.chat or self.thoughts is None:
+            return {self.field: self._settled(self.engine.decode(tokens).rstrip("\ufffd"))}
+        pieces = self.thoughts.settled(tokens, self.begun)
+        parts = self._by_field(pieces)
+        if pieces:
+            last = FIELDS[pieces[-1][0]]
+            parts[last] = self._settled(parts[last])
+        return parts
+
+    def _settled(self, text: str) -> str:
         cut = self.cut(text)
         held = max(map(len, self.stops), default=1) - 1
-        return cut if len(cut) < len(text) else text[: len(text) - held]
+        return cut if len(cut) < len(text) else text[: max(0, len(text) - held)]
+
+    def said(self, choice: Choice) -> dict[str, str]:
+        """The parts of a reply that has ended."""
+        if not self.chat:
+            return {self.field: choice.text}
+        return {REASONING: choice.thought, CONTENT: choice.answer or ""}
+
+    def streamed(self, tokens: Sequence[int]) -> dict[str, str]:
+        """The parts of a reply of the plain model that was followed to its end: as `said`, but that what has been sent
+        as the answer stays the answer."""
+        if not self.chat or self.thoughts is None:
+            return {self.field: self.cut(self.engine.decode(tokens))}
+        parts = self._by_field(self.thoughts.pieces(tokens, self.begun))
+        return {field: self.cut(text) for field, text in parts.items()}
+
+    def _by_field(self, pieces: Sequence[tuple[bool, str]]) -> dict[str, str]:
+        return {field: "".join(text for of, text in pieces if of is thought) for thought, field in FIELDS.items()}
+
+    @property
+    def field(self) -> str:
+        """Where the text of a reply stands that has no thoughts."""
+        return CONTENT if self.chat else "text"
 
     # ------------------------------------------------------------ objects
 
@@ -79,17 +139,22 @@ class Reply:
         for index, choice in enumerate(choices):
             said: dict[str, Any] = {"text": choice.text}
             if self.chat:
-                said = {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
+                message: dict[str, Any] = {"role": "assistant", "content": choice.answer, "refusal": None}
+                if choice.thought:
+                    message[REASONING] = choice.thought
+                said = {"message": message}
             shown.append({"index": index, **said, "logprobs": None, "finish_reason": choice.finish_reason})
         kind = "chat.completion" if self.chat else "text_completion"
         return self._object(kind, shown) | {"usage": self.usage(results), "search": self.account(results)}
 
-    def piece(self, index: int, text: str, finish_reason: str | None = None, first: bool = False) -> dict[str, Any]:
-        """A part of a choice. first: it opens an assistant's message."""
+    def piece(
+        self, index: int, text: str, finish_reason: str | None = None, first: bool = False, field: str = CONTENT
+    ) -> dict[str, Any]:
+        """A part of a choice. first: it opens an assistant's message. field: of a message, what the text belongs to."""
         said: dict[str, Any] = {"text": text}
         if self.chat:
             role = {"role": "assistant"} if first else {}
-            said = {"delta": role | ({"content": text} if text or first else {})}
+            said = {"delta": role | ({field: text} if text or first else {})}
         choice = {"index": index, **said, "logprobs": None, "finish_reason": finish_reason}
         return self._object("chat.completion.chunk" if self.chat else "text_completion", [choice])
 

@@ -102,7 +102,7 @@ def test_it_runs_on_an_engine() -> None:
         ({"waits": -1}, "waits=-1 must be at least 0"),
         ({"thinking_tokens": 0}, "thinking_tokens=0"),
         ({"wait": ""}, "wait='' must be a text"),
-        ({"end_of_thinking": None}, "end_of_thinking=None must be a text"),
+        ({"end_of_thinking": 7}, "end_of_thinking=7 must be a text"),
     ],
 )
 def test_bad_settings_are_named(wrong: dict[str, Any], message: str) -> None:

@@ -10,6 +10,7 @@ from ttc.errors import InvalidInput
 from ttc.text.boxes import boxed
 from ttc.text.choices import find_choice, stated_choice
 from ttc.text.numbers import as_number, without_unit
+from ttc.text.thoughts import ANY, ThinkingMarks
 
 __all__ = ["KINDS", "boxed", "check_gold", "extract_answer"]
 
@@ -28,8 +29,15 @@ _STATED_SUM = re.compile(r"(?:[-−–+*/×÷()$€£%, \t\d]|\.(?=\d))*+=(?!=)[
 _SENTENCE_END = re.compile(r"\.\s++(?=[A-Z])")
 
 
-def extract_answer(text: str, kind: str = "number", strict: bool = False, choices: str | None = None) -> str | None:
+def extract_answer(
+    text: str,
+    kind: str = "number",
+    strict: bool = False,
+    choices: str | None = None,
+    marks: ThinkingMarks | None = ANY,
+) -> str | None:
     """The answer that `text` states, or None. Takes time linear in the text, and raises for none.
+    What a model thinks before its answer is not read (`ttc.text.thoughts`).
 
     kind: "number" takes what follows `####`, "answer is" or "Answer:", then a `\\boxed{}`, then the
     last number; "strict" only a number right after `####` or "answer is" (of an equation there, its
@@ -40,10 +48,17 @@ def extract_answer(text: str, kind: str = "number", strict: bool = False, choice
     "choice" a letter after "answer is" or "answer:", "math" a `\\boxed{}`. "text" has one form.
     choices: the letters of the problem's choices, as "ABCD", where they are known; kind "choice"
     reads no others.
+    marks: what parts thoughts from the answer, by default those of all known models; None reads the
+    whole text.
     """
     check_kind("text", text, isinstance(text, str), "a string")
     if kind not in KINDS:
         raise InvalidInput(f"answer kind {kind!r} is unknown; use one of {', '.join(KINDS)}")
+    answer = text if marks is None else marks.split(text).answer
+    return None if answer is None else _read(answer, kind, strict, choices)
+
+
+def _read(text: str, kind: str, strict: bool, choices: str | None) -> str | None:
     if kind == "choice":
         return (stated_choice if strict else find_choice)(text, choices)
     return (_STRICT if strict else _EXTRACTORS)[kind](text)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ttc.text.answers import extract_answer
 from ttc.text.equality import Same, ballots, same_answer
+from ttc.text.thoughts import ThinkingMarks
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class AnswerReader:
     extract: what reads a text instead; then answers are the same if they are spelt the same
     (`canonical`).
     same: a grader of two answers, the gold one first, to group by instead.
+    marks: what parts thoughts from the answer, which alone is read; None where all is answer.
     """
 
     kind: str = "number"
@@ -27,11 +29,15 @@ class AnswerReader:
     extract: Callable[[str], str | None] | None = None
     same: Same | None = None
     strict: bool = False
+    marks: ThinkingMarks | None = None
 
     def __call__(self, text: str) -> str | None:
+        answer = text if self.marks is None else self.marks.split(text).answer
+        if answer is None:
+            return None
         if self.extract is not None:
-            return self.extract(text)
-        return extract_answer(text, self.kind, self.strict, self.choices)
+            return self.extract(answer)
+        return extract_answer(answer, self.kind, self.strict, self.choices, marks=None)
 
     def among(self, choices: object) -> AnswerReader:
         """The reader for one problem. choices: the letters of its choices, as its `metadata` may

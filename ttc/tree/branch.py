@@ -12,6 +12,7 @@ from weakref import WeakSet
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput
 from ttc.sampling import random_key
+from ttc.text.thoughts import Parted, Thoughts
 from ttc.tree.segment import Segment
 from ttc.usage import Usage
 
@@ -52,6 +53,8 @@ class Branch:
     key: the branch's random stream.
     finish_reason: None while the branch can go on; else "eos", "end" (an end string), "context" (the model's limit) or
         "gate" (a `DecodeGate` stopped it).
+    thoughts: how the model's thoughts are told from its answers, None where all of a text is answer.
+    thinking_ended: `len(tokens)` where thinking was ended by words that ask for the answer, None where it was not.
     substituted: the prompt that this branch was meant to stand on, where it stands on another one's KV (approximate).
     score, step_scores: what the last `Rate` left.
     used_at: the engine's count of calls when one last worked on the branch.
@@ -85,6 +88,8 @@ class Branch:
         self._leaf = leaf
         self.usage = usage
         self.finish_reason: StepEnd | None = None
+        self.thoughts: Thoughts | None = None
+        self.thinking_ended: int | None = None
         self.substituted: Substitution | None = None
         self.score: float | None = None
         self.step_scores: list[float] = []
@@ -101,6 +106,7 @@ class Branch:
             theirs[:] = mine
         twin.step_ends, twin.step_reasons = self.step_ends[:], self.step_reasons[:]
         twin.path, twin.parent = (*self.path, self.forks), self
+        twin.thoughts, twin.thinking_ended = self.thoughts, self.thinking_ended
         twin.finish_reason, twin.used_at, twin.substituted = self.finish_reason, self.used_at, self.substituted
         self.forks += 1
         self.children.add(twin)
@@ -144,6 +150,7 @@ class Branch:
         """Count every token so far as the prompt: what is generated from now on is an answer of its own."""
         self.prompt_length = self.given_end = len(self.tokens)
         self.step_ends, self.step_reasons = [], []
+        self.thinking_ended = None
         for column in self.columns():
             column.clear()
 
@@ -205,6 +212,30 @@ class Branch:
     def text(self) -> str:
         """The generated tokens as text, without special tokens."""
         return self._decode(self.generated)
+
+    @property
+    def answer_text(self) -> str | None:
+        """The part of `text` that is the answer: what follows the model's thoughts. None while it still thinks."""
+        return self.parted().answer
+
+    @property
+    def thought(self) -> str:
+        """The part of `text` that stands before the answer, "" for none."""
+        return self.parted().thought
+
+    def parted(self, end: int | None = None) -> Parted:
+        """The thought and the answer up to the token numbered `end`, by default all.
+
+        Words that ask for the answer end all thinking: what stands from there on is the answer, marks left out."""
+        given, thoughts = self.tokens[self.prompt_length : end], self.thoughts
+        if thoughts is None:
+            return Parted("", self._decode(given))
+        begun = thoughts.begun(self.tokens[: self.prompt_length])
+        if self.thinking_ended is None or (end is not None and end <= self.thinking_ended):
+            return thoughts.split(given, begun)
+        asked = max(0, self.thinking_ended - self.prompt_length)
+        before = thoughts.pieces(given[:asked], begun)
+        return Parted("".join(text for _, text in before), thoughts.without_marks(given[asked:]))
 
     @property
     def steps(self) -> list[str]:

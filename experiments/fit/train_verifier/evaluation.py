@@ -20,16 +20,17 @@ from ttc.tree.branch import Branch, by_problem
 @dataclass
 class Together:
     """Rates by several verifiers at once, so that all of them choose among the same candidates; the search goes by the
-    first one. seen: the candidates of each problem's last rating, by its root: each text, and its score by each."""
+    first one. seen: the candidates of each problem's last rating, by its root: what is no
+    thought of each text, None for a text that is all thought, and its score by each."""
 
     verifiers: dict[str, Verifier]
-    seen: dict[int, list[tuple[str, dict[str, float]]]] = field(default_factory=dict)
+    seen: dict[int, list[tuple[str | None, dict[str, float]]]] = field(default_factory=dict)
 
     def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> Sequence[Sequence[float]]:
         given = {name: verifier.rate(branches, questions, backend) for name, verifier in self.verifiers.items()}
         for rows in by_problem(branches):
             self.seen[branches[rows[0]].root_id] = [
-                (branches[row].text, {name: aggregate(scores[row], "last") for name, scores in given.items()})
+                (branches[row].answer_text, {name: aggregate(scores[row], "last") for name, scores in given.items()})
                 for row in rows
             ]
         return next(iter(given.values()))
@@ -64,9 +65,9 @@ def candidates(results: Sequence[Result], together: Together, part: Part) -> lis
     for result in results:
         rated = [] if result.best is None else together.seen.get(result.best.root_id, [])
         scores = {name: [scores[name] for _, scores in rated] for name in together.verifiers}
-        right = [part.is_right(result.problem, text) for text, _ in rated]
         reader = AnswerReader(part.kind).among(result.problem.metadata.get("choices"))
-        answers = [reader(text) for text, _ in rated]
+        answers = [None if text is None else reader(text) for text, _ in rated]
+        right = [part.is_correct(result.problem, answer) for answer in answers]
         found.append(Candidates(answers, right, scores, reader.ballots(answers)))
     return found
 

@@ -20,7 +20,7 @@ from experiments.fit.train_verifier.evaluation import Together, accuracy, candid
 from experiments.fit.train_verifier.fitting import Fit, Rows, train
 from experiments.fit.train_verifier.problems import Part, Problems, load_problems
 from experiments.fit.train_verifier.rollouts import Labels, Rollouts, Solution, solutions
-from experiments.runs.build import check_run, make_engine, make_template, make_verifier, resolved
+from experiments.runs.build import check_run, make_engine, make_template, make_verifier, resolved, thinking_marks
 from experiments.runs.provenance import provenance
 from experiments.runs.screen import say, show_logged, with_progress
 from search import BestOfN, Search, solve
@@ -28,6 +28,7 @@ from ttc.engine import Engine
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem, Result, Verifier
 from ttc.text.prompt import PromptTemplate
+from ttc.text.thoughts import Thoughts
 from verifiers import ConfidenceVerifier, ValueHead
 from verifiers.value_head import SETTINGS
 
@@ -137,6 +138,7 @@ class Work:
             seed=self.config.run.seed,
             template=self.template,
             answer_kind=self.config.dataset.answer_kind,
+            thinking_marks=thinking_marks(self.config),
             end=tuple(self.config.dataset.end),
             concurrency=self.config.run.batch,
         )
@@ -146,10 +148,11 @@ class Work:
         """Solutions of a part of the problems, with what their steps are worth."""
         results = self.solved(rollouts, part.problems, None, f"solutions to {name}")
         separator = self.config.train.separator
+        thoughts = Thoughts.of(self.engine.tokenizer, thinking_marks(self.config))
         return [
             solution
             for result in results
-            for solution in solutions(result, partial(part.is_right, result.problem), separator)
+            for solution in solutions(result, partial(part.is_right, result.problem), separator, thoughts)
         ]
 
     def states(self, head: ValueHead, solved: Sequence[Solution]) -> list[torch.Tensor]:

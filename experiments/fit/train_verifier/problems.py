@@ -30,7 +30,7 @@ class Part:
     kind: str
 
     def is_right(self, problem: Problem, text: str) -> bool:
-        """Whether a text ends in the right answer."""
+        """Whether a text, without the thoughts before it, ends in the right answer."""
         return self.is_correct(problem, AnswerReader(self.kind).among(problem.metadata.get("choices"))(text))
 
 

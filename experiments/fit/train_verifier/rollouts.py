@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from search.base import Case, Limit, Search, SearchSteps
 from ttc.protocols import Expand, Problem, Release, Result, Step
+from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch
 from verifiers.reward_model import split_steps
 
@@ -92,26 +93,35 @@ class Solution:
         }
 
 
-def solutions(result: Result, is_right: Callable[[str], bool], separator: str) -> list[Solution]:
+def solutions(
+    result: Result, is_right: Callable[[str], bool], separator: str, thoughts: Thoughts | None = None
+) -> list[Solution]:
     """The labelled solutions of a problem that `Rollouts` has solved; texts without any step are left out.
 
-    is_right: whether a text ends in the right answer.
+    is_right: whether a text ends in the right answer. thoughts: how thoughts are told from answers; it is
+    asked of the answer alone, and a text that is all thought is not right.
     """
     texts: dict[tuple[int, ...], str] = {}
+    tokens: dict[tuple[int, ...], list[int]] = {}
     for node in result.tree:
         path = tuple(node.path)
         texts[path] = texts[path[:-1]] + node.text if path else ""
+        tokens[path] = (tokens[path[:-1]][: node.start] if path else []) + node.token_ids
     on_the_way = {branch.path[:end] for branch in result.branches for end in range(len(branch.path) + 1)}
     right: dict[str, list[bool]] = defaultdict(list)  # of each text that was continued, how that ended
     for path, text in texts.items():
         if path not in on_the_way:
-            right[texts[path[:-1]]].append(is_right(text))
+            said: str | None = text
+            if thoughts is not None:
+                prompt = tokens[()]
+                said = thoughts.split(tokens[path][len(prompt) :], thoughts.begun(prompt)).answer
+            right[texts[path[:-1]]].append(said is not None and is_right(said))
     found = []
     for branch in sorted(result.branches, key=lambda branch: branch.path):
         steps, _ = split_steps(branch.text, separator, finished=True)
         if not steps:
             continue
-        correct = is_right(branch.text)
+        correct = branch.answer_text is not None and is_right(branch.answer_text)
         values = [float(correct)] * len(steps)
         for end in range(1, len(branch.path)):
             text = texts[branch.path[:end]]

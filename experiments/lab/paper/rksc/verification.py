@@ -57,7 +57,7 @@ class _Both:
 
     def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
         assert isinstance(backend, Engine)
-        row: dict[str, Any] = {"p": [confidence(b) for b in branches], "texts": [b.text for b in branches]}
+        row: dict[str, Any] = {"p": [confidence(b) for b in branches], "texts": [b.answer_text for b in branches]}
         for name, verifier in (("own", self.own), ("fresh", self.fresh)):
             usage = branches[0].usage
             tokens, start = usage.verifier_tokens, time.perf_counter()
@@ -116,7 +116,7 @@ def _records(
     kind = setting.config.dataset.answer_kind
     rows = []
     for problem, seen, rating in zip(problems, both.seen, both.profiles, strict=True):
-        answers = [extract_answer(text, kind) for text in seen.pop("texts")]
+        answers = [None if text is None else extract_answer(text, kind, marks=None) for text in seen.pop("texts")]
         right = [setting.task.is_correct(problem, answer) for answer in answers]
         depths = {way: replay(rating, exit) for way, exit in exits.items()}
         same = {way: agrees(rating, own) for way, own in depths.items()}

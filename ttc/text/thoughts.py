@@ -1,0 +1,335 @@
+"""Which part of a model's text is thought, and which is its answer.
+
+A text is cut at marks, the strings with which a model begins and ends to think. The last of them counts: what follows
+an end is the answer, and after a beginning there is none yet. A model that knows no marks has answers alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+from ttc.checks import check_kind
+from ttc.errors import InvalidInput
+
+
+class Parted(NamedTuple):
+    """A text in two. thought: what stands before the answer, "" for nothing. answer: None while it is not begun."""
+
+    thought: str
+    answer: str | None
+
+
+class Cut(NamedTuple):
+    """A mark from `start` to `end` (excluded). thinks: whether a thought follows; None where all stays as it was."""
+
+    start: int
+    end: int
+    thinks: bool | None
+
+
+class Piece(NamedTuple):
+    """What lies between two marks, from `start` to `end` (excluded)."""
+
+    start: int
+    end: int
+    thought: bool
+
+
+@dataclass(frozen=True)
+class ThinkingMarks:
+    r"""The strings that part a model's thoughts from its answers.
+
+    begin, end: any of `begin` opens a thought, any of `end` closes it. wraps: strings that belong to neither, as the
+    tags that some models put around an answer. One string may be given for a tuple of one.
+
+    The last mark of a text says what it ends with. So what follows the last end of thinking is the answer, whatever
+    stands before: thoughts don't nest, and all before an end that nothing opened was thought, as where the prompt has
+    opened it. A text whose last mark opens a thought has no answer.
+    Raises InvalidInput where `end` is empty, and for strings that are empty or both `begin` and `end`.
+    """
+
+    begin: Sequence[str]
+    end: Sequence[str]
+    wraps: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("begin", "end", "wraps"):
+            given = getattr(self, name)
+            strings = (given,) if isinstance(given, str) else given
+            listed = isinstance(strings, Sequence) and all(isinstance(s, str) and s for s in strings)
+            check_kind(name, given, listed, "a string, or a list of strings that are not empty")
+            object.__setattr__(self, name, tuple(strings))
+        if not self.end:
+            raise InvalidInput("end is empty; name the string that ends the model's thoughts, as </think>")
+        if both := set(self.begin) & set(self.end):
+            raise InvalidInput(f"{min(both)!r} is among begin and end; a mark either opens a thought or closes it")
+
+    @cached_property
+    def kinds(self) -> dict[str, bool | None]:
+        """All marks; for each whether a thought follows it."""
+        return dict.fromkeys(self.wraps, None) | dict.fromkeys(self.begin, True) | dict.fromkeys(self.end, False)
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Finds marks, the longest of those that begin at one place."""
+        return re.compile("|".join(map(re.escape, sorted(self.kinds, key=len, reverse=True))))
+
+    def cuts(self, text: str) -> list[Cut]:
+        """The marks in a text, in order."""
+        return [Cut(*found.span(), self.kinds[found.group()]) for found in self.pattern.finditer(text)]
+
+    def split(self, text: str, begun: bool = False) -> Parted:
+        """The thought and the answer of a text. begun: whether a thought is open where the text begins, as its prompt
+        has left it."""
+        cuts = self.cuts(text)
+        parts = parted(pieces(len(text), cuts, begun), cuts, begun)
+        thought, answer = ("".join(text[piece.start : piece.end] for piece in part) for part in parts)
+        return Parted(thought, None if ends_in_thought(cuts, begun) else answer)
+
+
+def pieces(length: int, cuts: Sequence[Cut], begun: bool) -> list[Piece]:
+    """What lies between the marks of so many characters or tokens, empty pieces left out."""
+    found, start, thought = list[Piece](), 0, begun
+    for cut in (*cuts, Cut(length, length, None)):
+        if cut.start > start:
+            found.append(Piece(start, cut.start, thought))
+        start, thought = cut.end, thought if cut.thinks is None else cut.thinks
+    return found
+
+
+def parted(found: Sequence[Piece], cuts: Sequence[Cut], begun: bool) -> tuple[list[Piece], list[Piece]]:
+    """The pieces of the thought, and those of the answer: what follows the last end of thinking."""
+    if ends_in_thought(cuts, begun):
+        return list(found), []
+    end = max((cut.end for cut in cuts if cut.thinks is False), default=0)
+    return [piece for piece in found if piece.start < end], [piece for piece in found if piece.start >= end]
+
+
+def ends_in_thought(cuts: Sequence[Cut], begun: bool) -> bool:
+    """Whether the last mark leaves a thought open."""
+    return next((cut.thinks for cut in reversed(cuts) if cut.thinks is not None), begun)
+
+
+# ---------------------------------------------------------------- the marks of known models
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models that think alike. signs: all of them stand in their chat template, or are tokens of their vocabulary.
+
+    written: the signs are ordinary words, so that the chat template alone tells.
+    """
+
+    marks: ThinkingMarks
+    signs: tuple[str, ...]
+    written: bool = False
+
+
+TAGS = ThinkingMarks("<think>", "</think>")
+"""DeepSeek-R1, Qwen3, QwQ, SmolLM3, GLM-4.5, MiniMax-M2, Phi-4-reasoning, OLMo 3 Think, Nemotron, ERNIE 4.5 and
+EXAONE 4."""
+
+FAMILIES = (
+    Family(ThinkingMarks("<think>", "</think>", ("<answer>", "</answer>")), ("</think>", "<answer>"), written=True),
+    Family(TAGS, ("</think>",)),
+    Family(  # gpt-oss: channels of the harmony format
+        ThinkingMarks(
+            ("<|channel|>analysis<|message|>", "<|channel|>commentary<|message|>"),
+            "<|channel|>final<|message|>",
+            ("<|start|>assistant",),
+        ),
+        ("<|channel|>", "<|message|>"),
+    ),
+    Family(ThinkingMarks("[THINK]", "[/THINK]"), ("[/THINK]",)),  # Magistral
+    Family(  # Granite 3.2
+        ThinkingMarks(
+            ("Here is my thought process:", "Here's my thought process:"),
+            ("Here is my response:", "Here's my response:"),
+        ),
+        ("Here is my thought process:", "Here is my response:"),
+        written=True,
+    ),
+    Family(ThinkingMarks("<thought>", "</thought>"), ("</thought>",)),  # EXAONE Deep
+    Family(ThinkingMarks("<seed:think>", "</seed:think>"), ("</seed:think>",)),  # Seed-OSS
+    Family(ThinkingMarks(("<|channel>thought\n", "<|channel>"), "<channel|>"), ("<|channel>", "<channel|>")),  # Gemma 4
+    Family(  # Command A Reasoning
+        ThinkingMarks("<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+        ("<|END_THINKING|>",),
+    ),
+    Family(ThinkingMarks("<|inner_prefix|>", "<|inner_suffix|>"), ("<|inner_suffix|>",)),  # Apertus
+    Family(ThinkingMarks("◁think▷", "◁/think▷"), ("◁/think▷",)),  # Kimi-VL-Thinking
+    Family(ThinkingMarks("<longcat_think>", "</longcat_think>"), ("</longcat_think>",)),  # LongCat-Flash-Thinking
+    Family(  # Apriel 1.5
+        ThinkingMarks("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", ("[END FINAL RESPONSE]",)),
+        ("[BEGIN FINAL RESPONSE]",),
+        written=True,
+    ),
+)
+"""More particular ones first. Sources: the models' chat templates, and vLLM's reasoning parsers."""
+
+
+def _all_tags() -> ThinkingMarks:
+    tagged = [family.marks for family in FAMILIES if not family.written]
+    begin, end, wraps = (
+        tuple(dict.fromkeys(mark for marks in tagged for mark in getattr(marks, name)))
+        for name in ("begin", "end", "wraps")
+    )
+    return ThinkingMarks(begin, end, wraps)
+
+
+ANY = _all_tags()
+"""The marks of all known models that no other text holds, for texts of an unknown model."""
+
+
+def marks_of(tokenizer: Any) -> ThinkingMarks | None:
+    """The marks of a tokenizer's model, by its chat template, else by its vocabulary; None for a model that has none.
+
+    A model that knows marks and never writes them (an instruct model of the same family) answers as before.
+    """
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, Mapping):
+        template = "\n".join(map(str, template.values()))
+    for family in FAMILIES:
+        if isinstance(template, str) and all(sign in template for sign in family.signs):
+            return family.marks
+    for family in FAMILIES:
+        if not family.written and all(_is_token(sign, tokenizer) for sign in family.signs):
+            return family.marks
+    return None
+
+
+def _is_token(text: str, tokenizer: Any) -> bool:
+    number_of = getattr(tokenizer, "convert_tokens_to_ids", None)
+    number = None if number_of is None else number_of(text)
+    return number is not None and number != getattr(tokenizer, "unk_token_id", None)
+
+
+# ---------------------------------------------------------------- thoughts in tokens
+
+Setting = ThinkingMarks | Literal[False] | None
+"""Marks that a user sets: None for the model's own, False for none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Thoughts:
+    """A model's marks, found in its tokens.
+
+    Some models' marks are special tokens, which texts leave out; such marks are found by their token numbers. Others
+    are found in the text, as they may be written in any tokens.
+    """
+
+    marks: ThinkingMarks
+    tokenizer: Any = field(repr=False)
+
+    @classmethod
+    def of(cls, tokenizer: Any, setting: Setting = None) -> Thoughts | None:
+        """Those of a tokenizer's model, or what the user has set instead; None where nothing is a thought.
+
+        Raises InvalidInput for a setting that is none."""
+        fits = setting is None or setting is False or isinstance(setting, ThinkingMarks)
+        check_kind("thinking_marks", setting, fits, "ThinkingMarks(begin, end), False for none, or None")
+        marks = marks_of(tokenizer) if setting is None else setting
+        return cls(marks, tokenizer) if isinstance(marks, ThinkingMarks) else None
+
+    def split(self, tokens: Sequence[int], begun: bool = False) -> Parted:
+        """The thought and the answer of generated tokens, without special tokens. begun: see `ThinkingMarks.split`."""
+        if not self.hidden:
+            return self.marks.split(self._decode(tokens), begun)
+        cuts = self._cuts(tokens)
+        parts = parted(pieces(len(tokens), cuts, begun), cuts, begun)
+        thought, answer = ("".join(self._decode(tokens[p.start : p.end]) for p in part) for part in parts)
+        return Parted(thought, None if ends_in_thought(cuts, begun) else answer)
+
+    def pieces(self, tokens: Sequence[int], begun: bool = False) -> list[tuple[bool, str]]:
+        """(whether it is thought, text) of what lies between the marks, in order. Other than in `split`, what comes
+        before an end that nothing opened stays what it was, so that more tokens never change earlier pieces."""
+        if self.hidden:
+            cuts = self._cuts(tokens)
+            return [(p.thought, self._decode(tokens[p.start : p.end])) for p in pieces(len(tokens), cuts, begun)]
+        text = self._decode(tokens)
+        return [(p.thought, text[p.start : p.end]) for p in pieces(len(text), self.marks.cuts(text), begun)]
+
+    def settled(self, tokens: Sequence[int], begun: bool = False) -> list[tuple[bool, str]]:
+        """`pieces` of tokens that go on: what may be the beginning of a mark, or of a character, is left out."""
+        if self.hidden:
+            held = max((_overlap(tokens, mark) for mark, _ in self._sequences), default=0)
+            found = self.pieces(tokens[: len(tokens) - held], begun)
+        else:
+            found = self.pieces(tokens, begun)
+        if found:
+            thought, text = found[-1]
+            text = text.rstrip("\ufffd")
+            held = max(_overlap(text, mark) for mark in self.marks.kinds)
+            found[-1] = thought, text[: len(text) - held]
+        return found
+
+    def begun(self, tokens: Sequence[int]) -> bool:
+        """Whether a thought is open after these tokens: a prompt may end with the mark that opens one, or with an empty
+        thought. Only what follows the last special token counts, the head of the model's turn."""
+        first = next((i for i in reversed(range(len(tokens))) if tokens[i] in self._bounds), -1) + 1
+        turn = tokens[first:]
+        cuts = self._cuts(turn) if self.hidden else self.marks.cuts(self._decode(turn))
+        return ends_in_thought(cuts, begun=False)
+
+    def without_marks(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, marks and special tokens left out."""
+        return "".join(text for _, text in self.pieces(tokens))
+
+    @cached_property
+    def end_token(self) -> str:
+        """The mark that ends a thought and is one token, "" where none is."""
+        return next((mark for mark in self.marks.end if len(self._encode(mark)) == 1), "")
+
+    @cached_property
+    def hidden(self) -> bool:
+        """Whether marks hold special tokens, so that texts leave them out."""
+        return any(not self._special.isdisjoint(tokens) for tokens, _ in self._sequences)
+
+    @cached_property
+    def _sequences(self) -> list[tuple[list[int], bool | None]]:
+        """The marks in tokens, the longest first."""
+        found = [(self._encode(mark), thinks) for mark, thinks in self.marks.kinds.items()]
+        return sorted((pair for pair in found if pair[0]), key=lambda pair: len(pair[0]), reverse=True)
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        """The tokens that texts leave out."""
+        added = getattr(self.tokenizer, "added_tokens_decoder", None) or {}
+        named = getattr(self.tokenizer, "all_special_ids", None) or ()
+        return frozenset(named) | {number for number, token in added.items() if getattr(token, "special", False)}
+
+    @cached_property
+    def _bounds(self) -> frozenset[int]:
+        """Special tokens that are no part of a mark that opens or closes a thought."""
+        return self._special - {t for tokens, thinks in self._sequences if thinks is not None for t in tokens}
+
+    def _cuts(self, tokens: Sequence[int]) -> list[Cut]:
+        """The marks among tokens, in order."""
+        starts: dict[int, list[tuple[list[int], bool | None]]] = {}
+        for mark, thinks in self._sequences:
+            starts.setdefault(mark[0], []).append((mark, thinks))
+        found, place = list[Cut](), 0
+        while place < len(tokens):
+            here = starts.get(tokens[place], ())
+            fits = ((m, t) for m, t in here if list(tokens[place : place + len(m)]) == m)
+            mark, thinks = next(fits, ([], None))
+            if mark:
+                found.append(Cut(place, place + len(mark), thinks))
+            place += len(mark) or 1
+        return found
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def _overlap(text: Sequence[Any], mark: Sequence[Any]) -> int:
+    """How much of the end of `text` is the beginning of `mark`, but not all of it."""
+    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if text[len(text) - size :] == mark[:size]), 0)

@@ -16,6 +16,9 @@ from inspect_ai.model import (
     ChatCompletionChoice,
     ChatMessage,
     ChatMessageAssistant,
+    Content,
+    ContentReasoning,
+    ContentText,
     GenerateConfig,
     ModelAPI,
     ModelOutput,
@@ -41,6 +44,8 @@ UNUSED = (
     "response_schema",
 )
 """What a task may ask of a model's answer, and a search does not have."""
+READ = ("text", "reasoning")
+"""Parts of a message that may come. A chat template is given the text alone: thoughts of earlier turns are left out."""
 CONNECTIONS = 64
 """Requests that wait side by side, unless Inspect is told another number (`--max-connections`)."""
 GATHER_S = 0.05
@@ -104,7 +109,7 @@ class SearchModel(ModelAPI):
     def _prompt(self, messages: Sequence[ChatMessage]) -> str:
         """The messages through the model's chat template; as plain texts where it has none."""
         for message in messages:
-            if not isinstance(message.content, str) and any(part.type != "text" for part in message.content):
+            if not isinstance(message.content, str) and any(part.type not in READ for part in message.content):
                 raise InvalidInput("a message holds more than text; searches read text alone")
         if getattr(self.tokenizer, "chat_template", None) is None:
             return "\n\n".join(message.text for message in messages)
@@ -131,9 +136,13 @@ class SearchModel(ModelAPI):
         if result.error is not None:
             raise TTCError(result.error)
         best, usage = result.best, result.usage
-        text = "" if best is None else self.tokenizer.decode(best.generated, skip_special_tokens=True)
+        content: str | list[Content] = ""
+        if best is not None and best.thought:
+            content = [ContentReasoning(reasoning=best.thought), ContentText(text=best.answer_text or "")]
+        elif best is not None:
+            content = self.tokenizer.decode(best.generated, skip_special_tokens=True)
         ended = STOPPED.get(None if best is None else best.finish_reason, "max_tokens")
-        message = ChatMessageAssistant(content=text, model=self.model_name, source="generate")
+        message = ChatMessageAssistant(content=content, model=self.model_name, source="generate")
         return ModelOutput(
             model=self.model_name,
             choices=[ChatCompletionChoice(message=message, stop_reason=ended)],

@@ -33,6 +33,7 @@ from ttc import __version__
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem
+from ttc.results import Result
 from ttc.usage import Usage
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
@@ -50,7 +51,8 @@ class SearchLM(TemplateLM):
 
     solver: the search and what it runs on. max_length: tokens of a prompt and its answer; by default the model's
     context. max_gen_toks: of an answer, for tasks that do not say. think_end_token: what stands before it is thinking,
-    and is cut off. cache: a file that keeps answers, apart for each configuration.
+    and is cut off; by default the marks of the model's own thoughts say so (`model.thinking_marks`).
+    cache: a file that keeps answers, apart for each configuration.
 
     Equal to the harness's own `hf` with `search=greedy` in float32: the same tokens, the same truncation on the left,
     the same cut at stop strings. `temperature` and its like are a task's where it samples (`do_sample`) and the search
@@ -186,12 +188,19 @@ class SearchLM(TemplateLM):
             self.solved += 1
             if result.error is not None:
                 say(f"{result.problem.id} has no answer: {result.error}")
-            tokens = [] if result.best is None else result.best.generated
-            text = self.tokenizer.decode(tokens, skip_special_tokens=True)
-            answer = postprocess_generated_text(text, until, self.think_end_token)
+            answer = postprocess_generated_text(self._said(result), until, self.think_end_token)
             if result.error is None:
                 self.answers.keep(key, answer)
             yield place, answer
+
+    def _said(self, result: Result) -> str:
+        """What follows the thoughts of a result's text; nothing where they have no end. All of it where the harness is
+        told what ends them, or where there are none."""
+        if result.best is None:
+            return ""
+        if self.think_end_token or not result.best.thought:
+            return str(self.tokenizer.decode(result.best.generated, skip_special_tokens=True))
+        return (result.best.answer_text or "").lstrip()  # as the harness does after its own `think_end_token`
 
     def _asked(self, options: dict[str, Any]) -> tuple[list[str], Asked]:
         """A task's `generation_kwargs` as a stop list and as what is asked of the search."""

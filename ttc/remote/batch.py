@@ -13,6 +13,7 @@ from ttc.remote.replies import TOP_K, Reply, check_same_text
 from ttc.remote.server import Server
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.scheduler.stops import Stops
+from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch, StepEnd, check_live
 
 SEEDS = 2**31
@@ -172,7 +173,7 @@ class RemoteBatch:
 
     def _read(self, branch: Branch, reply: Reply, told: Sequence[str]) -> tuple[list[int], str]:
         """The tokens of a reply, and its text with the string that ended it."""
-        text = reply.text
+        text = self._with_thought(branch, reply) if reply.thought else reply.text
         if reply.tokens is not None:
             check_same_text(reply, self.server.tokenizer)
             return self.server.limits.checked(reply.tokens, "server's answer") if reply.tokens else [], (
@@ -183,6 +184,20 @@ class RemoteBatch:
         elif reply.stopped_by in told and not text.endswith(str(reply.stopped_by)):
             text += str(reply.stopped_by)
         return self.server.follow(branch.tokens, text) if text else [], text
+
+    def _with_thought(self, branch: Branch, reply: Reply) -> str:
+        """The text of a reply as the model has written it, where the server has kept its thought apart: the tokenizer's
+        marks are put around that. A thought without a text after it has not ended."""
+        thoughts = Thoughts.of(self.server.tokenizer)
+        if thoughts is None:
+            raise RemoteError(
+                "the server keeps the model's thoughts apart (reasoning_content), and the tokenizer here names no "
+                "marks for them; give the tokenizer of the model that it serves, or start the server without "
+                "a reasoning parser"
+            )
+        begin = "" if thoughts.begun(branch.tokens) else next(iter(thoughts.marks.begin), "")
+        end = f"{thoughts.marks.end[0]}{reply.text}" if reply.text else ""
+        return f"{begin}{reply.thought}{end}"
 
     def _write_eos(self, branch: Branch, figures: Sequence[tuple[float, ...]]) -> None:
         """The end-of-sequence token, where the server has left it out."""

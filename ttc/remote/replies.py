@@ -47,6 +47,7 @@ class Reply:
     tokens: its token numbers, None where the server names none. finish: "stop" or "length". stopped_by: the string or
     the token that ended it, where the server says so. figures: of each of the server's tokens, [] without
     log-probabilities. prompt_tokens, cached_tokens, generated_tokens: as the server counts, None where it does not.
+    thought: what the server has kept apart from the text, as it was thought before that; its tokens are among `tokens`.
     """
 
     text: str
@@ -57,6 +58,7 @@ class Reply:
     prompt_tokens: int | None
     cached_tokens: int
     generated_tokens: int | None
+    thought: str = ""
 
 
 def read_reply(data: Any) -> Reply:
@@ -67,7 +69,10 @@ def read_reply(data: Any) -> Reply:
         raise Passing(f"answered with {number} choices where one was asked for: {str(data)[:200]}")
     choice = choices[0]
     text, finish = choice.get("text"), choice.get("finish_reason")
-    if not isinstance(text, str):
+    thought = choice.get("reasoning_content") or choice.get("reasoning") or ""
+    if text is None and thought:
+        text = ""
+    if not isinstance(text, str) or not isinstance(thought, str):
         raise Passing(f"answered without a text: {str(choice)[:200]}")
     if finish not in ("stop", "length"):
         raise Passing(f"answered with finish_reason={finish!r} where stop or length was expected")
@@ -87,6 +92,7 @@ def read_reply(data: Any) -> Reply:
         stopped_by if isinstance(stopped_by, str | int) else None,
         figures,
         *_usage(data.get("usage")),
+        thought,
     )
 
 
@@ -99,9 +105,10 @@ def check_same_text(reply: Reply, tokenizer: Any) -> None:
     """Raise RemoteError where a reply's tokens do not read as its text: the tokenizer here is not the model's.
 
     Blanks, and texts with a character that the end of the tokens has cut, are not compared: servers treat them in ways
-    of their own. Either text may be longer, by an end string or an end-of-sequence token.
+    of their own. Either text may be longer, by an end string or an end-of-sequence token. A text whose thought was kept
+    apart is not compared.
     """
-    if not reply.tokens or "\ufffd" in reply.text:
+    if not reply.tokens or reply.thought or "\ufffd" in reply.text:
         return
     theirs = "".join(reply.text.split())
     for special in (True, False):

@@ -1,0 +1,73 @@
+"""Models that think, by their tokenizers and by what they are told to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tests.helpers.backends import FakeBackend
+from ttc.tree.branch import Branch
+
+EOS = "<eos>"
+TURNS = "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}<eos>{% endfor %}<turn>assistant\n"
+"""A chat template that has no marks, with one special token at the head of each turn."""
+
+OPENING = TURNS + "<think>\n{# </think> #}"
+"""As DeepSeek-R1 and Qwen3-Thinking have it: the prompt begins the thought."""
+
+SWITCHED = TURNS + "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+"""As Qwen3 has it: without thinking, the prompt holds an empty thought."""
+
+
+@cache
+def thinker(template: str | None = None, special: tuple[str, ...] = (), plain: tuple[str, ...] = ()) -> Any:
+    """A tokenizer of Hugging Face's kind: a token for each byte, `<turn>`, `<eos>`, and these tokens. special: they are
+    left out of texts; plain: they are not."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([AddedToken(token, special=True) for token in (EOS, "<turn>", *special)])
+    inner.add_tokens([AddedToken(token, special=False, normalized=False) for token in plain])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=EOS)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+class Thinking(FakeBackend):
+    """Branches write what they are told in a tokenizer's own tokens, and then end.
+
+    says: the text of each child of the root, or a function of a branch that gives all that it would go on to write.
+    """
+
+    def __init__(self, says: Sequence[str] | Callable[[Branch], str], tokenizer: Any, longest: int = 4000) -> None:
+        super().__init__(longest=longest)
+        self.says, self.tokenizer = says, tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=not special))
+
+    def _step(self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]) -> None:
+        if callable(self.says):
+            rest = self.encode(self.says(branch))
+        else:
+            rest = self.encode(self.says[branch.path[0]])[len(branch.generated) :]
+        reason, start = "eos" if len(rest) < limit else "length", len(branch.tokens)
+        for token in rest[:limit]:
+            branch.append(token, -1.0, 0.5)
+            branch.usage.generated_tokens += 1
+            if any(string in self.decode(branch.tokens[start:], special=True) for string in stop):
+                reason = "delimiter"
+                break
+        if reason == "eos":
+            branch.append(self.tokenizer.eos_token_id, -1.0, 0.5)
+            branch.usage.generated_tokens += 1
+            branch.finish_reason = "eos"
+        branch.end_step(reason)  # type: ignore[arg-type]

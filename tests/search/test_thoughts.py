@@ -1,0 +1,198 @@
+"""Searches over models that think: votes, budgets and probes go by answers, never by what was only thought."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from search import (
+    AdaptiveConsistency,
+    BeamSearch,
+    BestOfN,
+    BudgetForcing,
+    CertaintyProbe,
+    DeepConf,
+    Greedy,
+    SelfConsistency,
+    SelfRefine,
+    solve,
+)
+from search.certainty_probe import PROBE
+from search.selection import answer_of
+from tests.helpers.backends import Dictated
+from tests.helpers.scripted import Scores
+from tests.helpers.thinking import OPENING, SWITCHED, TURNS, Thinking, thinker
+from ttc import Branch, InvalidInput, Result, ThinkingMarks
+from ttc.text.prompt import PromptTemplate
+from verifiers import ArithmeticVerifier
+
+TAGS = ("<think>", "</think>")
+R1, QWEN3 = thinker(OPENING, plain=TAGS), thinker(SWITCHED, plain=TAGS)
+MAGISTRAL = thinker(TURNS, ("[THINK]", "[/THINK]"))
+UNDECIDED = ["The answer is 3, or not", "The answer is 3?", "</think>The answer is 4."]
+"""Two thoughts that never end, and an answer."""
+
+
+def solved(search: Any, says: Any, tokenizer: Any = R1, **options: Any) -> Result:
+    backend = Thinking(says, tokenizer)
+    result: Result = solve(search, problem="q", engine=backend, **options)
+    assert result.error is None and not backend.live
+    return result
+
+
+# ---------------------------------------------------------------- votes
+
+
+@pytest.mark.parametrize(
+    "search",
+    [SelfConsistency(n=3), AdaptiveConsistency(n=3)],
+    ids=["self_consistency", "adaptive_consistency"],
+)
+def test_a_thought_has_no_vote(search: Any) -> None:
+    result = solved(search, UNDECIDED)
+    assert result.answer == "4"
+    assert result.best is not None and result.best.text == "</think>The answer is 4."  # texts stay whole
+    assert [branch.answer_text for branch in result.branches] == [None, None, "The answer is 4."]
+
+
+def test_without_marks_the_whole_text_votes_as_before() -> None:
+    assert solved(SelfConsistency(n=3), UNDECIDED, thinking_marks=False).answer == "3"
+    assert solve(SelfConsistency(n=3), problem="q", engine=Dictated(UNDECIDED)).answer == "3"
+
+
+def test_marks_may_be_the_users_own() -> None:
+    said = ["((The answer is 3.", "((The answer is 3.", "((hm))The answer is 4."]
+    marks = ThinkingMarks("((", "))")
+    assert solve(SelfConsistency(n=3), problem="q", engine=Dictated(said), thinking_marks=marks).answer == "4"
+    with pytest.raises(InvalidInput, match="thinking_marks='auto'"):
+        solve(Greedy(), problem="q", engine=Dictated(said), thinking_marks="auto")  # type: ignore[call-overload]
+
+
+def test_marks_that_are_special_tokens_are_seen_where_texts_leave_them_out() -> None:
+    said = ["[THINK]The answer is 3.", "[THINK]The answer is 3.", "[THINK]3?[/THINK]The answer is 4."]
+    result = solved(SelfConsistency(n=3), said, MAGISTRAL)
+    assert result.answer == "4" and result.best is not None
+    assert result.best.text == "3?The answer is 4."
+    assert (result.best.thought, result.best.answer_text) == ("3?", "The answer is 4.")
+
+
+def test_an_empty_thought_in_the_prompt_makes_all_answer() -> None:
+    said = ["The answer is 3.", "The answer is 3.", "The answer is 4."]
+    template = PromptTemplate(options={"enable_thinking": False})
+    assert solved(SelfConsistency(n=3), said, QWEN3, template=template).answer == "3"
+    assert solved(SelfConsistency(n=3), said, R1).answer is None  # the prompt has begun a thought
+
+
+def test_a_custom_extract_is_given_the_answer_alone() -> None:
+    seen: list[str] = []
+    result = solved(SelfConsistency(n=3), UNDECIDED, extract=lambda text: seen.append(text) or text)
+    assert set(seen) == {"The answer is 4."} and result.answer == "The answer is 4."
+
+
+def test_the_best_rated_text_has_no_answer_while_it_thinks() -> None:
+    result = solved(BestOfN(n=3), UNDECIDED, verifier=Scores(lambda branch: -branch.path[0]))
+    assert result.answer is None and result.best is not None and result.best.text == UNDECIDED[0]
+
+
+def test_deep_conf_leaves_thoughts_out() -> None:
+    class Sure(Thinking):
+        def generate(self, branches: Sequence[Branch], *given: Any, statistics: bool = False, **options: Any) -> None:
+            super().generate(branches, *given, **options)
+            for branch in branches:
+                branch.top_k_logprobs[:] = [-9.0 if branch.path[0] < 2 else -1.0] * len(branch.generated)
+
+    result = solve(DeepConf(n=3), problem="q", engine=Sure(UNDECIDED, R1))
+    assert result.answer == "4"
+
+
+def test_a_search_of_ones_own_may_read_texts_itself() -> None:
+    @dataclass(frozen=True)
+    class Reads(Greedy):
+        def choose(self, candidates: Any, extract: Any) -> Any:
+            return candidates[0], str([extract(candidates[0].text), answer_of(candidates[0], extract)])
+
+    said = "<think>The answer is 3.</think>The answer is 4."
+    assert solved(Reads(), [said], QWEN3).answer == "['4', '4']"
+    assert solved(Reads(), [said.partition("</think>")[0]], QWEN3).answer == "[None, None]"
+
+
+# ---------------------------------------------------------------- turns and words
+
+
+def test_a_critique_counts_by_what_it_says_and_not_by_what_it_thinks() -> None:
+    turns = iter(["</think>1", "it is correct?</think>No.", "</think>2", "hm</think>It is correct.", "</think>3"])
+    assert solved(SelfRefine(attempts=4), lambda branch: next(turns)).answer == "2"
+
+
+def test_each_turn_begins_as_its_own_prompt_says() -> None:
+    turns = iter(["</think>1", "it is correct", "2"])  # neither the critique nor the second answer ends its thought
+    assert solved(SelfRefine(attempts=2), lambda branch: next(turns)).answer is None
+
+
+def test_a_probe_asks_in_the_thought_and_its_answer_counts() -> None:
+    chain = "maybe 3, or maybe 4, so I wonder which of the two it really is"
+
+    def says(branch: Branch) -> str:
+        before, asked, said = branch.text.partition(PROBE)
+        return "8}"[len(said) :] if asked else chain[len(before) :]
+
+    result = solved(CertaintyProbe(max_tokens=40, every=4), says)
+    assert result.answer == "8" and result.best is not None
+    assert result.best.answer_text == PROBE + "8}" and result.best.thought.startswith("maybe")
+
+
+def test_a_chain_that_only_thinks_has_no_answer() -> None:
+    said = "The answer is 3. No"
+    asks = CertaintyProbe(max_tokens=8, every=8, probe_tokens=1)
+    assert solved(asks, lambda branch: "" if PROBE in branch.text else said).answer is None
+
+
+def test_budget_forcing_takes_the_mark_of_the_model() -> None:
+    turns = iter(["12</think>", "13</think>", "The answer is 14."])
+    result = solved(BudgetForcing(waits=1), lambda branch: next(turns))
+    assert result.best is not None and result.best.text == "12Wait13</think>The answer is 14."
+    assert result.answer == "14"
+
+
+def test_an_answer_that_is_forced_counts_with_any_mark_or_none() -> None:
+    for tokenizer, end in ((R1, "</think>"), (MAGISTRAL, ""), (thinker(OPENING), "")):
+        turns = iter(["The answer is 12", " 14"])
+        result = solved(BudgetForcing(thinking_tokens=10), lambda branch, turns=turns: next(turns), tokenizer)
+        assert result.best is not None and result.best.text == f"The answer{end}\n\nFinal Answer: 14"
+        assert result.answer == "14"
+        assert result.best.answer_text == ("\n\nFinal Answer: 14")
+
+
+def test_the_words_that_a_reserve_pays_for_end_the_thought() -> None:
+    said = "It is 3, no, it is 4, no, it is 5, no"
+    search = BeamSearch(beam_size=1, beam_width=1, step_tokens=5, delimiter=None)
+    options: Any = {"max_tokens": 20, "reserve": 5, "final_text": "\nThe answer is"}
+    options |= {"verifier": Scores(lambda branch: 0.0)}
+    asked = solved(search, lambda b: " 7." if "\nThe" in b.text else said[len(b.text) :], **options)
+    assert asked.stopped == "budget" and asked.answer == "7"
+    options["final_text"] = ""
+    assert solved(search, lambda branch: said[len(branch.text) :], **options).answer is None
+
+
+# ---------------------------------------------------------------- ratings that read answers
+
+
+def test_an_answer_that_was_only_thought_of_is_not_rated() -> None:
+    question = "Tom has 3 boxes of 4 apples. How many?"
+    right = "3 * 4 = 12\nThe answer is 12."
+
+    def score(text: str, tokenizer: Any = R1) -> float:
+        result: Result = solve(
+            BestOfN(n=1), problem=question, engine=Thinking([text], tokenizer), verifier=ArithmeticVerifier()
+        )
+        assert result.best is not None and result.best.score is not None
+        return result.best.score
+
+    plain = score(right, thinker(TURNS))
+    assert score(f"So 5, no.</think>{right}") == plain == score(f"</think>{right}")
+    assert score(right) < plain  # the same text is all thought here
+    assert score(f"[THINK]The answer is 5.[/THINK]\n{right}", MAGISTRAL) == plain
+    assert score("The answer is 12.\n3 * 4 = 12</think>The answer is 5.") < plain

@@ -1,0 +1,307 @@
+"""What is thought and what is answer: a table of texts as models write them, with where each form comes from."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.helpers.thinking import OPENING, SWITCHED, TURNS, thinker
+from ttc import InvalidInput
+from ttc.text.answers import extract_answer
+from ttc.text.prompt import PromptTemplate
+from ttc.text.thoughts import ANY, FAMILIES, TAGS, ThinkingMarks, Thoughts, marks_of
+
+HARMONY = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|constrain|>")
+ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+NEXT = "<|end|><|start|>assistant"
+GRANITE = "... after 'Here is my thought process:' and write your response after 'Here is my response:' ..."
+R1 = "DeepSeek-R1's chat template: what follows the last </think> is content"
+
+TOKENIZERS: dict[str, Any] = {
+    "r1": lambda: thinker(OPENING, plain=("<think>", "</think>")),
+    "qwen3": lambda: thinker(SWITCHED, plain=("<think>", "</think>")),
+    "smollm3": lambda: thinker(TURNS, plain=("<think>", "</think>")),
+    "olmo3": lambda: thinker(OPENING),  # the marks are no tokens
+    "hunyuan": lambda: thinker(TURNS + "{# <think> </think> <answer> #}"),
+    "gpt-oss": lambda: thinker(TURNS + "{# <|channel|>analysis<|message|> #}", HARMONY),
+    "magistral": lambda: thinker(None, ("[THINK]", "[/THINK]")),
+    "granite": lambda: thinker(TURNS + "{# " + GRANITE + " #}"),
+    "exaone": lambda: thinker(TURNS + "<thought>\n{# </thought> #}"),
+    "seed": lambda: thinker(TURNS, ("<seed:think>", "</seed:think>")),
+    "gemma4": lambda: thinker(TURNS, ("<|channel>", "<channel|>")),
+    "command-a": lambda: thinker(
+        TURNS, ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>")
+    ),
+    "apertus": lambda: thinker(TURNS, ("<|inner_prefix|>", "<|inner_suffix|>")),
+    "kimi-vl": lambda: thinker(TURNS, plain=("◁think▷", "◁/think▷")),
+    "longcat": lambda: thinker(TURNS + "{# </longcat_think> #}"),
+    "apriel": lambda: thinker(TURNS + "Here are my reasoning steps:\n{# [BEGIN FINAL RESPONSE] #}"),
+}
+
+CASES: list[tuple[str, str, str, str | None, str]] = [
+    # model, what it writes, thought, answer, source
+    ("r1", "12? no, 18\n</think>\n\nThe result: 18", "12? no, 18\n", "\n\nThe result: 18", R1),
+    ("r1", "<think>\n12</think>18", "\n12", "18", "vLLM's deepseek_r1 parser: a beginning that is written too"),
+    ("r1", "maybe \\boxed{3}?", "maybe \\boxed{3}?", None, "the same: without </think> all is reasoning"),
+    ("r1", "", "", None, "nothing is written yet, and the prompt has begun the thought"),
+    ("r1", "a</think>", "a", "", "the thought has ended, and the answer is empty"),
+    ("r1", "</think>18", "", "18", "an empty thought"),
+    ("r1", "a</think>12</think>18", "a12", "18", R1),
+    ("r1", "a</think>12<think>b</think>18", "a12b", "18", R1),
+    ("r1", "a</think>12<think>b", "a12b", None, "the last thought has no end, so that it has no answer"),
+    ("r1", "<think><think>a</think>b</think>18", "ab", "18", "thoughts don't nest: the last end counts"),
+    ("qwen3", "<think>\n12\n</think>\n\n18", "\n12\n", "\n\n18", "Qwen3's model card: enable_thinking=True"),
+    ("qwen3", "<think>\n\n</think>\n\n18", "\n\n", "\n\n18", "Qwen3's model card: /no_think leaves empty tags"),
+    ("qwen3", "18", "", "18", "an answer without a thought, as Qwen3-Instruct-2507 writes it"),
+    ("qwen3", "<think>\n12", "\n12", None, "vLLM's qwen3 parser: the output was truncated"),
+    ("qwen3", "12</think>18", "12", "18", "an end that nothing began: all before it was thought"),
+    ("qwen3", "18</think>", "18", "", "the same, and nothing follows"),
+    ("qwen3", "18 <think>", "18 ", None, "a thought has begun again"),
+    ("qwen3", "</THINK>18 </ think>", "", "</THINK>18 </ think>", "marks are compared letter by letter"),
+    ("smollm3", "<think>\n12\n</think>\n18", "\n12\n", "\n18", "SmolLM3's vocabulary"),
+    ("olmo3", "12</think>18", "12", "18", "OLMo 3 Think: marks of several tokens, begun by the prompt"),
+    ("hunyuan", "<think>\n12\n</think>\n<answer>\n18\n</answer>", "\n12\n", "\n\n18\n", "vLLM's hunyuan_a13b parser"),
+    ("hunyuan", "<think>\n12\n</think>\n<answer>\n18", "\n12\n", "\n\n18", "the same, cut off"),
+    ("gpt-oss", f"{ANALYSIS}12{NEXT}{FINAL}18<|return|>", "12", "18", "the harmony format"),
+    ("gpt-oss", f"{ANALYSIS}12", "12", None, "the same, cut off"),
+    ("gpt-oss", f"{ANALYSIS}12{NEXT}", "12", None, "between two channels"),
+    ("gpt-oss", f"{ANALYSIS}a{NEXT}{ANALYSIS}b{NEXT}{FINAL}18", "ab", "18", "two messages of analysis"),
+    (
+        "gpt-oss",
+        f"{ANALYSIS}a{NEXT}<|channel|>commentary<|message|>b{NEXT}{FINAL}18",
+        "ab",
+        "18",
+        "a preamble in the commentary channel is not the final answer",
+    ),
+    ("gpt-oss", f"{FINAL}18", "", "18", "no analysis, as with little reasoning effort"),
+    ("gpt-oss", "analysis 12 final 18", "", "analysis 12 final 18", "the channels' names alone are words"),
+    ("magistral", "[THINK]12[/THINK]18", "12", "18", "Magistral 2507: special tokens, which texts leave out"),
+    ("magistral", "[THINK]12", "12", None, "the same, cut off"),
+    ("magistral", "18", "", "18", "the same model without its system prompt"),
+    ("granite", "Here is my thought process:\n12\n\nHere is my response:\n18", "\n12\n\n", "\n18", "Granite 3.2"),
+    ("granite", "Here's my thought process: 12 Here's my response: 18", " 12 ", " 18", "vLLM's granite parser"),
+    ("granite", "Here is my thought process: 12", " 12", None, "the same, cut off"),
+    ("granite", "18", "", "18", "Granite 3.2 with thinking=false"),
+    ("exaone", "12\n</thought>\n\n18", "12\n", "\n\n18", "EXAONE Deep: the prompt ends with <thought>"),
+    ("exaone", "12", "12", None, "the same, cut off"),
+    ("seed", "<seed:think>12</seed:think>18", "12", "18", "vLLM's seed_oss parser"),
+    ("seed", "<seed:think>12", "12", None, "the same, cut off"),
+    ("gemma4", "<|channel>thought\n12<channel|>18", "12", "18", "vLLM's gemma4 parser"),
+    ("gemma4", "<|channel>thought\n<channel|>18", "", "18", "Gemma 4 with thinking off: an empty thought"),
+    ("gemma4", "<|channel>12", "12", None, "without the label, cut off"),
+    (
+        "command-a",
+        "<|START_THINKING|>12<|END_THINKING|><|START_RESPONSE|>18<|END_RESPONSE|>",
+        "12",
+        "18",
+        "Command A Reasoning: vLLM's cohere_command parser",
+    ),
+    ("apertus", "<|inner_prefix|>12<|inner_suffix|>18", "12", "18", "vLLM's apertus parser"),
+    ("kimi-vl", "◁think▷12◁/think▷18", "12", "18", "Kimi-VL-A3B-Thinking's model card"),
+    ("longcat", "<longcat_think>12</longcat_think>18", "12", "18", "LongCat-Flash-Thinking's chat template"),
+    ("apriel", "12\n[BEGIN FINAL RESPONSE]\n18\n[END FINAL RESPONSE]", "12\n", "\n18\n", "Apriel 1.5's chat template"),
+]
+
+
+def written(model: str, text: str) -> tuple[Thoughts, list[int], bool]:
+    """How a model's texts are parted, the tokens of one, and whether the model's own prompt begins a thought."""
+    tokenizer = TOKENIZERS[model]()
+    thoughts = Thoughts.of(tokenizer)
+    assert thoughts is not None
+    prompt = PromptTemplate("{question}").tokens("What is 9 + 9?", tokenizer)
+    return thoughts, tokenizer.encode(text, add_special_tokens=False), thoughts.begun(prompt)
+
+
+@pytest.mark.parametrize(("model", "text", "thought", "answer", "source"), CASES, ids=lambda given: str(given)[:40])
+def test_what_a_model_writes_is_parted(model: str, text: str, thought: str, answer: str | None, source: str) -> None:
+    thoughts, tokens, begun = written(model, text)
+    assert thoughts.split(tokens, begun) == (thought, answer), source
+
+
+@pytest.mark.parametrize(("model", "text", "thought", "answer", "source"), CASES, ids=lambda given: str(given)[:40])
+def test_a_stream_says_nothing_that_it_takes_back(
+    model: str, text: str, thought: str, answer: str | None, source: str
+) -> None:
+    thoughts, tokens, begun = written(model, text)
+    sent = {True: "", False: ""}
+    for end in (*range(len(tokens)), None):
+        parts = thoughts.settled(tokens[:end], begun) if end is not None else thoughts.pieces(tokens, begun)
+        now = {of: "".join(piece for part, piece in parts if part is of) for of in sent}
+        assert all(now[of].startswith(sent[of]) for of in sent)
+        sent = now
+    assert len(sent[True] + sent[False]) == len(thought + (answer or ""))
+    assert sent[False].endswith(answer or "")
+    ends = sum(text.count(end) for end in thoughts.marks.end)
+    if ends + (answer is None) <= 1 and (
+        begun or text.startswith(tuple(thoughts.marks.begin))
+    ):  # no answer came before the last end
+        assert sent == {True: thought, False: answer or ""}
+
+
+def test_the_table_is_long_enough_and_has_every_family() -> None:
+    assert len(CASES) >= 40 and all(source for *_, source in CASES)
+    known = {marks_of(make()) for make in TOKENIZERS.values()}
+    assert known == {family.marks for family in FAMILIES}
+
+
+# ---------------------------------------------------------------- where a generated text begins
+
+
+@pytest.mark.parametrize(
+    ("prompt", "begun"),
+    [
+        ("<turn>user\nq<eos><turn>assistant\n<think>\n", True),  # DeepSeek-R1
+        ("<turn>user\nq<eos><turn>assistant\n<think>\n\n</think>\n\n", False),  # Qwen3, enable_thinking=False
+        ("<turn>assistant\n</think>", False),  # DeepSeek-V3.1 without thinking
+        ("<turn>user\nq<eos><turn>assistant\n", False),
+        ("<turn>user\nwhat does <think> mean?<eos><turn>assistant\n", False),  # the user's words are no thought
+        ("<turn>assistant\n<think>old</think>1<eos><turn>user\nq<eos><turn>assistant\n<think>", True),
+        ("<turn>assistant\n<think>\nLet me be careful.", True),  # words that a search has put there
+        ("Question: q\n<think>", True),  # no chat template
+        ("<think>1</think>2\n\nQuestion: q\nAnswer:", False),
+        ("", False),
+    ],
+)
+def test_the_end_of_the_prompt_says_whether_a_thought_has_begun(prompt: str, begun: bool) -> None:
+    for special, plain in (((), ("<think>", "</think>")), (("<think>", "</think>"), ())):
+        tokenizer = thinker(TURNS, special, plain)
+        thoughts = Thoughts.of(tokenizer)
+        assert thoughts is not None and thoughts.hidden == bool(special)
+        assert thoughts.begun(tokenizer.encode(prompt, add_special_tokens=False)) is begun
+
+
+def test_the_switch_of_a_chat_template_is_seen_in_its_prompt() -> None:
+    tokenizer = TOKENIZERS["qwen3"]()
+    thoughts = Thoughts.of(tokenizer)
+    assert thoughts is not None
+    for options in ({}, {"enable_thinking": False}):
+        prompt = PromptTemplate("{question}", options=options).tokens("q", tokenizer)
+        assert not thoughts.begun(prompt)
+        assert thoughts.split(tokenizer.encode("18")) == ("", "18")
+    assert "<think>\n\n</think>" in PromptTemplate(options={"enable_thinking": False}).text("q", tokenizer)
+
+
+def test_the_channels_of_gpt_oss_in_a_prompt() -> None:
+    tokenizer = TOKENIZERS["gpt-oss"]()
+    thoughts = Thoughts.of(tokenizer)
+    assert thoughts is not None and thoughts.hidden
+    for end, begun in (("", False), (ANALYSIS, True), (FINAL, False)):
+        prompt = f"<|start|>user<|message|>q<|end|><|start|>assistant{end}"
+        assert thoughts.begun(tokenizer.encode(prompt)) is begun
+
+
+# ---------------------------------------------------------------- marks
+
+
+def test_a_model_without_marks_has_none() -> None:
+    for tokenizer in (thinker(TURNS), thinker(None), object()):
+        assert marks_of(tokenizer) is None and Thoughts.of(tokenizer) is None
+
+
+def test_a_template_goes_before_the_vocabulary_and_may_come_in_several() -> None:
+    both = thinker(TURNS + "{# </thought> #}", plain=("<think>", "</think>"))
+    assert marks_of(both) == ThinkingMarks("<thought>", "</thought>")
+
+    class Several:
+        chat_template = {"default": TURNS, "thinking": OPENING}  # noqa: RUF012
+
+    assert marks_of(Several()) == TAGS
+
+
+def test_marks_are_set_by_the_user_or_switched_off() -> None:
+    tokenizer = TOKENIZERS["qwen3"]()
+    own = Thoughts.of(tokenizer, ThinkingMarks("((", "))"))
+    assert own is not None
+    assert own.split(tokenizer.encode("((12))18</think>")) == ("12", "18</think>")
+    assert Thoughts.of(tokenizer, False) is None
+    for wrong in (True, "auto", ["<think>", "</think>"]):
+        with pytest.raises(InvalidInput, match="thinking_marks="):
+            Thoughts.of(tokenizer, wrong)  # type: ignore[arg-type]
+
+
+def test_marks_that_cannot_be_are_refused() -> None:
+    assert ThinkingMarks("<a>", "</a>") == ThinkingMarks(["<a>"], ("</a>",))
+    for begin, end, message in (
+        ("<a>", (), "end is empty"),
+        ("<a>", "<a>", "'<a>' is among begin and end"),
+        ("", "</a>", "begin="),
+        ("<a>", [3], "end="),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            ThinkingMarks(begin, end)  # type: ignore[arg-type]
+
+
+def test_only_an_end_of_one_token_can_be_taken_back() -> None:
+    ends = {name: Thoughts.of(TOKENIZERS[name]()) for name in ("r1", "olmo3", "magistral", "gpt-oss")}
+    assert {name: found.end_token if found else None for name, found in ends.items()} == {
+        "r1": "</think>",
+        "olmo3": "",
+        "magistral": "[/THINK]",
+        "gpt-oss": "",
+    }
+
+
+# ---------------------------------------------------------------- answers of a text alone
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "answer", "strict"),
+    [
+        ("<think>The answer is 12... no, 18</think> The result: 18", "number", "18", None),
+        ("<think>12</think>The answer is 18.", "number", "18", "18"),
+        ("<think>is it \\boxed{3}?", "math", None, None),
+        ("is it \\boxed{3}?</think>", "math", None, None),
+        ("\\boxed{3}</think>\\boxed{4}", "math", "4", "4"),
+        ("[THINK](A)[/THINK](B)", "choice", "B", None),
+        (f"{ANALYSIS}#### 1{NEXT}{FINAL}#### 2", "number", "2", "2"),
+        ("The answer is 18.", "number", "18", "18"),
+    ],
+)
+def test_no_answer_is_read_from_a_thought(text: str, kind: str, answer: str | None, strict: str | None) -> None:
+    assert extract_answer(text, kind) == answer
+    assert extract_answer(text, kind, strict=True) == strict
+
+
+def test_the_whole_text_is_read_without_marks_and_by_marks_of_ones_own() -> None:
+    text = "<think>The answer is 12</think>"
+    assert extract_answer(text) is None and extract_answer(text, marks=None) == "12"
+    assert extract_answer("{12}18", marks=ThinkingMarks("{", "}")) == "18"
+
+
+# ---------------------------------------------------------------- hostile texts
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<think>" * 14_300, "</think>" * 12_500, "<think></think>" * 6_700, "<" * 100_000, "<think" * 16_700,
+     "Here is my " * 9_100, "<|channel|>" * 9_100, "[" * 100_000, "<|start|>assistant" * 5_600],
+    ids=lambda text: text[:12],
+)  # fmt: skip
+def test_a_hundred_thousand_characters_take_linear_time(text: str) -> None:
+    assert len(text) > 99_000
+    start = time.process_time()
+    assert ANY.split(text, begun=True) is not None and TAGS.split(text) is not None
+    extract_answer(text)
+    assert time.process_time() - start < 5  # what is quadratic takes minutes
+
+
+@pytest.mark.parametrize("words", ["<|channel|>", ANALYSIS, "<", f"{FINAL}1", "<|start|>"])
+def test_so_do_as_many_tokens(words: str) -> None:
+    tokenizer = TOKENIZERS["gpt-oss"]()
+    thoughts = Thoughts.of(tokenizer)
+    assert thoughts is not None
+    once = tokenizer.encode(words)
+    tokens = once * (20_000 // len(once))
+    start = time.process_time()
+    thoughts.split(tokens)
+    thoughts.settled(tokens)
+    thoughts.begun(tokens)
+    assert time.process_time() - start < 5
+
+
+def test_many_marks_are_all_found() -> None:
+    text = "".join(f"<think>{i}</think>{-i}" for i in range(10_000))
+    assert ANY.split(text).answer == "-9999" and extract_answer(text) == "-9999"
+    assert ANY.split(text + "<think>").answer is None

@@ -93,7 +93,7 @@ class CertaintyProbe(Search):
 
     def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
         best, answer = super().choose(candidates, extract)
-        said = None if best is None else best.answer_text
+        said: str | None = None if best is None else getattr(best, "answer_text", best.text)
         if said is not None and self.suffix in said:  # the chain may name other answers before
             answer = self.answer(said.rpartition(self.suffix)[2], extract)
         return best, answer

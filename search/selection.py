@@ -40,9 +40,6 @@ class Candidate(Protocol):
     def text(self) -> str: ...
 
     @property
-    def answer_text(self) -> str | None: ...
-
-    @property
     def path(self) -> tuple[int, ...]: ...
 
     @property
@@ -94,8 +91,9 @@ def best_first(candidates: Sequence[C], extract: Extract) -> list[C]:
 
 
 def answer_of(candidate: Candidate, extract: Extract) -> str | None:
-    """The answer of a candidate, read from what follows its thoughts; None while it still thinks."""
-    said = candidate.answer_text
+    """The answer of a candidate, read from what follows its thoughts; None while it still thinks. One that does not say
+    what it has thought (`Branch.answer_text`) is read as a whole."""
+    said: str | None = getattr(candidate, "answer_text", candidate.text)
     return None if said is None else extract(said)
 
 

@@ -55,7 +55,7 @@ def test_a_thought_has_no_vote(search: Any) -> None:
     result = solved(search, UNDECIDED)
     assert result.answer == "4"
     assert result.best is not None and result.best.text == "</think>The answer is 4."  # texts stay whole
-    assert [branch.answer_text for branch in result.branches] == [None, None, "The answer is 4."]
+    assert [branch.answer_text for branch in result.branches] == ["The answer is 4.", None, None]
 
 
 def test_without_marks_the_whole_text_votes_as_before() -> None:

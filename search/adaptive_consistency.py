@@ -75,4 +75,4 @@ def majority_probability(first: int, second: int) -> float:
     I is the regularised incomplete beta function; of whole numbers it is a sum of binomial coefficients.
     """
     n = first + second + 1
-    return sum(math.comb(n, k) for k in range(first + 1)) / 2**n
+    return float(sum(math.comb(n, k) for k in range(first + 1)) / 2**n)

@@ -117,7 +117,8 @@ class ParticleFilter(Search):
         """Whether the effective sample size, 1 / (sum of squared weights), has fallen to `ess_threshold` of all."""
         shares, counts = weights(particles, log_weights), np.array(list(particles.values()))
         size = 1 / float((shares**2 / counts).sum())
-        return size <= self.ess_threshold * counts.sum() * (1 + 1e-9)  # all equal, but for rounding
+        most = counts.sum() * (1 + 1e-9)  # all equal, but for rounding
+        return bool(size <= self.ess_threshold * most)
 
     def draw(
         self, particles: Particles, log_weights: Mapping[Branch, float], count: int, rng: np.random.Generator
@@ -135,4 +136,5 @@ def weights(particles: Particles, log_weights: Mapping[Branch, float]) -> np.nda
     """The share of each branch in the weights of all particles: softmax, times how many stand on it."""
     logs = np.array([log_weights[branch] for branch in particles], dtype=np.float64)
     shares = np.exp(logs - logs.max()) * np.array(list(particles.values()))
-    return shares / shares.sum()
+    normalised: np.ndarray = shares / shares.sum()
+    return normalised

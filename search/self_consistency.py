@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from search.base import C, Case, Search, SearchSteps, drop_gated
-from search.selection import vote
+from search.base import Case, Search, SearchSteps, drop_gated
+from search.selection import C, vote
 from ttc.protocols import Aggregation, Expand, Extract, Need, Rate, Step
 from ttc.tree.branch import Branch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from threading import RLock
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 
 class Lockable(Protocol):
@@ -25,4 +25,4 @@ def one_at_a_time(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenat
         with self.lock:
             return method(self, *args, **kwargs)
 
-    return locked
+    return cast(Callable[Concatenate[S, P], R], locked)

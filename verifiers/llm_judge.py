@@ -82,7 +82,7 @@ class LLMJudge(RewardModel):
         digits = [self._digit(grade) for grade in range(1, self.grades + 1)]
         weights = output[[token for tokens in digits for token in tokens]].double().softmax(-1).tolist()
         worth = [(grade, weight) for grade, tokens in enumerate(digits) for _ in tokens for weight in [weights.pop(0)]]
-        return sum(grade * weight for grade, weight in worth) / (self.grades - 1)
+        return float(sum(grade * weight for grade, weight in worth) / (self.grades - 1))
 
     def _digit(self, grade: int) -> list[int]:
         """The tokens that spell a grade alone."""

@@ -9,8 +9,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ttc.attention.entry import Entry
 from ttc.attention.kernels import Layer
-from ttc.attention.plan import DecodePlan, Entry, ExtendPlan, Piece
+from ttc.attention.plan import DecodePlan, ExtendPlan, Piece
 from ttc.attention.stream import KVReader
 from ttc.memory.kv import KV, LayerShape
 from ttc.memory.manager import KVMemory

@@ -71,7 +71,9 @@ def partial_attention(
     """
     fusable = visible is None and layer.softcap is None and q.shape[-1] == v.shape[-1]
     if fusable and q.device.type == "cpu" and (causal or q.shape[-2] > FEW_ROWS or k.shape[-2] < FEW_ROWS):
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=layer.scale)
+        on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        part: Partial = on_cpu(q, k, v, 0.0, causal, scale=layer.scale)
+        return part
     if fusable and q.shape[-1] <= 256 and _has_flash(q.device, q.dtype):
         out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=layer.scale)
         return out[0], out[1]

@@ -143,7 +143,8 @@ class _ByMethod(CallsAttention):
     def _own(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """The output of the module's own `_attn`."""
         key = key.transpose(2, 3) if self._method(query).transposed else key
-        return self.own._attn(self, query, key, value, mask)[0]  # type: ignore[attr-defined]
+        out: Tensor = self.own._attn(self, query, key, value, mask)[0]  # type: ignore[attr-defined]
+        return out
 
     def _method(self, query: Tensor) -> _Method:
         if self not in _METHODS:

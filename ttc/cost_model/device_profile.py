@@ -125,7 +125,7 @@ def _at(rates: Rates, rows: float) -> float:
     for low, high in pairwise(known):
         if rows <= high:
             part = log(rows / low) / log(high / low)
-            return rates[low] * (rates[high] / rates[low]) ** part
+            return float(rates[low] * (rates[high] / rates[low]) ** part)
     return rates[known[-1]]
 
 

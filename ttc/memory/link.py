@@ -38,7 +38,7 @@ class Transfer:
     def done(self) -> bool:
         """Whether nothing of it is under way any more, as far as is known without waiting."""
         if self.event is not None:
-            return self.event.query()
+            return bool(self.event.query())
         return self.future is None or self.future.done()
 
     def result(self) -> None:

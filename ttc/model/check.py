@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ttc.attention.entry import Entry
 from ttc.attention.hf_hook import IMPLEMENTATION, PLACES, Place, attending, tree_attention
 from ttc.attention.installing import attention_set_to, can_set_attention, install, uninstall
 from ttc.attention.own_code import CallsAttention
-from ttc.attention.plan import Entry, ExtendPlan, Piece
+from ttc.attention.plan import ExtendPlan, Piece
 from ttc.decoder_layers import decoder_layers
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import KV, LayerKV, LayerShape

@@ -42,7 +42,8 @@ class PackedProduct:
         return output
 
     def product(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return product
 
 
 class PackedLinear(nn.Module):

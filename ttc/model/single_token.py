@@ -37,10 +37,11 @@ def gated_delta_rule(replaced: Function) -> Function:
         **others: Any,
     ) -> tuple[Tensor, Tensor | None]:
         if initial_state is None or query.shape[1] != 1 or query.device.type != "cpu":
-            return replaced(
+            unchanged: tuple[Tensor, Tensor | None] = replaced(
                 query, key, value, g=g, beta=beta, initial_state=initial_state, output_final_state=output_final_state,
                 use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, **others,
             )  # fmt: skip
+            return unchanged
         dtype, times = query.dtype, value.shape[2] // query.shape[2]
         state = initial_state.float()
         q, k, v = (x[:, 0].float() for x in (query, key, value))  # (sequences, heads, dim)
@@ -70,7 +71,8 @@ def convolution(replaced: Function) -> Function:
         activation: str | None = None,
     ) -> Tensor:
         if hidden_states.shape[-1] != 1 or hidden_states.device.type != "cpu" or conv_state.shape[-1] != len(weight[0]):
-            return replaced(hidden_states, conv_state, weight, bias, activation)
+            unchanged: Tensor = replaced(hidden_states, conv_state, weight, bias, activation)
+            return unchanged
         seen = torch.cat((conv_state[..., 1:], hidden_states), -1)
         conv_state.copy_(seen)
         out = (seen.to(_wide(weight)) * weight.to(_wide(weight))).sum(-1, keepdim=True)

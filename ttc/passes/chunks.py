@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ttc.attention.plan import Entry, ExtendPlan, Piece, depth_first, shared_entries
+from ttc.attention.entry import Entry
+from ttc.attention.plan import ExtendPlan, Piece, depth_first, shared_entries
 from ttc.memory.kv import KV
 from ttc.memory.states import StateBatch
 from ttc.passes.runtime import Runtime

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ttc.attention.entry import Entry
 from ttc.attention.hf_hook import attending
 from ttc.attention.kernels import Layer
-from ttc.attention.plan import Entry, ExtendPlan, Piece
+from ttc.attention.plan import ExtendPlan, Piece
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import KV, LayerKV
 from ttc.memory.states import StateBatch, Tensors

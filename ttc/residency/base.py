@@ -13,7 +13,8 @@ from weakref import ReferenceType, ref
 
 import torch
 
-from ttc.attention.plan import Entry, shared_entries
+from ttc.attention.entry import Entry
+from ttc.attention.plan import shared_entries
 from ttc.attention.stream import KVReader
 from ttc.checks import check_fields
 from ttc.errors import InvalidInput

@@ -10,7 +10,8 @@ from typing import ClassVar, Self
 
 import torch
 
-from ttc.attention.plan import Entry, private_entries
+from ttc.attention.entry import Entry
+from ttc.attention.plan import private_entries
 from ttc.memory.kv import KV, LayerShape
 from ttc.memory.manager import Block
 from ttc.memory.states import State

@@ -10,8 +10,8 @@ from typing import Self
 
 import torch
 
+from ttc.attention.entry import Entry
 from ttc.attention.inputs import Regenerate
-from ttc.attention.plan import Entry
 from ttc.attention.stream import KVReader, Unit
 from ttc.cost_model.capture import (
     CaptureTimes,

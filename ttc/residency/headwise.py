@@ -9,7 +9,7 @@ from typing import Self
 
 import torch
 
-from ttc.attention.plan import Entry
+from ttc.attention.entry import Entry
 from ttc.attention.stream import KVReader, Unit, View
 from ttc.memory.kv import KV, LayerShape
 from ttc.memory.tails import Tails

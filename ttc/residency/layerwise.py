@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import ceil
 
-from ttc.attention.plan import Entry, private_entries, shared_entries
+from ttc.attention.entry import Entry
+from ttc.attention.plan import private_entries, shared_entries
 from ttc.attention.stream import Unit
 from ttc.memory.kv import KV
 from ttc.memory.manager import Block

@@ -10,7 +10,7 @@ from math import ceil
 
 import torch
 
-from ttc.attention.plan import Entry
+from ttc.attention.entry import Entry
 from ttc.attention.stream import KVReader, Unit, View
 from ttc.memory.kv import LayerShape
 from ttc.memory.manager import Block, KVMemory

@@ -8,7 +8,7 @@ from typing import Self
 
 import torch
 
-from ttc.attention.plan import Entry
+from ttc.attention.entry import Entry
 from ttc.attention.stream import KVReader
 from ttc.errors import InvalidInput
 from ttc.memory.kv import KV, LayerShape

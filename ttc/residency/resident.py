@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ttc.attention.plan import Entry
+from ttc.attention.entry import Entry
 from ttc.attention.stream import KVReader
 from ttc.memory.kv import KV, LayerShape
 from ttc.memory.manager import KVMemory

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ttc.attention.entry import Entry
 from ttc.attention.fused import SWITCH
 from ttc.attention.kernels import Layer
-from ttc.attention.plan import DecodePlan, Entry
+from ttc.attention.plan import DecodePlan
 from ttc.memory.kv import LayerShape
 from ttc.memory.manager import KVMemory
 

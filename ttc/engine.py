@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from math import inf
 from os import PathLike
@@ -18,8 +19,10 @@ from ttc.approximate.early_exit import EarlyExit, ExitReport, score_with_exit
 from ttc.approximate.similar_prompts import share_similar
 from ttc.attention.installing import lent
 from ttc.checks import check_kind, check_whole
+from ttc.errors import UnsupportedModel
 from ttc.locking import one_at_a_time
 from ttc.memory.manager import KVMemory
+from ttc.model.adapters import check_adapters
 from ttc.model.binding import bind_policy
 from ttc.model.choice import Choice, runner_for
 from ttc.model.device_map import DeviceMap, devices_of
@@ -90,6 +93,7 @@ class Engine:
         self.batches: WeakSet[RunningBatch] = WeakSet()
         self.calls, self.lock = 0, RLock()
         self.chosen: Chosen | None = None  # what memory="auto" came to
+        self._refused: UnsupportedModel | None = None  # for what was made of the model after load
 
     @classmethod
     def from_pretrained(
@@ -292,14 +296,15 @@ class Engine:
         """
         batch = self.running_batch()
         batch.add(branches, max_tokens, stop=stop, end=end, sampling=sampling, statistics=statistics)
-        while len(batch):
-            batch.step()
+        batch.finish()
         self._trim()
 
     @one_at_a_time
     def running_batch(self, max_rows: int | None = None) -> RunningBatch:
         """A batch that branches join and leave while others decode, at most `max_rows` at once (see `RunsBatches`)."""
-        return RunningBatch(self.runtime, self.gate, self.lock, self._with_kv_present, self.batches, max_rows)
+        present, follow = self._with_kv_present, partial(self._follow_model, samples=False)
+        calls = present, follow
+        return RunningBatch(self.runtime, self.gate, self.lock, *calls, self.batches, max_rows)
 
     # ---------------------------------------------------------------- scoring
 
@@ -362,6 +367,7 @@ class Engine:
     @contextmanager
     def _with_kv_present(self, branches: Sequence[Branch], wake: bool = True) -> Iterator[None]:
         """Keep the cache within its capacity around a call, and have the KV of `branches` there meanwhile."""
+        self._follow_model()
         self.calls += 1
         for branch in branches:
             branch.used_at = self.calls
@@ -375,6 +381,27 @@ class Engine:
             yield
         finally:
             self._trim()
+
+    def _follow_model(self, samples: bool = True) -> None:
+        """Where the model is another one than in the last call (adapters, weights, code), let go of
+        all KV: for the branches that go on it is computed again, by the model as it is now.
+
+        samples: see `Watch.unchanged`. Raises UnsupportedModel while the model has adapters that
+        cannot be served.
+        """
+        if not self.runner.watch.unchanged(samples=samples):
+            for batch in list(self.batches):
+                if batch.runtime is self.runtime:
+                    batch.interrupt()
+            for branch in list(self.live):
+                self.tree.move(branch, self.tree.trunk)
+            self._refused = None
+            try:
+                check_adapters(self.model)
+            except UnsupportedModel as error:
+                self._refused = error
+        if self._refused is not None:
+            raise self._refused
 
     def _trim(self, at_work: Sequence[Branch] = ()) -> None:
         """Keep the cache within its capacity, without the KV of these branches and of those that decode."""

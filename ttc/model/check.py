@@ -25,6 +25,7 @@ from ttc.attention.plan import ExtendPlan, Piece
 from ttc.decoder_layers import decoder_layers
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import KV, LayerKV, LayerShape
+from ttc.model.cache_windows import SINGLE_TOKENS, check_windows, generates_cache, keeps_windows, last_logits
 from ttc.model.device_map import is_spread
 from ttc.model.extras import Extras, all_chosen
 from ttc.model.masks import Sight, check_masks, stated_windows
@@ -164,10 +165,14 @@ class _Check:
             self._check_layers(record.calls, recurrent)
             sights = check_masks(record.calls, self.windows, self.most, self._long_masks)
             self._place(record.calls, sights)
+            numbered = [call.layer for call in record.calls]
+            check_windows(self.model, zip(numbered, sights, strict=True), self.most)
             for number, call in enumerate(record.calls):
                 with weights_on(call.query.device, call.module):
                     self._check_function(number, call, own)
         self.same("its logits differ between its own and its eager attention", plain, logits, 1e-3, 0.25)
+        if recurrent is None:
+            self._check_cache(ids, plain[:, -1])
         with attention_set_to(self.model, REPLAY) if dispatches else nullcontext():
             if recurrent is None:
                 self._check_packed(record, ids, logits)
@@ -179,6 +184,17 @@ class _Check:
             widths = key.shape[1], key.shape[3], call.value.shape[3]
             shapes.append(LayerShape(*widths, sight.window, chunk=sight.chunk, device=device))
         return tuple(shapes), recurrent
+
+    def _check_cache(self, ids: Tensor, expected: Tensor) -> None:
+        """The cache of `generate` gives what one run gives, where the check is longer than its windows."""
+        cache = generates_cache(self.model)
+        windows = [] if cache is None else keeps_windows(cache)
+        if windows and self.tree.tokens >= 2 * max(windows) + SINGLE_TOKENS:
+            try:
+                found = last_logits(self.model, cache, ids)
+            except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+                return  # its generate cannot have run with this cache either
+            self.same("its logits differ between one run and its own cache", expected, found, 1e-3, 0.25)
 
     def _check_packed(self, record: Recorder, ids: Tensor, logits: Tensor) -> None:
         """The model over packed rows in reverse order, against the record."""

@@ -17,7 +17,7 @@ from ttc.errors import UnsupportedModel
 from ttc.memory.kv import LayerShape
 from ttc.model.program import Program, layers_kernel
 from ttc.model.runner import HuggingFaceRunner
-from ttc.model.structure import Decoder, Unchanged
+from ttc.model.structure import Decoder
 from ttc.trace import Trace
 
 ROWS = 16
@@ -29,9 +29,9 @@ VECTOR_BYTES = 64
 class FusedRunner:
     """Runs a model of Llama's kind on a CPU from the weights of its modules, which stay as they are.
 
-    A pass goes through the modules instead while anything about them is not as it was at load: hooks, other modules or
-    weights in their place, adapters. Raises UnsupportedModel when its numbers are not of a kind that the compiled code
-    multiplies.
+    A pass goes through the modules instead while anything about them is not as it was at load:
+    hooks, adapters, other modules or weights in their place, other attributes or code (see `Watch`).
+    Raises UnsupportedModel when its numbers are not of a kind that the compiled code multiplies.
     """
 
     def __init__(self, modules: HuggingFaceRunner, decoder: Decoder):
@@ -46,7 +46,7 @@ class FusedRunner:
         if function is None:
             raise UnsupportedModel("numba cannot be imported")
         self._function: int = function
-        self._unchanged = Unchanged(self.model)
+        self.watch = modules.watch
         self._program: Program | None = None
         self._described: tuple[ref[Plan], Program, Calls] | None = None
         self._layers = [
@@ -58,7 +58,7 @@ class FusedRunner:
     def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
         """See `ModelRunner.forward`. Raises UnsupportedModel when the model's attention is no longer the engine's."""
         self.modules.check_attention()
-        if not self._unchanged():
+        if not self.watch.may_leave_out_modules():
             self.modules.trace = self.trace
             return self.modules.forward(tokens, plan, keep)
         start, rows = perf_counter(), len(tokens)

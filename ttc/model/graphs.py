@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary, proxy
 
 import numpy as np
@@ -20,7 +20,7 @@ from ttc.attention.hf_hook import attending
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.plan import DecodePlan, Plan
 from ttc.memory.upload import upload
-from ttc.model.structure import Unchanged
+from ttc.model.unchanged import Noted, Watch
 
 SWITCH = "TTC_GRAPHS"
 """The environment variable that turns graphs off when it is 0."""
@@ -97,7 +97,7 @@ class _Recorded:
     ids: Tensor
     positions: Tensor
     logits: Tensor
-    unchanged: Unchanged
+    model: Noted
 
 
 class Graphs:
@@ -107,16 +107,18 @@ class Graphs:
     takes every layer. The positions are the plan's own on the device, which it advances there; so a pass is one small
     copy and one launch. A plan's graph goes with it.
 
-    Passes run without graphs while the model has hooks, adapters or other weights than at the recording. For good they
-    do so, with one warning, after a recording that failed or a first replay that gave something else than the modules.
+    Passes run without graphs while the model has hooks or adapters, and those of a plan once the
+    model has changed since its recording. For good they do so, with one warning, after a recording that
+    failed or a first replay that gave something else than the modules.
 
     A pass may run twice, which stores the same keys and values again; so models whose layers keep a state get none.
 
-    model: a transformers model, all on `device`. reason: why there are no graphs any more, "" while there are.
+    watch: follows a transformers model that is all on `device`. reason: why there are no graphs any
+    more, "" while there are.
     """
 
-    def __init__(self, model: Any, device: torch.device, recorder: Recorder | None = None):
-        self.model, self.device = model, device
+    def __init__(self, watch: Watch, device: torch.device, recorder: Recorder | None = None):
+        self.watch, self.model, self.device = watch, cast(Any, watch.model), device
         self.recorder: Recorder = recorder or CudaRecorder(device)
         self.reason = ""
         self._checked = False  # a replay has given what the modules give
@@ -133,7 +135,7 @@ class Graphs:
         if isinstance(known, int):
             self._plans[plan] = known + 1
             return None if known < AFTER else self._record(tokens, plan)
-        if self._may_differ(known.unchanged):
+        if self._may_differ(known.model):
             self._plans[plan] = None
             return None
         return self._replay(known, tokens, plan)
@@ -141,11 +143,11 @@ class Graphs:
     def _record(self, tokens: Sequence[int], plan: DecodePlan) -> Tensor | None:
         """Run a pass, and record it for later ones."""
         self._plans[plan] = None
-        unchanged, fused = Unchanged(self.model, ("_parameters", "_buffers")), plan.fused
-        if not isinstance(fused, TritonAttention) or not _is_fixed(plan) or self._may_differ(unchanged):
+        noted, fused = self.watch.last, plan.fused
+        if not isinstance(fused, TritonAttention) or not _is_fixed(plan) or self._may_differ(noted):
             return None
         ids, positions, by_kernel = self._upload(tokens), fused.positions, _ByKernel(plan)
-        if positions is None or any(type(m).__module__.startswith("peft.") for m in unchanged.modules):
+        if positions is None or any(type(m).__module__.startswith("peft.") for m in noted.modules):
             return None  # adapters are switched on and off without a trace in the modules
 
         def run() -> Tensor:
@@ -159,7 +161,7 @@ class Graphs:
         except Exception as error:
             self._give_up(f"a pass could not be recorded ({error.__context__ or error})")
             return None
-        self._plans[plan] = _Recorded(graph, ids, positions, logits, unchanged)
+        self._plans[plan] = _Recorded(graph, ids, positions, logits, noted)
         return result
 
     def _replay(self, recorded: _Recorded, tokens: Sequence[int], plan: DecodePlan) -> Tensor:
@@ -183,9 +185,10 @@ class Graphs:
     def _upload(self, tokens: Sequence[int]) -> Tensor:
         return upload([np.array(tokens, np.int64)], self.device)[0]
 
-    def _may_differ(self, unchanged: Unchanged) -> bool:
+    def _may_differ(self, noted: Noted) -> bool:
         """Whether the modules may do something else than they did, or than a graph can repeat."""
-        return not unchanged() or self.model.training or os.environ.get(SWITCH) == "0"
+        changed = noted is not self.watch.last or noted.taken_over()
+        return changed or self.model.training or os.environ.get(SWITCH) == "0"
 
     def _give_up(self, reason: str) -> None:
         self.reason = " ".join(reason.split())
@@ -252,11 +255,12 @@ def _gap(expected: Tensor, found: Tensor) -> float:
     return float(gap.nan_to_num(float("inf")))
 
 
-def graphs_for(model: Any, device: torch.device) -> Graphs | None:
+def graphs_for(watch: Watch, device: torch.device) -> Graphs | None:
     """The graphs of a model's decode passes; None where there are none: on a CPU, with weights in several places, and
     with quantized ones, whose kernels may wait for the host."""
+    model = watch.model
     if device.type != "cuda" or getattr(model, "is_quantized", False):
         return None
     if any(weight.device != device for weight in model.parameters()):
         return None
-    return Graphs(model, device)
+    return Graphs(watch, device)

@@ -16,12 +16,14 @@ from ttc.attention.plan import Plan
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import LayerShape
 from ttc.memory.upload import upload
+from ttc.model.adapters import check_adapters
 from ttc.model.check import examine
 from ttc.model.device_map import check_places, is_spread
 from ttc.model.extras import Extras
 from ttc.model.graphs import graphs_for
 from ttc.model.quantized import check_rows_apart
 from ttc.model.recurrent import Recurrent
+from ttc.model.unchanged import Watch
 from ttc.trace import Trace
 
 
@@ -29,10 +31,12 @@ class ModelRunner(Protocol):
     """Runs a decoder over packed rows whose attention goes by a plan.
 
     shapes: what each attention layer stores per token. recurrent: the layers that keep a state instead, None for none.
+    watch: notices changes of the model.
     trace: where each pass leaves a span of time, None for nowhere.
     """
 
     model: Any
+    watch: Watch
     shapes: tuple[LayerShape, ...]
     recurrent: Recurrent | None
     device: torch.device
@@ -54,6 +58,7 @@ class HuggingFaceRunner:
 
     def __init__(self, model: Any):
         check_places(model)
+        check_adapters(model)
         check_rows_apart(model)
         self.model = model.eval()
         self.reason, self.streamed_layer_bytes = "", 0
@@ -66,7 +71,8 @@ class HuggingFaceRunner:
         self.trace: Trace | None = None
         self.extras = Extras(model)
         by_modules = self.recurrent is not None or bool(self.extras)
-        self.graphs = None if by_modules else graphs_for(model, self.device)
+        self.watch = Watch(model)
+        self.graphs = None if by_modules else graphs_for(self.watch, self.device)
 
     def check_attention(self) -> None:
         """Raises UnsupportedModel when the model's attention is no longer the engine's."""

@@ -7,7 +7,7 @@ very code of one of these is of that kind, whatever it is called; one that does 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -140,30 +140,3 @@ def _content(code: CodeType) -> tuple[Any, ...]:
         code.co_varnames,
         tuple(_content(c) if isinstance(c, CodeType) else c for c in constants),
     )
-
-
-class Unchanged:
-    """Notices whether a model has been changed since: hooks, modules put in place of others, weights moved, replaced or
-    of another type.
-
-    kinds: which tensors of its modules have to stay where they are.
-    """
-
-    def __init__(self, model: nn.Module, kinds: Sequence[str] = ("_parameters",)):
-        self.modules = list(model.modules())
-        self.hooks = [hooks for m in self.modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
-        self.children = [(m._modules, dict(m._modules)) for m in self.modules if m._modules]
-        self.own = [vars(m) for m in self.modules]
-        self.tensors = [tensors for m in self.modules for kind in kinds if (tensors := vars(m)[kind])]
-        self.places = self._places()
-
-    def __call__(self) -> bool:
-        return (
-            not any(self.hooks)
-            and all(now == before for now, before in self.children)
-            and not any("forward" in own for own in self.own)
-            and self._places() == self.places
-        )
-
-    def _places(self) -> list[int]:
-        return [t.data_ptr() for tensors in self.tensors for t in tensors.values() if t is not None]

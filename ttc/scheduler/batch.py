@@ -37,6 +37,7 @@ class RunningBatch:
     What a branch decodes does not depend on who decodes with it.
 
     gate: stops branches that have fallen behind. lock: held during each call. present: has the KV of branches there.
+    follow: asked before a token; where the model has changed it lets go of all KV.
     batches: all batches of the engine. Where two of them do not find room side by side, they take turns.
     max_rows: the most branches that decode at once, None for no limit; those of one call of `add` are never parted.
     """
@@ -47,6 +48,7 @@ class RunningBatch:
         gate: Gate | None,
         lock: RLock,
         present: Callable[[Sequence[Branch]], AbstractContextManager[None]],
+        follow: Callable[[], None],
         batches: WeakSet[RunningBatch],
         max_rows: int | None = None,
     ):
@@ -54,6 +56,7 @@ class RunningBatch:
         self.gate = gate
         self.lock = lock
         self.present = present
+        self.follow = follow
         self.batches = batches
         self.admission = Admission(runtime, gate, max_rows)
         self.running_tails = RunningTails(runtime)
@@ -97,9 +100,31 @@ class RunningBatch:
     def step(self) -> list[Branch]:
         """Decode one token for every branch at work, and return those whose step is over; a group that its policy keeps
         decodes its whole step. If anything is raised, every branch keeps what it has decoded, and the batch is empty.
+
+        Where the model has changed since the last call, as by another adapter, the KV of all branches
+        is computed again first, by the model as it is now.
         """
+        with self.lock:
+            try:
+                self.follow()
+                if lost := [row.branch for row in self.admission if row.filled]:
+                    with self.present(lost):
+                        pass
+            except BaseException:
+                self.close()
+                raise
+            return self._token()
+
+    @torch.inference_mode()
+    def finish(self) -> None:
+        """Decode until every step is over, for a caller that leaves the model alone meanwhile."""
+        with self.lock:
+            while len(self):
+                self._token()
+
+    def _token(self) -> list[Branch]:
         charged: list[Branch] = []
-        with self.lock, self.runtime.metered(charged):
+        with self.runtime.metered(charged):
             try:
                 charged += [row.branch for row in self.schedule()]
                 ended = list[Branch]()
@@ -140,6 +165,12 @@ class RunningBatch:
     def make_way(self) -> None:
         """Other passes are about to run: where these may need the room, tails become segments, and all wait."""
         if self.rows and not self.runtime.residency.roomy:
+            self.preempt()
+
+    @torch.inference_mode()
+    def interrupt(self) -> None:
+        """All rows wait, and tails become segments."""
+        if self.at_work:
             self.preempt()
 
     @property

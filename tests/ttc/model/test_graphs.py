@@ -123,7 +123,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 def engine_over(recorder: StandIn | None, model: Any = None, **options: Any) -> Engine:
     engine = Engine(model or small(1), Letters(), **options)
     assert isinstance(engine.runner, HuggingFaceRunner)
-    engine.runner.graphs = None if recorder is None else Graphs(engine.model, CPU, recorder)
+    engine.runner.graphs = None if recorder is None else Graphs(engine.runner.watch, CPU, recorder)
     return engine
 
 
@@ -294,7 +294,7 @@ def test_plans_that_read_from_the_host_are_not_recorded(recorder: StandIn) -> No
 def test_without_a_gpu_there_are_no_graphs() -> None:
     engine = make_engine()
     assert isinstance(engine.runner, HuggingFaceRunner) and engine.runner.graphs is None
-    assert graphs_for(engine.model, torch.device("cuda", 0)) is None  # its weights are elsewhere
+    assert graphs_for(engine.runner.watch, torch.device("cuda", 0)) is None  # its weights are elsewhere
 
 
 def test_a_recording_that_breaks_off_is_ended_and_named_by_its_first_error(monkeypatch: pytest.MonkeyPatch) -> None:

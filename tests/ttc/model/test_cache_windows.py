@@ -1,0 +1,114 @@
+"""Where `generate` with its cache and a run without one differ, a model is refused with the way out."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from transformers.cache_utils import DynamicSlidingWindowLayer
+
+from tests.helpers.engines import GREEDY
+from tests.helpers.models import COMMON, build, prompt, small
+from ttc import Engine, UnsupportedModel
+from ttc.model.cache_windows import generates_cache, last_logits
+from ttc.model.check import check_model
+from ttc.model.headed import HeadedModel
+
+
+def model_of(config_class: Any, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    model = hf.AutoModelForCausalLM.from_config(config_class(**(COMMON | settings))).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def generated(model: Any, tokens: list[int], count: int) -> list[int]:
+    """What transformers' own greedy `generate` writes."""
+    ids = torch.tensor([tokens])
+    options = {"max_new_tokens": count, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    return model.generate(ids, **options)[0, len(tokens) :].tolist()
+
+
+CONTRADICTIONS = {
+    "llama": (hf.LlamaConfig, {"sliding_window": 8}, "sliding_window"),
+    "llama, a long window": (hf.LlamaConfig, {"sliding_window": 200}, "sliding_window"),
+    "llama, chunks": (hf.LlamaConfig, {"attention_chunk_size": 8}, "attention_chunk_size"),
+    "olmo 2": (hf.Olmo2Config, {"sliding_window": 8}, "sliding_window"),
+    "layer types": (
+        hf.LlamaConfig,
+        {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]},
+        "layer_types",
+    ),
+    "a window of one token": (hf.MistralConfig, {"sliding_window": 1}, "sliding_window"),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_a_window_that_only_the_cache_applies_is_refused_with_the_way_out(name: str) -> None:
+    config_class, settings, field = CONTRADICTIONS[name]
+    reason = rf"(?s)transformers contradicts itself.*{field} .*config\.json"
+    with pytest.raises(UnsupportedModel, match=reason):
+        Engine(model_of(config_class, **settings), None)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama, chunks", "olmo 2"])
+def test_the_way_out_leads_to_what_generate_gives(name: str) -> None:
+    config_class, settings, field = CONTRADICTIONS[name]
+    model, tokens = model_of(config_class, **settings), prompt(1, 20)
+    assert generated(model, tokens, 12) != generated(model_of(config_class), tokens, 12)
+    setattr(model.config, field, None)
+    engine = Engine(copy.deepcopy(model), None)
+    branch = engine.root(tokens)
+    engine.generate([branch], 12, sampling=GREEDY)
+    assert branch.generated == generated(model, tokens, 12)
+
+
+@pytest.mark.parametrize(
+    ("config_class", "settings"),
+    [
+        (hf.LlamaConfig, {"sliding_window": 256}),  # its context
+        (hf.LlamaConfig, {"sliding_window": 8, "layer_types": ["full_attention"] * 2}),
+        (hf.MistralConfig, {"sliding_window": 2}),
+        (hf.MistralConfig, {"sliding_window": 8}),
+        (hf.Qwen2Config, {"sliding_window": 8, "use_sliding_window": False}),
+        (hf.Qwen2Config, {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}),
+    ],
+)
+def test_windows_that_both_apply_or_neither_are_served_as_generate_does(
+    config_class: Any,
+    settings: dict[str, Any],
+) -> None:
+    model, tokens = model_of(config_class, **settings), prompt(1, 20)
+    engine = Engine(copy.deepcopy(model), None)
+    branch = engine.root(tokens)
+    engine.generate([branch], 12, sampling=GREEDY)
+    assert branch.generated == generated(model, tokens, 12)
+
+
+def test_a_cache_that_gives_something_else_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = DynamicSlidingWindowLayer.update
+
+    def forgetful(self: Any, keys: Any, values: Any, *args: Any, **options: Any) -> Any:
+        keys, values = own(self, keys, values, *args, **options)
+        return keys, values.flip(2) if values.shape[2] == self.sliding_window else values
+
+    check_model(build("mistral"))
+    monkeypatch.setattr(DynamicSlidingWindowLayer, "update", forgetful)
+    with pytest.raises(UnsupportedModel, match="logits differ between one run and its own cache"):
+        check_model(build("mistral"))
+
+
+def test_the_cache_runs_token_by_token_at_the_end_as_in_generate() -> None:
+    model, ids = build("gpt_oss"), torch.tensor([prompt(1, 30), prompt(2, 30)])
+    found = last_logits(model, generates_cache(model), ids)
+    with torch.no_grad():
+        assert torch.allclose(found, model(ids, use_cache=False).logits[:, -1], atol=1e-3)
+
+
+def test_a_reward_model_does_not_generate_so_no_cache_says_anything_else() -> None:
+    model = model_of(hf.LlamaConfig, sliding_window=8)
+    check_model(HeadedModel(model.model, torch.nn.Linear(32, 1)))
+    assert generates_cache(small()) is not None

@@ -1,0 +1,188 @@
+"""What of a model's changes is noticed, and what is no change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.llama import modeling_llama
+
+from tests.helpers.engines import GREEDY, make_engine
+from tests.helpers.models import build, prompt, small
+from ttc.attention.installing import install, lent
+from ttc.model.unchanged import Watch
+
+
+def a_weight_in_place(model: Any) -> None:
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2)
+
+
+def a_row_of_a_weight(model: Any) -> None:
+    with torch.no_grad():
+        model.model.embed_tokens.weight[3] = 0
+
+
+def a_weight_in_inference_mode(model: Any) -> None:
+    with torch.inference_mode():
+        model.model.norm.weight.add_(1)
+
+
+def a_weight_through_data(model: Any) -> None:
+    model.model.layers[0].mlp.down_proj.weight.data.mul_(2)
+
+
+def a_weights_data(model: Any) -> None:
+    weight = model.lm_head.weight
+    weight.data = weight.data.clone()
+
+
+def another_weight(model: Any) -> None:
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach())
+
+
+def a_bias_where_none_was(model: Any) -> None:
+    model.lm_head.bias = nn.Parameter(torch.ones(model.lm_head.out_features))
+
+
+def a_buffer(model: Any) -> None:
+    model.model.rotary_emb.inv_freq.mul_(2)
+
+
+def a_state_dict(model: Any) -> None:
+    model.load_state_dict({name: 2 * weight for name, weight in model.state_dict().items()})
+
+
+def a_hook(model: Any) -> None:
+    model.lm_head.register_forward_pre_hook(lambda module, args: args)
+
+
+def a_module(model: Any) -> None:
+    model.model.layers[0].mlp.act_fn = nn.ReLU()
+
+
+def a_class(model: Any) -> None:
+    kind = type(model.model.norm)
+    model.model.norm.__class__ = type("Other", (kind,), {})
+
+
+def a_forward(model: Any) -> None:
+    model.model.norm.forward = lambda x: x
+
+
+def a_scale(model: Any) -> None:
+    model.model.layers[1].self_attn.scaling *= 2
+
+
+def a_part_of_a_dictionary(model: Any) -> None:
+    model.model.scales["one"] = 2.0
+
+
+CHANGES = [
+    a_weight_in_place,
+    a_row_of_a_weight,
+    a_weight_in_inference_mode,
+    a_weight_through_data,
+    a_weights_data,
+    another_weight,
+    a_bias_where_none_was,
+    a_buffer,
+    a_state_dict,
+    a_hook,
+    a_module,
+    a_class,
+    a_forward,
+    a_scale,
+    a_part_of_a_dictionary,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_noticed_once(change: Callable[[Any], None]) -> None:
+    model = small()
+    model.model.scales = {"one": 1.0}
+    watch = Watch(model)
+    assert watch.unchanged() and watch.unchanged()
+    change(model)
+    assert not watch.unchanged()
+    assert watch.unchanged()
+
+
+@pytest.mark.parametrize("name", ["LlamaMLP", "LlamaAttention"])
+def test_code_that_is_replaced_for_a_whole_class_is_noticed(
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch, kind = Watch(small()), getattr(modeling_llama, name)
+    forward = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda *args, **options: forward(*args, **options))
+    assert not watch.unchanged()
+    assert not watch.as_at_load
+
+
+def test_a_function_that_modules_call_by_name_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(small())
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, k, cos, sin: (q, k))
+    assert not watch.unchanged()
+
+
+def test_numbers_that_change_leave_the_structure_as_it_was() -> None:
+    model = small()
+    watch = Watch(model)
+    a_weight_in_place(model)
+    assert not watch.unchanged()
+    assert watch.as_at_load
+    a_scale(model)
+    assert not watch.unchanged()
+    assert not watch.as_at_load
+    model.model.layers[1].self_attn.scaling /= 2
+    assert not watch.unchanged()
+    assert watch.as_at_load
+
+
+def test_numbers_through_data_are_seen_by_samples_alone() -> None:
+    model = small()
+    watch = Watch(model)
+    a_weight_through_data(model)
+    assert watch.unchanged(samples=False)
+    assert not watch.unchanged()
+
+
+@pytest.mark.parametrize("value", [float("nan"), 0.0])
+def test_a_weight_is_equal_to_itself_whatever_its_numbers_are(value: float) -> None:
+    model = small()
+    with torch.no_grad():
+        model.lm_head.weight.fill_(value)
+    watch = Watch(model)
+    assert watch.unchanged()
+
+
+def test_weights_of_many_types_and_made_in_inference_mode_are_followed() -> None:
+    with torch.inference_mode():
+        model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3).bfloat16()])
+    model.register_buffer("eight", torch.ones(3).to(torch.float8_e4m3fn))
+    model.register_buffer("empty", torch.ones(0))
+    watch = Watch(model)
+    assert watch.unchanged()
+    with torch.inference_mode():
+        model[1].weight.mul_(2)
+    assert not watch.unchanged()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gptj", "gpt_oss"])
+def test_calls_of_an_engine_and_lending_the_model_are_no_changes(family: str) -> None:
+    model = build(family)
+    install(model)
+    engine = make_engine()
+    engine = type(engine)(model, engine.tokenizer)
+    watch = engine.runner.watch
+    branch = engine.root(prompt(1, 12))
+    engine.generate([branch], 3, sampling=GREEDY)
+    assert watch.unchanged()
+    with lent(model):
+        ids = torch.tensor([prompt(1, 12)])
+        model.generate(ids, max_new_tokens=2, attention_mask=torch.ones_like(ids))
+    assert watch.unchanged()

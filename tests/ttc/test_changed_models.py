@@ -1,0 +1,170 @@
+"""KV of a model that has changed since is never used: the model as it is now computes it again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers.models.llama import modeling_llama
+
+from tests.helpers.engines import GREEDY, make_engine
+from tests.helpers.exactness import assert_like_plain
+from tests.helpers.models import prompt, small
+from tests.helpers.ownership import assert_whole
+from tests.helpers.tokenizers import Letters
+from ttc import BlockCache, Engine, Paged, Sharing
+from ttc.model.fused_runner import FusedRunner
+
+
+def heavier(model: Any) -> None:
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.mul_(3)
+
+
+def sharper(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.scaling *= 4
+
+
+def heavier_through_data(model: Any) -> None:
+    model.model.layers[0].self_attn.v_proj.weight.data.mul_(3)
+
+
+CHANGES = [heavier, sharper, heavier_through_data]
+
+
+def both(change: Callable[[Any], None], **options: Any) -> tuple[Engine, Any]:
+    """An engine with a live branch, both changed after it was made, and a plain model like it."""
+    plain = small(2, 128)
+    engine = Engine(copy.deepcopy(plain), Letters(), **options)
+    engine.kept = engine.root(prompt(1, 20))  # type: ignore[attr-defined]
+    engine.generate([engine.kept], 4, sampling=GREEDY)  # type: ignore[attr-defined]
+    for model in (engine.model, plain):
+        change(model)
+    return engine, plain
+
+
+@pytest.mark.parametrize("runner", ["modules", "fused"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_new_root_shares_nothing_with_the_model_of_before(
+    change: Callable[[Any], None],
+    runner: Any,
+) -> None:
+    engine, plain = both(change, runner=runner)
+    root = engine.root(prompt(1, 20))
+    assert root.usage.shared_tokens == 0
+    engine.generate([root], 6, sampling=GREEDY)
+    assert_like_plain(plain, root)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"runner": "fused"},
+        {"sharing": Sharing("none")},
+        {"cache": BlockCache(4, 4)},
+        {"memory": Paged(1, block_tokens=8)},
+    ],
+    ids=["plain", "fused", "none shared", "evicting", "paged"],
+)
+def test_a_branch_goes_on_as_the_model_that_is_there_now(
+    change: Callable[[Any], None],
+    options: Any,
+) -> None:
+    engine, plain = both(change, **options)
+    (old,) = engine.fork(engine.kept, 1)  # type: ignore[attr-defined]
+    before = len(old.tokens)
+    engine.generate([old], 5, sampling=GREEDY)
+    with torch.no_grad():
+        expected = plain(torch.tensor([old.tokens]), use_cache=False).logits[0].log_softmax(-1)
+    for place in range(before, len(old.tokens)):
+        assert old.tokens[place] == int(expected[place - 1].argmax())
+        logprob = old.logprobs[place - old.prompt_length]
+        assert abs(logprob - float(expected[place - 1, old.tokens[place]])) < 1e-3
+    if "sharing" not in options:
+        assert old.usage.recomputed_tokens >= before - 1
+    engine.release([engine.kept])  # type: ignore[attr-defined]
+    assert_whole(engine, [old])
+
+
+def test_scores_are_those_of_the_model_that_is_there_now() -> None:
+    engine, plain = both(heavier)
+    branch, ending = engine.kept, prompt(9, 3)  # type: ignore[attr-defined]
+    ((scores,),) = engine.score([branch], [[ending]])
+    logits = plain(torch.tensor([branch.tokens + ending]), use_cache=False).logits[0]
+    rows = logits.log_softmax(-1)[len(branch.tokens) - 1 : -1]
+    expected = rows.gather(1, torch.tensor(ending)[:, None])[:, 0]
+    assert torch.allclose(torch.tensor(scores), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": Paged(1, block_tokens=8)}])
+def test_branches_that_decode_side_by_side_go_on_as_the_model_that_is_there_now(
+    options: Any,
+) -> None:
+    plain = small(2, 128)
+    engine = Engine(copy.deepcopy(plain), Letters(), **options)
+    branches = engine.roots([prompt(1, 12), prompt(2, 9)])
+    batch = engine.running_batch()
+    batch.add(branches, 9, sampling=GREEDY)
+    for _ in range(4):
+        batch.step()
+    before = [len(branch.tokens) for branch in branches]
+    for model in (engine.model, plain):
+        heavier(model)
+    while len(batch):
+        batch.step()
+    for branch, length in zip(branches, before, strict=True):
+        logits = plain(torch.tensor([branch.tokens]), use_cache=False).logits[0]
+        assert branch.tokens[length:] == logits[length - 1 : -1].argmax(-1).tolist()
+        assert len(branch.generated) == 9 and branch.step_reasons == ["length"]
+    assert_whole(engine, branches)
+
+
+def test_without_a_change_nothing_is_computed_again() -> None:
+    engine = make_engine(context=128)
+    root = engine.root(prompt(1, 20))
+    branches = engine.fork(root, 2)
+    engine.generate(branches, 4)
+    with engine.lent() as model:
+        model.generate(torch.tensor([prompt(1, 9)]), max_new_tokens=2)
+    again = engine.root(prompt(1, 20))
+    engine.generate(branches, 4)
+    assert root.usage.recomputed_tokens == 0
+    assert again.usage.shared_tokens == 19
+
+
+def test_compiled_layers_follow_a_scale_that_is_changed_and_changed_back() -> None:
+    engine, plain = both(sharper, runner="fused")
+    assert isinstance(engine.runner, FusedRunner)
+    branch = engine.root(prompt(3, 15))
+    engine.generate([branch], 5, sampling=GREEDY)
+    assert_like_plain(plain, branch)
+    assert not engine.runner.watch.may_leave_out_modules()
+    for layer in engine.model.model.layers:
+        layer.self_attn.scaling /= 4
+    engine.root(prompt(4, 5))
+    assert engine.runner.watch.may_leave_out_modules()
+
+
+@pytest.mark.parametrize("name", ["LlamaMLP", "LlamaRMSNorm", "LlamaAttention"])
+def test_compiled_layers_follow_code_that_is_replaced_for_a_class(
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, plain = both(lambda model: None, runner="fused")
+    kind = getattr(modeling_llama, name)
+    forward = kind.forward
+
+    def halved(self: Any, *args: Any, **options: Any) -> Any:
+        out = forward(self, *args, **options)
+        return (out[0] / 2, *out[1:]) if isinstance(out, tuple) else out / 2
+
+    monkeypatch.setattr(kind, "forward", halved)
+    branch = engine.root(prompt(1, 20))
+    engine.generate([branch], 5, sampling=GREEDY)
+    assert_like_plain(plain, branch)

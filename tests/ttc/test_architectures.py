@@ -13,6 +13,7 @@ import transformers as hf
 
 import ttc.attention.plan
 import ttc.model.check
+import ttc.model.unchanged
 import ttc.residency.base
 from experiments.lab.bench import architectures, small_models
 from tests.helpers.exactness import assert_like_plain, grow
@@ -137,7 +138,7 @@ EXACT = [
     "zamba",
     "zaya",
 ]
-REFUSED = ["cpmant", "doge", "recurrent_gemma", "roberta"]
+REFUSED = ["cpmant", "doge", "moshi", "recurrent_gemma", "roberta"]
 
 
 def test_the_sweeps_record_holds_no_wrong_model_and_the_families_known_to_be_exact() -> None:
@@ -186,9 +187,28 @@ def test_without_the_check_of_masks_the_sweep_would_call_a_model_wrong(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ttc.model.check, "check_masks", lambda calls, *_: [Sight(call.told_window) for call in calls])
+    monkeypatch.setattr(ttc.model.check, "check_windows", lambda *_: None)
     monkeypatch.setattr(ttc.model.check._Check, "_check_function", lambda *_: None)
     row = architectures.examine(case)
     assert row["verdict"] == "wrong" and row["worst_nats"] > 0.1
+
+
+def test_without_the_check_of_the_caches_windows_the_sweep_would_call_a_model_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ttc.model.check, "check_windows", lambda *_: None)
+    monkeypatch.setattr(ttc.model.check._Check, "_check_cache", lambda *_: None)
+    row = architectures.examine("moshi")
+    assert row["verdict"] == "wrong" and row["worst_nats"] > 0.1
+    assert row["compared_with"] == ["generate", "one run"]
+
+
+def test_a_model_whose_own_passes_change_it_is_called_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ttc.model.unchanged.Watch, "unchanged", lambda *_, **__: False)
+    row = architectures.examine("llama")
+    assert row == row | {"verdict": "wrong", "reason": "its own passes count as changes of it"}
 
 
 def test_an_engine_that_fails_without_a_refusal_is_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

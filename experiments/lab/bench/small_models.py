@@ -135,6 +135,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
         "index_head_dim": 8,
     },
     "mixtral: no window": {"sliding_window": None},
+    "moshi: no window": {"sliding_window": None},
     "phimoe: no window": {"sliding_window": None},
     "qwen2: no window": {"use_sliding_window": False},
     "qwen2_moe: no window": {"use_sliding_window": False},

@@ -63,10 +63,10 @@ def test_a_tree_over_placed_layers_equals_plain_transformers(case: str, placemen
 @pytest.mark.parametrize("case", OWN_CODE + MORE)
 def test_all_that_can_be_served_can_be_placed(case: str, placement: str) -> None:
     engine = placed(case, placement)
-    recurrent = engine.runner.recurrent
     branches = architectures.grow(engine)
-    worst, allowed = architectures.difference(plain(case), branches, bool(recurrent and recurrent.knows_opening))
-    assert worst <= allowed
+    for logits_of in architectures.references(engine).values():
+        worst, allowed = architectures.difference(plain(case), branches, logits_of)
+        assert worst <= allowed
     assert engine.memory.link.to_device_bytes[CROSSES[placement]] > 0
     assert_nothing_left(engine, branches)
 

@@ -10,6 +10,9 @@ from typing import Any
 from ttc.errors import ContextExceeded, InvalidInput
 from ttc.model.extras import all_chosen
 
+CHANGING = "longrope", "dynamic"
+"""Kinds of rotary positions whose frequencies change with the length of a pass."""
+
 
 @dataclass
 class ModelLimits:
@@ -26,7 +29,7 @@ class ModelLimits:
         config = model.config.get_text_config()
         longest, eos_ids, chosen = context_length(config), _eos_ids(model, tokenizer), all_chosen(model)
         if chosen is None or (longest is not None and longest <= chosen):
-            return cls(config.vocab_size, longest, eos_ids)
+            return cls(config.vocab_size, longest, eos_ids, _because_of_rope(config, longest))
         because = f" (of more than {chosen} tokens its layers attend to a choice, which the engine does not compute)"
         return cls(config.vocab_size, chosen, eos_ids, because)
 
@@ -76,14 +79,41 @@ def context_length(config: Any) -> int | None:
     Rotary frequencies that change with the length of a pass (`longrope`, `dynamic`) hold up to the model's original
     length alone: a pass of the engine carries rows of many branches and chunks, whose lengths are their own.
     """
-    names = "max_position_embeddings", "max_seq_len"
-    longest: int | None = next((found for name in names if (found := getattr(config, name, None)) is not None), None)
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    for part in (rope, *(p for p in rope.values() if isinstance(p, dict))):
-        if part.get("rope_type", part.get("type")) in ("longrope", "dynamic") and longest is not None:
+    longest = _stated_length(config)
+    for part in _rope(config):
+        if _kind(part) in CHANGING and longest is not None:
             original = part.get("original_max_position_embeddings")
-            longest = min(longest, original or getattr(config, "original_max_position_embeddings", None) or longest)
+            original = original or getattr(config, "original_max_position_embeddings", None)
+            longest = min(longest, original or longest)
     return longest
+
+
+def _stated_length(config: Any) -> int | None:
+    names = "max_position_embeddings", "max_seq_len"
+    return next((n for name in names if (n := getattr(config, name, None)) is not None), None)
+
+
+def _rope(config: Any) -> list[dict[str, Any]]:
+    """The settings of rotary positions: those of the model, and of its kinds of layers."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    return [rope, *(part for part in rope.values() if isinstance(part, dict))]
+
+
+def _kind(rope: dict[str, Any]) -> Any:
+    return rope.get("rope_type", rope.get("type"))
+
+
+def _because_of_rope(config: Any, longest: int | None) -> str:
+    """Why the context is shorter than the configuration's, "" where it is not."""
+    stated = _stated_length(config)
+    kinds = [kind for part in _rope(config) if (kind := _kind(part)) in CHANGING]
+    if not kinds or stated is None or longest is None or longest >= stated:
+        return ""
+    return (
+        f" (its configuration states {stated}, but its rotary frequencies, {kinds[0]!r}, change for "
+        f"all tokens of a text that is longer than {longest}, so that branches of different lengths "
+        "could share nothing)"
+    )
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

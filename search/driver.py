@@ -19,7 +19,7 @@ from search.options import statistics_option
 from search.rating import aggregate
 from search.recipe import Recipe
 from search.run import Run, steps_of
-from ttc.errors import InvalidInput, VerifierError
+from ttc.errors import BranchRefused, InvalidInput, RemoteError, VerifierError
 from ttc.protocols import Aggregation, Append, Backend, Expand, Problem, Rate, Release, Vary
 from ttc.results import Did, Progress, Result
 from ttc.tree.branch import Branch
@@ -327,7 +327,12 @@ class Driver:
     def _decode(self) -> list[tuple[int, Progress]]:
         """The next token of all that decode. A search goes on once all of its children have ended their step."""
         done: list[tuple[int, Progress]] = []
-        for run in dict.fromkeys(self.decoding.pop(child) for child in self.room.batch.step()):
+        try:
+            ended = self.room.batch.step()
+        except BranchRefused as refusal:
+            self._refuse(refusal)
+            return done
+        for run in dict.fromkeys(self.decoding.pop(child) for child in ended):
             if any(child in self.decoding for child in run.growing):
                 continue
             children, run.growing = run.growing, []
@@ -339,6 +344,13 @@ class Driver:
             if not run.waiting:
                 run.advance(run.made)
         return done
+
+    def _refuse(self, refusal: BranchRefused) -> None:
+        """End the problem of a branch that a server refuses; the others go on."""
+        run = self.decoding[refusal.branch]
+        for child in run.growing:
+            self.decoding.pop(child, None)
+        run.fail(f"{RemoteError.__name__}: {refusal}")
 
     def _price(self, run: Run) -> int:
         """What rating the next child costs, as far as its parent shows."""

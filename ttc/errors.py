@@ -1,5 +1,9 @@
 """The exceptions that users meet. Each message names the value, the limit and the way out."""
 
+from __future__ import annotations
+
+from typing import Any
+
 
 class TTCError(Exception):
     """Base of every error that this project raises on purpose."""
@@ -31,3 +35,14 @@ class BudgetExceeded(TTCError):
 
 class RemoteError(TTCError):
     """A server that cannot be reached, that refuses a request, or whose answers cannot be used."""
+
+
+class BranchRefused(RemoteError):
+    """What a server refuses of one branch, for what is in it: other branches go on.
+
+    branch: whose step it was.
+    """
+
+    def __init__(self, message: str, branch: Any):
+        super().__init__(message)
+        self.branch = branch

@@ -223,7 +223,10 @@ class Batch(Protocol):
         ...
 
     def step(self) -> list[Branch]:
-        """Decode a token, or more, for those who have room. Returns the branches whose step is over."""
+        """Decode a token, or more, for those who have room. Returns the branches whose step is over.
+
+        Raises BranchRefused for a branch that cannot go on, for what is in it; the others stay.
+        """
         ...
 
     def close(self) -> None:

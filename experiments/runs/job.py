@@ -37,9 +37,10 @@ from experiments.runs.summary import failed, seconds_at_work, summarise
 from search import solve_each, try_verifier
 from search.selection import answer_of
 from ttc.engine import Engine
-from ttc.errors import InvalidInput, VerifierError
+from ttc.errors import BranchRefused, InvalidInput, VerifierError
 from ttc.protocols import Backend, Problem, Result
 from ttc.remote.backend import RemoteBackend
+from ttc.remote.client import ContentRefused
 from ttc.text.prompt import PromptTemplate
 from ttc.text.reader import AnswerReader
 from ttc.usage import Usage
@@ -146,9 +147,11 @@ def _try_verifier(verifier: Any, template: PromptTemplate, engine: Backend, prob
         try:
             try_verifier(inner, engine, problem, template=template)
             return
-        except InvalidInput:
+        except (InvalidInput, BranchRefused):
             continue
         except VerifierError as error:
+            if isinstance(error.__cause__, ContentRefused | BranchRefused):  # of this problem alone
+                continue
             raise VerifierError(f"{error}, on a branch made to try it; no problem was solved") from error
 
 

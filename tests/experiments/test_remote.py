@@ -59,6 +59,27 @@ def test_a_run_on_a_server_has_the_records_of_a_run_here(tmp_path: Path, monkeyp
             job(tmp_path, "there", "backend=openai", f"backend.base_url={url}")
 
 
+def test_a_refused_problem_has_its_record_and_is_asked_again_on_demand_alone(tmp_path: Path) -> None:
+    with serving(ServedModel()) as url:
+        whole = job(tmp_path, "whole", "backend=openai", f"backend.base_url={url}")
+    name, question = next((name, record["question"]) for name, record in whole.items())
+    served = ServedModel(touchy={question: lambda handler, body: handler.refuse(400)})
+    with serving(served) as url:
+        remote = ("backend=openai", f"backend.base_url={url}")
+        records = job(tmp_path, "refused", *remote)
+        assert "status 400: not like this" in records[name]["error"]
+        texts = {name: [branch["text"] for branch in record["branches"]] for name, record in whole.items()}
+        for other in whole.keys() - {name}:
+            assert records[other]["error"] is None
+            assert [branch["text"] for branch in records[other]["branches"]] == texts[other]
+        served.requests.clear()
+        assert job(tmp_path, "refused", *remote) == records and not served.requests
+        served.touchy.clear()
+        again = job(tmp_path, "refused", *remote, "run.retry_failed=true")
+        assert again[name]["error"] is None
+        assert [branch["text"] for branch in again[name]["branches"]] == texts[name]
+
+
 @pytest.mark.parametrize(
     ("setting", "named"),
     [

@@ -41,7 +41,8 @@ class ServedModel:
     """What the server can do. stop: what becomes of a stop string, "kept", "named", "trimmed" or "ignored".
 
     logprobs: of how many tokens it gives at most. scaled: they follow the temperature. cached: as many prompt tokens
-    are said to be known. faults: what it does to completion requests before it behaves, from the first on.
+    are said to be known. faults: what it does to completion requests before it behaves, from the first on. touchy: what
+    it does, every time, to those whose prompt holds a string.
     requests: the bodies that came. most: the most requests that were under way at once.
     """
 
@@ -62,6 +63,7 @@ class ServedModel:
     pause_s: float = 0.0
     models: tuple[str, ...] = ("tiny",)
     faults: list[Fault] = field(default_factory=list)
+    touchy: dict[str, Fault] = field(default_factory=dict)
     requests: list[dict[str, Any]] = field(default_factory=list)
     most: int = 0
     _under_way: int = 0
@@ -69,6 +71,11 @@ class ServedModel:
 
     def __post_init__(self) -> None:
         self.model, self.tokenizer, self.lock = small(context=1024), Ascii(), Lock()
+
+    def touched(self, body: dict[str, Any]) -> Fault | None:
+        prompt = body["prompt"]
+        text = prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
+        return next((fault for string, fault in self.touchy.items() if string in text), None)
 
     @torch.inference_mode()
     def logits(self, tokens: list[int]) -> torch.Tensor:
@@ -155,7 +162,7 @@ class Handler(BaseHTTPRequestHandler):
             served._under_way += 1
             served.most = max(served.most, served._under_way)
             served.requests.append(body)
-            fault = served.faults.pop(0) if served.faults else None
+            fault = served.faults.pop(0) if served.faults else served.touched(body)
         try:
             if served.key is not None and self.headers.get("Authorization") != f"Bearer {served.key}":
                 self.refuse(401)

@@ -163,8 +163,11 @@ class RemoteBackend:
         """
         batch = self.running_batch()
         batch.add(branches, max_tokens, stop=stop, end=end, sampling=sampling, statistics=statistics)
-        while len(batch):
-            batch.step()
+        try:
+            while len(batch):
+                batch.step()
+        finally:
+            batch.close()  # breaks off what an error has left
 
     def running_batch(self, max_rows: int | None = None) -> RemoteBatch:
         """A batch that branches join and leave while others grow, at most `max_rows` at once (see `RunsBatches`)."""

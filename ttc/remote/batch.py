@@ -7,8 +7,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from math import inf, nan
 
-from ttc.errors import InvalidInput, RemoteError
+from ttc.errors import BranchRefused, InvalidInput, RemoteError
 from ttc.passes.arguments import check_step
+from ttc.remote.client import ContentRefused
 from ttc.remote.replies import TOP_K, Reply, check_same_text
 from ttc.remote.server import Server
 from ttc.sampling import SAMPLED, Sampling, random_key
@@ -51,6 +52,7 @@ class RemoteBatch:
         self.max_rows = inf if max_rows is None else max_rows
         self.waiting: list[Work] = []
         self.asked: dict[Future[Reply], Work] = {}
+        self.refused: dict[Branch, ContentRefused] = {}  # to be said by the next step
 
     # ---------------------------------------------------------------- calls
 
@@ -84,35 +86,48 @@ class RemoteBatch:
         self._ask()
 
     def step(self) -> list[Branch]:
-        """Wait until at least one branch has ended its step, and return those that have."""
+        """Wait until at least one branch has ended its step, and return those that have.
+
+        Raises BranchRefused where the server refuses what a branch holds: that one has left, the others stay.
+        """
         ended: list[Branch] = []
         try:
-            while self.asked and not ended:
+            while self.asked and not ended and not self.refused:
                 done, _ = wait(self.asked, return_when=FIRST_COMPLETED)
                 for future in [future for future in self.asked if future in done]:
-                    work = self.asked.pop(future)
-                    if self._over(work, future.result()):
-                        ended.append(work.branch)
-                    else:
-                        self.waiting.insert(0, work)
+                    ended += self._taken(self.asked.pop(future), future)
                 self._ask()
-            return ended
         except BaseException:
             self.close()
             raise
+        if self.refused and not ended:
+            branch, refusal = self.refused.popitem()
+            raise BranchRefused(str(refusal), branch) from refusal
+        return ended
+
+    def _taken(self, work: Work, future: Future[Reply]) -> list[Branch]:
+        """Take over the answer to a request; the branch, where its step is over."""
+        try:
+            if self._over(work, future.result()):
+                return [work.branch]
+            self.waiting.insert(0, work)
+        except ContentRefused as refusal:
+            self._break_off(work)
+            self.refused[work.branch] = refusal
+        return []
 
     def close(self) -> None:
         """Break off: every branch keeps what it has, its step "interrupted"."""
         for work in self._all():
-            if len(work.branch.tokens) > work.start:
-                work.branch.end_step("interrupted")
+            self._break_off(work)
         for future in self.asked:
             future.cancel()
-        self.waiting, self.asked = [], {}
+        self.waiting, self.asked, self.refused = [], {}, {}
 
     def forget(self, branches: Iterable[Branch]) -> None:
         """Branches that are about to be released leave without their step being over."""
         gone = set(branches)
+        self.refused = {branch: refusal for branch, refusal in self.refused.items() if branch not in gone}
         self.waiting = [work for work in self.waiting if work.branch not in gone]
         for future, work in list(self.asked.items()):
             if work.branch in gone:
@@ -125,12 +140,17 @@ class RemoteBatch:
         return inf
 
     def __len__(self) -> int:
-        return len(self.waiting) + len(self.asked)
+        return len(self.waiting) + len(self.asked) + len(self.refused)
 
     # ---------------------------------------------------------------- asking
 
     def _all(self) -> list[Work]:
         return [*self.asked.values(), *self.waiting]
+
+    def _break_off(self, work: Work) -> None:
+        """Leave the branch what it has."""
+        if len(work.branch.tokens) > work.start:
+            work.branch.end_step("interrupted")
 
     def _ask(self) -> None:
         """Send requests for those who wait, as far as there is room."""

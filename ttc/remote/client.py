@@ -19,6 +19,8 @@ from ttc.remote.endpoint import Endpoint
 LONGEST_WAIT_S, CONNECT_S = 30.0, 10.0
 PASSING = frozenset({408, 409, 425, 429})
 """Refusals that may be over the next time, as every status from 500 on may be."""
+OWN = frozenset({400, 413, 422})
+"""Refusals of what one request holds."""
 
 T = TypeVar("T")
 
@@ -33,6 +35,10 @@ class Passing(RemoteError):
 
 class Refused(RemoteError):
     """A request that the server will never answer as it is."""
+
+
+class ContentRefused(Refused):
+    """A request that is refused for what is in it, so that it says nothing of other requests."""
 
 
 class Client:
@@ -129,7 +135,8 @@ class Client:
             hint = f"; put the server's API key into the environment variable {self.endpoint.key_env}"
         elif status == 404:
             hint = "; base_url must end with the version, as /v1, and the server offer /completions (not chat alone)"
-        return Refused(f"{self.endpoint.base_url} answered with status {status}: {said}{hint}")
+        kind = ContentRefused if status in OWN else Refused
+        return kind(f"{self.endpoint.base_url} answered with status {status}: {said}{hint}")
 
 
 def _message(answer: httpx2.Response) -> str:

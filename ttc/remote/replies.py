@@ -8,7 +8,7 @@ from math import exp, isfinite, nan
 from typing import Any
 
 from ttc.errors import RemoteError
-from ttc.remote.client import Passing
+from ttc.remote.client import ContentRefused, Passing
 
 TOP_K = 20
 """Likeliest tokens whose mean log-probability is kept as a statistic."""
@@ -62,7 +62,8 @@ class Reply:
 
 
 def read_reply(data: Any) -> Reply:
-    """The one completion of an answer. Raises Passing for an answer that is none."""
+    """The one completion of an answer. Raises Passing for an answer that is none, ContentRefused where a filter has cut
+    it off."""
     choices = data.get("choices") if isinstance(data, dict) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         number = len(choices) if isinstance(choices, list) else "no"
@@ -74,6 +75,8 @@ def read_reply(data: Any) -> Reply:
         text = ""
     if not isinstance(text, str) or not isinstance(thought, str):
         raise Passing(f"answered without a text: {str(choice)[:200]}")
+    if finish == "content_filter":
+        raise ContentRefused("the server's filter of contents has cut an answer off (finish_reason='content_filter')")
     if finish not in ("stop", "length"):
         raise Passing(f"answered with finish_reason={finish!r} where stop or length was expected")
     figures = _figures(choice.get("logprobs"))

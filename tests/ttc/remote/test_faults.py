@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from search import BestOfN, solve
+from search import BeamSearch, BestOfN, Greedy, solve
 from tests.helpers.engines import GREEDY
 from tests.helpers.servers import Fault, Handler, ServedModel, connected
 from ttc import RemoteError
@@ -103,6 +103,63 @@ def test_what_cannot_pass_is_not_asked_again(fault: Fault, reason: str) -> None:
         with pytest.raises(Exception, match=reason):
             backend.generate([backend.root([65, 66])], 6, sampling=GREEDY)
         assert len(served.requests) == 1
+
+
+REFUSALS: dict[str, tuple[Fault, str]] = {
+    "a bad request": (status(400), "status 400: not like this"),
+    "too large": (status(413), "status 413"),
+    "what cannot be processed": (status(422), "status 422"),
+    "a filter of contents": (change_choice(finish_reason="content_filter"), "finish_reason='content_filter'"),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_refusal_belongs_to_its_own_problem(refusal: str) -> None:
+    """Whatever holds a Z is refused. The other problems end as they would without it."""
+    fault, reason = REFUSALS[refusal]
+    search = BeamSearch(beam_size=2, beam_width=2, step_tokens=4, max_steps=2)
+    options: dict[str, Any] = {"verifier": ConfidenceVerifier(), "max_rows": 5, "concurrency": 3}
+    with connected(ServedModel()) as backend:
+        without = solve(search, problem=["1 + 1", "2 + 2"], engine=backend, **options)
+    served = ServedModel(touchy={"Z": fault})
+    with connected(served) as backend:
+        problems = ["Z + 1", "1 + 1", "Z", "2 + 2"]
+        results = solve(search, problem=problems, engine=backend, **options)
+        assert not backend.live
+    refused = [result for result in results if result.error is not None]
+    assert [result.problem.question for result in refused] == ["Z + 1", "Z"]
+    assert all(reason in str(result.error) and not result.branches for result in refused)
+    for result, alone in zip((results[1], results[3]), without, strict=True):
+        assert [branch.tokens for branch in result.branches] == [branch.tokens for branch in alone.branches]
+    asked = [chr(token) for request in served.requests for token in request["prompt"]]
+    assert asked.count("Z") <= 2 * 4  # each of the first step's requests at most once
+
+
+def test_a_refusal_of_a_rating_belongs_to_its_own_problem() -> None:
+    with connected(ServedModel(touchy={"?Z": status(400)})) as backend:
+
+        class Asking:
+            """Asks of each branch how likely a letter is after it, and of one what the server refuses."""
+
+            def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
+                marks = ["?Z" if question == "b" else "?" for question in questions]
+                texts = [[*b.tokens, *map(ord, mark)] for b, mark in zip(branches, marks, strict=True)]
+                made = backend.side_branches(branches, texts)
+                try:
+                    return [[row[0][0]] for row in backend.score(made, [[[70]]] * len(made))]
+                finally:
+                    backend.release(made)
+
+        search = BestOfN(n=2, max_tokens=4)
+        results = solve(search, problem=["a", "b", "c"], engine=backend, verifier=Asking())
+    assert [result.error is None for result in results] == [True, False, True]
+    assert "status 400" in str(results[1].error)
+
+
+def test_a_key_that_is_refused_stops_every_problem() -> None:
+    served = ServedModel(touchy={"Z": status(401)})
+    with connected(served) as backend, pytest.raises(RemoteError, match="OPENAI_API_KEY"):
+        solve(Greedy(max_tokens=4), problem=["1 + 1", "Z"], engine=backend)
 
 
 def test_a_server_that_writes_nothing_is_not_asked_for_ever() -> None:

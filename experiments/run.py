@@ -32,7 +32,7 @@ def launch() -> int:
     from experiments.cli.refusals import reason
     from experiments.eval.compare.show import compared
     from experiments.runs.job import run
-    from experiments.runs.own_classes import with_own_classes
+    from experiments.runs.own_classes import as_choices, checked_parts
     from experiments.runs.records import run_folder
     from experiments.runs.schema import register
     from experiments.runs.screen import sweep_table
@@ -40,6 +40,7 @@ def launch() -> int:
 
     register()
     os.environ[FULL_ERRORS] = "1"  # Hydra then leaves it to `perform` to show them
+    sys.argv[1:] = as_choices(sys.argv[1:])
     if sweeps(sys.argv[1:]):
         sys.argv[1:] = for_each_job(sys.argv[1:])
 
@@ -52,7 +53,7 @@ def launch() -> int:
             overrides, sweep = list(hydra_config.overrides.task), hydra_config.mode == RunMode.MULTIRUN
             number = hydra_config.job.num if sweep else 0
             try:
-                if summary := run(with_own_classes(config, overrides)):  # a dry run has none
+                if summary := run(checked_parts(config)):  # a dry run has none
                     folder = None if config.run.shard else str(run_folder(config))
                     outcomes.add(number, Outcome(overrides, summary, folder))
             except Exception as error:

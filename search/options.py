@@ -65,7 +65,9 @@ def check_parts(search: Any, engine: Any, verifier: Any) -> None:
 
 def statistics_option(engine: Backend, step: Step) -> dict[str, bool]:
     """What `generate` is told for `Step.statistics`; nothing where they are not asked for."""
-    if not step.statistics:
+    asked = step.statistics
+    check_kind("Step.statistics", asked, isinstance(asked, bool), "True or False")
+    if not asked:
         return {}
     if "statistics" not in inspect.signature(engine.generate).parameters:
         raise InvalidInput(

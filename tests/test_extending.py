@@ -11,13 +11,17 @@ import runpy
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hydra.errors import HydraException, InstantiationException
 from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
 import experiments.run
-from experiments.runs.build import loaded
-from experiments.runs.own_classes import code_fingerprint, with_own_classes
+from experiments.cli.refusals import reason
+from experiments.runs.build import engine_options, loaded, make_search
+from experiments.runs.own_classes import as_choices, checked_parts, code_fingerprint
 from search import solve
 from tests.helpers.configurations import configuration
 from tests.helpers.engines import make_engine
@@ -100,11 +104,133 @@ def test_a_file_beside_the_command_is_found_by_it_in_a_process_of_its_own(folder
     assert "name: sums-UntilSure-arithmetic-seed0" in done.stdout and "beam_size" not in done.stdout
 
 
-def test_the_settings_of_ones_own_search_are_its_fields(folder: Path) -> None:
-    given = ["search._target_=my_search.UntilSure", "+search.rounds=2", "search.temperature=0.5"]
-    config = with_own_classes(configuration("run", "run.name=r", *given), given)
+def composed(*given: str) -> Any:
+    """The configuration of a run with these words."""
+    return checked_parts(configuration("run", "run.name=r", *as_choices(given)))
+
+
+UNTIL_SURE = "search._target_=my_search.UntilSure"
+USES = "verifier._target_=my_verifier.UsesTheNumbers"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [UNTIL_SURE, "search.rounds=2", "search.temperature=0.5"],
+        ["search=my_search.UntilSure", "search.rounds=2", "search.temperature=0.5"],
+        ["search=mcts", "+search.rounds=2", "++search._target_='my_search.UntilSure'", "search.temperature=0.5"],
+        ["~search", "+search={_target_: my_search.UntilSure, rounds: 2, temperature: 0.5}"],
+    ],
+)
+def test_the_settings_of_ones_own_search_are_its_fields(given: list[str], folder: Path) -> None:
+    config = composed(*given)
     expected = {"_target_": "my_search.UntilSure", "temperature": 0.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     assert config.search == expected | {"n": 4, "rounds": 2, "enough": 1.0, "max_tokens": 64}
+    assert instantiate(config.search, _convert_="all").rounds == 2
+
+
+OTHERS = '''
+from dataclasses import dataclass, field
+
+from ttc import BlockCache, Resident
+
+
+class Weighs:
+    """No dataclass: what it takes are its constructor's arguments."""
+
+    def __init__(self, weight: float, words=("yes", "no"), how: "str" = "mean", judge=len):
+        self.weight, self.words, self.how, self.judge = weight, words, how, judge
+
+    def rate(self, branches, questions, backend):
+        return [[self.weight]] * len(branches)
+
+
+class TakesAny(Weighs):
+    def __init__(self, weight: float = 1.0, **others: int):
+        super().__init__(weight)
+        self.others = others
+
+
+@dataclass
+class Kept(Resident):
+    pages: list[int] = field(default_factory=lambda: [1, 2])
+
+
+class Last(BlockCache):
+    pass
+'''
+
+
+def test_the_settings_of_another_class_are_its_constructors_arguments(folder: Path) -> None:
+    (folder / "my_others.py").write_text(OTHERS)
+    config = composed("verifier=my_others.Weighs", "verifier.weight=2", "verifier.words=[a]")
+    assert config.verifier == {"_target_": "my_others.Weighs", "weight": 2.0, "words": ["a"], "how": "mean"}
+    verifier = instantiate(config.verifier, _convert_="all")
+    assert (verifier.weight, verifier.words, verifier.judge) == (2.0, ["a"], len)
+    assert OmegaConf.missing_keys(composed("verifier=my_others.Weighs")) == {"verifier.weight"}
+    with pytest.raises(HydraException) as error:
+        composed("verifier=my_others.Weighs", "verifier.weight=heavy")
+    assert "could not be converted to Float" in str(reason(error.value))
+    loose = composed("verifier=my_others.TakesAny", "+verifier.depth=3", "verifier.weight=0.5")
+    assert loose.verifier == {"_target_": "my_others.TakesAny", "weight": 0.5, "depth": 3}
+
+
+def test_any_other_part_may_be_ones_own(folder: Path) -> None:
+    (folder / "my_others.py").write_text(OTHERS)
+    config = composed("memory=my_others.Kept", "memory.pages=[3]", "cache._target_=my_others.Last", "cache.order=lru")
+    memory = engine_options(config)["memory"]
+    assert memory.pages == [3] and memory.budget_gib is None
+    assert config.cache.order == "lru" and type(instantiate(config.cache)).__name__ == "Last"
+    assert code_fingerprint(config).keys() == {"my_others.Kept", "my_others.Last"}
+
+
+def test_a_class_of_this_project_is_its_own_choice(folder: Path) -> None:
+    words = as_choices(["search._target_=search.BestOfN", "search.n=3", "verifier=verifiers.value_head.ValueHead"])
+    assert words == ["search=best_of_n", "search.n=3", "verifier=value_head"]
+    assert as_choices(["search=mcts", "run.name=a.b", "~verifier", "-m"]) == [
+        "search=mcts", "run.name=a.b", "verifier=none", "-m"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["search._target_=my_search.UntilSure,search.BestOfN", "search.n=3"],
+        ["search=best_of_n,my_search.UntilSure", "+search.n=2,3"],
+    ],
+)
+def test_a_sweep_may_mix_ones_own_and_others(
+    words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run", "-m", *words, "run.dry=true", "dataset.limit=1"])
+    assert experiments.run.launch() == 0
+    shown = capsys.readouterr().out
+    jobs = len(words[-1].split(","))
+    assert len(re.findall(r"^  _target_: my_search.UntilSure$", shown, re.MULTILINE)) == jobs
+    assert len(re.findall(r"^  _target_: search.BestOfN$", shown, re.MULTILINE)) == jobs
+    assert len(set(re.findall(r"^  name: (sums-\S+)$", shown, re.MULTILINE))) == 2 * jobs
+    assert set(re.findall(r"^  'n': (\d)$", shown, re.MULTILINE)) == set("23"[-jobs:])
+
+
+def test_ones_own_verifier_in_braces_is_used(folder: Path) -> None:
+    for given in (["~verifier", "+verifier={_target_: my_verifier.UsesTheNumbers}"], [USES]):
+        config = composed(*given)
+        assert config.verifier == {"_target_": "my_verifier.UsesTheNumbers"}
+        search, verifier = make_search(config)
+        assert type(verifier).__name__ == "UsesTheNumbers" and search.needs_verifier
+
+
+def test_a_file_of_settings_may_name_ones_own_search(folder: Path) -> None:
+    """As one that --config-dir brings: its settings count, and a wrong one is refused."""
+    config = configuration("run", "run.name=r")
+    config.search = {"_target_": "my_search.UntilSure", "rounds": 3}
+    assert checked_parts(config).search.rounds == 3 and checked_parts(config).search.enough == 1.0
+    config.search = {"_target_": "my_search.UntilSure", "round": 3}
+    with pytest.raises(InvalidInput, match="'round' not in 'UntilSureConfig'"):
+        checked_parts(config)
+
+
+SETTINGS = "temperature, top_k, top_p, min_p, n, rounds, enough, max_tokens"
 
 
 @pytest.mark.parametrize(
@@ -113,19 +239,33 @@ def test_the_settings_of_ones_own_search_are_its_fields(folder: Path) -> None:
         (["search._target_=my_serach.UntilSure"], "my_serach.UntilSure cannot be imported: No module named"),
         (["search._target_=my_search.Sure"], "my_search.Sure cannot be imported: .* has no attribute 'Sure'"),
         (["search._target_=my_search"], "my_search cannot be imported"),
-        (["search._target_=my_verifier.UsesTheNumbers"], "is no search; make it a class that inherits"),
+        (["search=my_verifier.UsesTheNumbers"], "is no search; make it a class that inherits from search.Search$"),
         (["verifier._target_=my_search.UntilSure"], "is no verifier; make it a class with a method rate"),
-        (["search._target_=my_search.UntilSure", "+search.round=2"], "UntilSure: Key 'round' not in"),
-        (["search._target_=my_search.UntilSure", "+search.rounds=two"], "'two' of type 'str' could not be converted"),
-        (
-            ["verifier._target_=my_verifier.UsesTheNumbers", "+verifier.weight=2"],
-            "unexpected keyword argument 'weight'",
-        ),
+        ([UNTIL_SURE, "search.round=2"], f"^search.round is no setting of my_search.UntilSure; use one of {SETTINGS}$"),
+        ([UNTIL_SURE, "+search.round=2"], f"^search.round is no .* of my_search.UntilSure; use one of {SETTINGS}$"),
+        ([UNTIL_SURE, "search.rounds=two"], "^search.rounds=two: .* could not be converted to Integer"),
+        ([USES, "+verifier.weight=2"], "verifier.weight is no setting of my_verifier.UsesTheNumbers, which has none$"),
+        ([UNTIL_SURE, "search=mcts,dvts"], "search=mcts,dvts and a class for search are both given"),
+        (["memory._target_=no.Such"], r"^memory._target_=no.Such cannot .* No module named 'no'; give .*or.* resident"),
+        (["placement._target_=no.Such"], "^placement._target_=no.Such cannot be imported: No module named 'no'; give"),
+        (["cache._target_=no.Such"], "^cache._target_=no.Such cannot be imported: No module named 'no'; give .* rsbcm"),
+        (["gate._target_=no.Such"], "^gate._target_=no.Such cannot be imported: No module named 'no'; give .* decode"),
+        (["gate=my_search.UntilSure"], "gate=my_search.UntilSure is no gate; make it a class that inherits from ttc.D"),
+        (["~memory"], "^~memory leaves a run without what it needs"),
     ],
 )
 def test_a_part_that_cannot_be_used_is_refused_by_name(given: list[str], message: str, folder: Path) -> None:
-    with pytest.raises(InvalidInput, match=message):
-        with_own_classes(configuration("run", "run.name=r", *given), given)
+    with pytest.raises((InvalidInput, HydraException)) as error:
+        composed(*given)
+    said = str(reason(error.value))
+    assert re.search(message, said) and "\n" not in said, said
+
+
+def test_a_class_within_a_part_that_cannot_be_imported_is_named() -> None:
+    with pytest.raises(InstantiationException) as error:
+        instantiate(OmegaConf.create({"verifier": {"inner": {"_target_": "no.Such"}}}))
+    said = "verifier.inner._target_=no.Such cannot be imported: No module named 'no'; give the dotted path of a class"
+    assert reason(error.value) == said
 
 
 RANDOM_SEARCH = '''
@@ -157,8 +297,7 @@ class SecondThoughts(Search):
 
 def test_a_search_of_ones_own_may_draw_at_random_and_append(folder: Path) -> None:
     (folder / "my_doubts.py").write_text(RANDOM_SEARCH)
-    given = ["search._target_=my_doubts.SecondThoughts", "+search.doubts=2"]
-    search = instantiate(with_own_classes(configuration("run", "run.name=r", *given), given).search)
+    search = instantiate(composed("search._target_=my_doubts.SecondThoughts", "search.doubts=2").search)
     engine = make_engine(context=220)
     together = solve(search, problem=["1 + 1", "2", "3 - 1"], engine=engine)
     for result in together:
@@ -170,8 +309,7 @@ def test_a_search_of_ones_own_may_draw_at_random_and_append(folder: Path) -> Non
 
 
 def test_code_that_changed_under_the_same_path_is_noticed(folder: Path) -> None:
-    given = ["search._target_=my_search.UntilSure"]
-    config = with_own_classes(configuration("run", "run.name=r", *given), given)
+    config = composed("search._target_=my_search.UntilSure")
     before = code_fingerprint(config)
     (folder / "my_search.py").write_text(FILES["my_search.py"].replace("self.enough", "2"))
     assert before.keys() == {"my_search.UntilSure"} != code_fingerprint(config)

@@ -6,8 +6,8 @@ import inspect
 from dataclasses import fields
 from functools import cache
 from numbers import Integral, Real
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ttc.errors import InvalidInput
 
@@ -48,5 +48,10 @@ def check_fields(settings: Any, prefix: str = "") -> None:
 def _plain_fields(kind: type) -> list[tuple[str, tuple[type, ...]]]:
     """(name, types) of the fields of a dataclass that are declared with plain types alone."""
     hints = get_type_hints(kind)
-    declared = {f.name: get_args(hints[f.name]) or (hints[f.name],) for f in fields(kind) if f.init}
+    declared = {f.name: _alternatives(hints[f.name]) for f in fields(kind) if f.init}
     return [(name, types) for name, types in declared.items() if set(types) <= PLAIN.keys()]
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types of a union; another type alone."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePosixPath
 
 from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
@@ -18,7 +19,7 @@ def reason(error: BaseException | None) -> str | None:
     if isinstance(error, InstantiationException):
         if isinstance(error.__cause__, TypeError):  # a setting that was added with +, and the class does not have
             return " ".join(str(error).splitlines()[:2])
-        return reason(error.__cause__)
+        return reason(error.__cause__) or _unknown_class(error)
     if isinstance(error, MissingConfigException):
         return _unknown_choice(error)
     if isinstance(error, OverrideParseException):
@@ -37,8 +38,22 @@ def reason(error: BaseException | None) -> str | None:
     return None
 
 
+def _unknown_class(error: InstantiationException) -> str | None:
+    """What to tell of a class within a part, as in `verifier.inner._target_`, that cannot be imported."""
+    located = re.match(r"Error (?:locating target|loading) '([^']*)'", str(error))
+    if located is None:
+        return None
+    where = re.search(r"^full_key: (.*)$", str(error), re.MULTILINE)
+    key = f"{where[1]}._target_" if where else "_target_"
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return f"{key}={located[1]} cannot be imported: {cause}; give the dotted path of a class"
+
+
 def _unknown_choice(error: MissingConfigException) -> str:
-    choices = [name for name in error.options or () if not name.endswith("schema")]  # those are classes, not choices
+    listed = error.options or ()
+    choices = [name for name in listed if not name.endswith("schema") and "." not in name]  # those are classes
     if not choices:
         return str(error).splitlines()[0]
     path = PurePosixPath(error.missing_cfg_file or "")
@@ -51,6 +66,8 @@ def _unknown_setting(error: ConfigAttributeError | ConfigKeyError) -> str:
         return str(error).splitlines()[0]
     owner = part.get("_target_") or (error.full_key or "").rpartition(".")[0]
     names = [name for name in part if name not in ("_target_", "hydra")]
+    if not names and "_target_" in part and part["_target_"]:
+        return f"{error.full_key} is no setting of {owner}, which has none"
     if not names and "." in owner:  # of settings that are anyone's, as a task's
         return f"{error.full_key} is new there; add it with a plus, as +{error.full_key}=VALUE"
     if not names:  # of a choice without settings

@@ -29,12 +29,12 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 def configured(overrides: Sequence[str]) -> Any:
     from hydra import compose, initialize_config_module
 
-    from experiments.runs.own_classes import with_own_classes
+    from experiments.runs.own_classes import as_choices, checked_parts
     from experiments.runs.schema import register
 
     register()
     with initialize_config_module("conf", version_base="1.3"):
-        return with_own_classes(compose("config", overrides=list(overrides)), overrides)
+        return checked_parts(compose("config", overrides=as_choices(overrides)))
 
 
 class Worker:

@@ -10,7 +10,6 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli.refusals import reason
-from experiments.eval.leaderboard.plan import as_override
 from experiments.runs.build import (
     check_backend,
     check_run,
@@ -20,7 +19,8 @@ from experiments.runs.build import (
     thinking_marks,
 )
 from experiments.runs.fingerprint import model_fingerprint, reward_fingerprint
-from experiments.runs.own_classes import code_fingerprint, with_own_classes
+from experiments.runs.overrides import as_override
+from experiments.runs.own_classes import as_choices, checked_parts, code_fingerprint
 from experiments.runs.plain import as_dict
 from experiments.runs.schema import register
 from search import Search, solve_each
@@ -174,7 +174,7 @@ def configuration(settings: Mapping[str, Any]) -> DictConfig:
     register()
     with initialize_config_module("conf", version_base="1.3"):
         try:
-            config = with_own_classes(compose("config", overrides=overrides), overrides)
+            config = checked_parts(compose("config", overrides=as_choices(overrides)))
             if missing := sorted(OmegaConf.missing_keys(config)):
                 raise InvalidInput(f"{' and '.join(missing)} must be given")
             config = resolved(config)

@@ -64,7 +64,7 @@ def ask(arguments: argparse.Namespace) -> int:
         resolved,
         thinking_marks,
     )
-    from experiments.runs.own_classes import with_own_classes
+    from experiments.runs.own_classes import as_choices, checked_parts
     from experiments.runs.schema import register
     from experiments.runs.screen import show_logged
     from search.recipe import Recipe
@@ -77,9 +77,9 @@ def ask(arguments: argparse.Namespace) -> int:
     show_logged()
     register()
     chosen = [f"search={arguments.search}", f"verifier={arguments.verifier}", f"run.seed={arguments.seed}"]
-    overrides = [*chosen, *arguments.settings]
+    overrides = as_choices([*chosen, *arguments.settings])
     with initialize_config_module("conf", version_base="1.3"):
-        config = with_own_classes(compose("ask", overrides=overrides), overrides)
+        config = checked_parts(compose("ask", overrides=overrides))
     if arguments.model is not None:
         config.model.name = arguments.model
     config = resolved(config)

@@ -232,8 +232,8 @@ def loaded(
 def engine_options(config: DictConfig) -> dict[str, Any]:
     """How the engine of a run differs from the default one."""
     return {
-        "memory": auto_of(config) if is_auto(config) else instantiate(config.memory),
-        "cache": instantiate(config.cache) if config.cache.get("_target_") else None,
-        "sharing": instantiate(config.sharing),
-        "gate": instantiate(config.gate) if config.gate.get("_target_") else None,
+        "memory": auto_of(config) if is_auto(config) else instantiate(config.memory, _convert_="all"),
+        "cache": instantiate(config.cache, _convert_="all") if config.cache.get("_target_") else None,
+        "sharing": instantiate(config.sharing, _convert_="all"),
+        "gate": instantiate(config.gate, _convert_="all") if config.gate.get("_target_") else None,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from omegaconf import DictConfig
 
 from experiments.cli.command import FULL_ERRORS
 from experiments.cli.refusals import reason
-from experiments.runs.own_classes import with_own_classes
+from experiments.runs.own_classes import as_choices, checked_parts
 from experiments.runs.schema import register
 
 
@@ -26,10 +27,11 @@ def configured(name: str, work: Callable[[DictConfig, list[str]], Any]) -> None:
     def job(config: DictConfig) -> None:
         overrides = list(HydraConfig.get().overrides.task)
         try:
-            work(with_own_classes(config, overrides), overrides)
+            work(checked_parts(config), overrides)
         except Exception as error:
             if (text := reason(error)) is None:
                 raise
             raise SystemExit(f"error: {text}") from error
 
+    sys.argv[1:] = as_choices(sys.argv[1:])
     job()

@@ -1,28 +1,35 @@
-"""Searches, verifiers and readers of the user's own, by their dotted paths: `search._target_=my_search.UntilSure`."""
+"""Searches, verifiers and other parts of the user's own, by their dotted paths: `search=my_search.UntilSure`."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
 import sys
-from collections.abc import Sequence
-from dataclasses import is_dataclass
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from experiments.runs.overrides import as_override, read, values
 from experiments.runs.run_name import is_own
-from experiments.runs.schema import schema_of
-from search import Search
+from experiments.runs.schema import GROUPS, plain_hint
 from ttc.errors import InvalidInput
+
+WITHOUT = {"verifier": "none", "cache": "none", "gate": "none", "placement": "resident", "backend": "local"}
+"""The choice that leaves a group out."""
 
 
 def find(path: str, key: str) -> Any:
     """What the dotted `path` names, which may lie in the folder of the command. key: the setting that gave it."""
     module, _, name = path.rpartition(".")
+    group = GROUPS.get(key.partition(".")[0])
+    others = "" if group is None else f", or a choice: {', '.join(group.choices)}"
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)
@@ -31,38 +38,173 @@ def find(path: str, key: str) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidInput(
             f"{key}={path} cannot be imported: {error}; give the name of a file in this folder without its .py, a dot, "
-            "and a name that the file defines"
+            f"and a name that the file defines{others}"
         ) from error
 
 
-def with_own_classes(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """The configuration, in which a search or a verifier of the user's own has its own settings.
+def as_choices(words: Sequence[str]) -> list[str]:
+    """The words of a command line, in which each class that is named by its path is a choice of its group.
 
-    A `_target_` on the command line leaves the settings of the choice whose class it replaces. They give way to the
-    defaults of the user's class and to what the command line sets. overrides: those of the command line.
-    Raises InvalidInput for a class that cannot be imported or is no search or verifier, and for a wrong setting.
+    `search=my.UntilSure`, `search._target_=my.UntilSure` and `+search={_target_: my.UntilSure}` mean the same. The
+    class becomes known to Hydra as a choice, with its settings and their defaults, so that these are set, checked and
+    swept over as those of any other choice. A class of this project is its own choice: `search=best_of_n`.
+    Raises InvalidInput for a class that cannot be imported or is nothing of its group.
+    """
+    read_words = [(word, read(word)) for word in words]
+    named = {o.key_or_group for _, o in read_words if o is not None and _names_class(o)}
+    groups = {key.partition(".")[0] for key in named}
+    chosen: list[str] = []
+    for word, o in read_words:
+        if o is not None and _names_class(o):
+            chosen += _chosen(o)
+        elif o is None or o.key_or_group not in groups:
+            chosen.append(_without(word, named, words))
+        elif o.is_sweep_override():
+            raise InvalidInput(f"{word} and a class for {o.key_or_group} are both given; give one of them")
+    fixed = groups - {o.key_or_group.partition(".")[0] for _, o in read_words if o is not None and _is_open(o)}
+    return [_without_plus(word, fixed) for word in chosen if word]
+
+
+def _names_class(o: Override) -> bool:
+    """Whether an override gives a class for a group, or several in a sweep."""
+    group, _, setting = o.key_or_group.partition(".")
+    if group not in GROUPS or setting not in ("", "_target_") or o.is_delete():
+        return False
+    paths = [_path(value) for value in values(o)]
+    if setting:
+        return bool(paths) and all(isinstance(path, str) for path in paths)
+    return any(isinstance(path, str) and "." in path for path in paths)
+
+
+def _is_open(o: Override) -> bool:
+    """Whether an override gives a class that takes settings of any name."""
+    paths = [str(_path(value)) for value in values(o)] if _names_class(o) else []
+    return any(_takes_any(find(path, o.key_or_group)) for path in paths if "." in path)
+
+
+def _path(value: Any) -> Any:
+    return value.get("_target_") if isinstance(value, dict) else value
+
+
+def _chosen(o: Override) -> list[str]:
+    """The words that choose what `o` names."""
+    group = o.key_or_group.partition(".")[0]
+    names, given = [], []
+    for value in values(o):
+        name = str(_path(value))
+        if "." in name or "_target_" in o.key_or_group:
+            name = _choice(group, name, o.key_or_group)
+        names.append(name)
+        if isinstance(value, dict):
+            given += [f"{group}.{key}={as_override(part)}" for key, part in value.items() if key != "_target_"]
+    if given and len(names) > 1:
+        raise InvalidInput(f"{o.input_line}: classes in a sweep cannot have settings of their own; sweep over paths")
+    return [f"{group}={','.join(names)}", *given]
+
+
+def _choice(group: str, path: str, key: str) -> str:
+    """The name of the choice that a class is. One of the user's own becomes known to Hydra by its path."""
+    target = find(path, key)
+    for name, known in GROUPS[group].choices.items():
+        if target is known:
+            return name
+    check_part(group, path, target, key)
+    ConfigStore.instance().store(group=group, name=path, node=settings_of(target, path))
+    return path
+
+
+def _without(word: str, named: set[str], words: Sequence[str]) -> str:
+    """`~verifier` is the choice of none, and nothing where another word chooses; other words are as they are."""
+    group = word.removeprefix("~")
+    if group not in GROUPS or word == group:
+        return word
+    others = {o.key_or_group for o in map(read, words) if o is not None and not o.is_delete()}
+    if group in others | named or f"{group}._target_" in named:
+        return ""
+    return f"{group}={WITHOUT[group]}" if group in WITHOUT else word
+
+
+def _without_plus(word: str, groups: Set[str]) -> str:
+    """A setting of a class needs no plus. With one, Hydra would take a misspelt name."""
+    group, _, name = word.partition("=")[0].removeprefix("+").partition(".")
+    return word.removeprefix("+") if name and group in groups else word
+
+
+def check_part(group: str, path: str, target: Any, key: str) -> None:
+    """Raise InvalidInput for what cannot stand in a group."""
+    base = GROUPS[group].base
+    if base is None:
+        if not callable(getattr(target, "rate", None)):
+            raise InvalidInput(f"{key}={path} is no {group}; make it a class with a method rate")
+    elif not (inspect.isclass(target) and issubclass(target, base)):
+        package = base.__module__.partition(".")[0]
+        public = getattr(import_module(package), base.__name__, None) is base
+        inherited = f"{package if public else base.__module__}.{base.__name__}"
+        raise InvalidInput(f"{key}={path} is no {group}; make it a class that inherits from {inherited}")
+
+
+def settings_of(target: Any, path: str) -> Any:
+    """A configuration class with the settings of a class, or the settings themselves where it takes any.
+
+    Those are its fields, or the parameters of its constructor. One whose default is no plain value is left out.
+    """
+    columns: list[Any] = [("_target_", str, field(default=path))]
+    for name, hint, default in _fields(target) if is_dataclass(target) else _parameters(target):
+        column = (name, plain_hint(hint), field(default_factory=lambda default=default: default))
+        try:
+            OmegaConf.structured(make_dataclass("Column", [column]))
+        except OmegaConfBaseException:
+            column = (name, Any, column[2])
+        try:
+            OmegaConf.structured(make_dataclass("Column", [column]))
+        except OmegaConfBaseException:
+            continue
+        columns.append(column)
+    made = make_dataclass(f"{path.rpartition('.')[2]}Config", columns)
+    return OmegaConf.create(OmegaConf.to_container(OmegaConf.structured(made))) if _takes_any(target) else made
+
+
+def _fields(target: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(name, type, default) of the settings of a dataclass."""
+    hints = get_type_hints(target)
+    for f in fields(target):
+        default = "???" if f.default is MISSING else f.default
+        if f.init:
+            yield f.name, hints[f.name], default if f.default_factory is MISSING else f.default_factory()
+
+
+def _parameters(target: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(name, type, default) of the settings of another class."""
+    hints = get_type_hints(target.__init__) if inspect.isclass(target) else {}
+    for name, parameter in inspect.signature(target).parameters.items():
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            default = "???" if parameter.default is parameter.empty else parameter.default
+            yield name, hints.get(name, Any), default
+
+
+def _takes_any(target: Any) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(target).parameters.values())
+
+
+def checked_parts(config: DictConfig) -> DictConfig:
+    """The configuration, in which a class of the user's own that a file names has its own settings.
+
+    Raises InvalidInput for a class that cannot be imported or is nothing of its group, and for a wrong setting.
     """
     config = config.copy()
     OmegaConf.set_struct(config, False)
-    for group in ("search", "verifier"):
+    for group in GROUPS:
+        if config[group] is None:
+            raise InvalidInput(f"~{group} leaves a run without what it needs; leave that out, or give {group}=NAME")
         if not is_own(path := config[group].get("_target_")):
             continue
         key = f"{group}._target_"
-        own = find(path, key)
-        if group == "search" and not (inspect.isclass(own) and issubclass(own, Search)):
-            raise InvalidInput(f"{key}={path} is no search; make it a class that inherits from search.Search")
-        if group == "verifier" and not callable(getattr(own, "rate", None)):
-            raise InvalidInput(f"{key}={path} is no verifier; make it a class with a method rate")
-        named = [o.partition("=")[0].lstrip("+").removeprefix(f"{group}.") for o in overrides if f"{group}." in o]
-        given = {name: config[group][name] for name in named if name in config[group]}
-        try:
-            if is_dataclass(own):
-                config[group] = OmegaConf.merge(OmegaConf.structured(schema_of(own, path)), given)
-            else:
-                inspect.signature(own).bind(**{name: value for name, value in given.items() if name != "_target_"})
-                config[group] = given
-        except (OmegaConfBaseException, TypeError) as error:
-            raise InvalidInput(f"{key}={path}: {str(error).splitlines()[0]}") from error
+        check_part(group, path, target := find(path, key), key)
+        if OmegaConf.get_type(config[group]) is dict:
+            try:
+                config[group] = OmegaConf.merge(OmegaConf.structured(settings_of(target, path)), config[group])
+            except OmegaConfBaseException as error:
+                raise InvalidInput(f"{key}={path}: {str(error).splitlines()[0]}") from error
     OmegaConf.set_struct(config, True)
     return config
 
@@ -70,7 +212,7 @@ def with_own_classes(config: DictConfig, overrides: Sequence[str]) -> DictConfig
 def code_fingerprint(config: DictConfig) -> dict[str, str]:
     """A hash of the file of each class of the user's own."""
     hashes = {}
-    for group in ("search", "verifier"):
+    for group in GROUPS:
         if is_own(path := config[group].get("_target_")):
             file = inspect.getfile(find(path, f"{group}._target_"))
             hashes[path] = f"hash {hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]}"

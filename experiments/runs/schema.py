@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -12,6 +13,8 @@ import ttc
 import verifiers
 from experiments.runs.run_name import register_names
 from ttc.approximate.early_exit import Rule
+from ttc.placement.base import Placement
+from ttc.residency.base import Residency
 from ttc.text.prompt import STEP_BY_STEP
 
 
@@ -302,25 +305,61 @@ POLICIES = {
 }
 
 
+@dataclass(frozen=True)
+class Group:
+    """choices: the classes of a group of the configuration, by the names of their choices. base: what a class of the
+    user's own inherits from; None for a verifier, which is anything that rates."""
+
+    choices: Mapping[str, type]
+    base: type | None
+
+
+GROUPS = {
+    "search": Group(SEARCHES, search.Search),
+    "verifier": Group(
+        {
+            **VERIFIERS,
+            "confidence_gated": verifiers.ConfidenceGatedVerifier,
+            "ensemble": verifiers.EnsembleVerifier,
+        },
+        None,
+    ),
+    "memory": Group(POLICIES, Residency),
+    "placement": Group(PLACEMENTS, Placement),
+    "cache": Group(CACHES, ttc.BlockCache),
+    "sharing": Group(SHARING, ttc.Sharing),
+    "gate": Group(GATES, ttc.DecodeGate),
+    "backend": Group(BACKENDS, ttc.Endpoint),
+}
+WRITTEN: dict[type, type] = {
+    verifiers.ConfidenceGatedVerifier: ConfidenceGatedConfig,
+    verifiers.EnsembleVerifier: EnsembleConfig,
+}
+"""The configuration classes of those that are no dataclasses of plain values."""
+
+
 def target_of(target: type) -> str:
     """Where a class of this project is imported from."""
     return f"{target.__module__.partition('.')[0]}.{target.__name__}"
 
 
-def schema_of(target: Any, path: str | None = None) -> type:
-    """A configuration class with the fields of `target`, a dataclass of plain values, and its `_target_`.
+def plain_hint(hint: Any) -> Any:
+    """A type as OmegaConf knows it."""
+    if get_origin(hint) is Literal:
+        return str
+    if any(map(is_dataclass, get_args(hint))):
+        return Any  # a part of its own, chosen from its own group
+    return hint
 
-    path: where a class that is not this project's is imported from.
-    """
+
+def schema_of(target: Any) -> type:
+    """A configuration class with the fields of `target`, a dataclass of plain values, and its `_target_`."""
     hints = get_type_hints(target)
-    columns: list[Any] = [("_target_", str, field(default=path or target_of(target)))]
+    columns: list[Any] = [("_target_", str, field(default=target_of(target)))]
     for f in fields(target):
-        if not f.init:
-            continue
-        hint = str if get_origin(hints[f.name]) is Literal else hints[f.name]  # OmegaConf knows no Literal
-        if any(map(is_dataclass, get_args(hint))):
-            hint = Any  # a part of its own, chosen from its own group
-        columns.append((f.name, hint, field(default="???" if f.default is MISSING else f.default)))
+        if f.init:
+            default = "???" if f.default is MISSING else f.default
+            columns.append((f.name, plain_hint(hints[f.name]), field(default=default)))
     return make_dataclass(f"{target.__name__}Config", columns)
 
 
@@ -341,26 +380,14 @@ def register() -> None:
         ("run", RunConfig),
     ):
         store.store(group=group, name="schema", node=node)
-    groups = (
-        ("search", SEARCHES),
-        ("verifier", VERIFIERS),
-        ("memory", POLICIES),
-        ("placement", PLACEMENTS),
-        ("cache", CACHES),
-        ("sharing", SHARING),
-        ("gate", GATES),
-        ("backend", BACKENDS),
-    )
-    for group, targets in groups:
-        for name, target in targets.items():
-            store.store(group=group, name=f"{name}_schema", node=schema_of(target))
+    for group, part in GROUPS.items():
+        for name, target in part.choices.items():
+            store.store(group=group, name=f"{name}_schema", node=WRITTEN.get(target) or schema_of(target))
     for name, target in VERIFIERS.items():
         store.store(group="verifier/inner", name=name, node=schema_of(target))
     for rule in get_args(Rule):
         store.store(group="verifier/exit", name=rule, node=schema_of(ttc.EarlyExit)(rule=rule))
     store.store(group="verifier/exit", name="calibrated", node=CalibratedExitConfig)
-    store.store(group="verifier", name="confidence_gated_schema", node=ConfidenceGatedConfig)
-    store.store(group="verifier", name="ensemble_schema", node=EnsembleConfig)
     store.store(name="calibrate_schema", node=extended("calibrate", CalibrateConfig))
     store.store(name="train_verifier_schema", node=extended("train", TrainConfig))
     store.store(name="serve_schema", node=extended("serve", ServeConfig))

@@ -14,6 +14,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
+from experiments.runs.overrides import read
+
 PRESETS = "experiment"
 """The group whose choices set others."""
 
@@ -30,22 +32,12 @@ def for_each_job(arguments: Sequence[str]) -> list[str]:
     swept search need not exist: `search=greedy,best_of_n search.max_tokens=40`. Written as a sweep over one value,
     `search.max_tokens=choice(40)`, it reaches the jobs alone.
     """
-    overrides = [_read(word) for word in arguments]
+    overrides = [read(word) for word in arguments]
     swept = {_group(o) for o in overrides if o is not None and o.is_sweep_override()}
     return [
         _one_value(o) if o is not None and swept & {_group(o), PRESETS} and _group(o) not in ("run", "hydra") else word
         for word, o in zip(arguments, overrides, strict=True)
     ]
-
-
-def _read(word: str) -> Override | None:
-    """The override that a word stands for; None for an option, and for what Hydra will refuse."""
-    if "=" not in word or word.startswith("-"):
-        return None
-    try:
-        return OverridesParser.create().parse_override(word)
-    except HydraException:
-        return None
 
 
 def _group(override: Override) -> str:

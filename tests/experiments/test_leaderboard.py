@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from experiments.eval.compare.runs import Run
 from experiments.eval.leaderboard.board import predictions_right, write_predictions
 from experiments.eval.leaderboard.command import leaderboard, parsed
-from experiments.eval.leaderboard.plan import as_override, read_plan
+from experiments.eval.leaderboard.plan import read_plan
+from experiments.runs.overrides import as_override
 from tests.experiments.test_compare import record, save
 from tests.helpers.processes import started
 from tests.helpers.runs import ROWS, save_model, save_rows

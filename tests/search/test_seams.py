@@ -88,13 +88,15 @@ def test_a_gated_engine_never_answers_with_what_it_cut_off() -> None:
 class Told(Search):
     """Two steps, the second with statistics."""
 
+    statistics: Any = True
+
     @property
     def needs_verifier(self) -> bool:
         return False
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         first = yield Expand([root], 2, Step(3), self.sampling)
-        return (yield Expand(first, 1, Step(4, statistics=True), self.sampling))
+        return (yield Expand(first, 1, Step(4, statistics=self.statistics), self.sampling))
 
 
 def test_a_step_with_statistics_keeps_the_models_own_entropies() -> None:
@@ -113,6 +115,12 @@ def test_a_step_with_statistics_keeps_the_models_own_entropies() -> None:
         assert branch.self_certainties[3:] == pytest.approx(certainties.tolist(), abs=1e-4)
     with pytest.raises(InvalidInput, match=r"FakeBackend\.generate offers no statistics"):
         solve(Told(), problem="1 + 1", engine=FakeBackend())
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None])
+def test_statistics_are_asked_for_by_true_alone(value: Any) -> None:
+    with pytest.raises(InvalidInput, match=rf"Step.statistics={value!r} .* give True or False"):
+        solve(Told(statistics=value), problem="1 + 1", engine=FakeBackend())
 
 
 def test_a_result_is_plain_values() -> None:

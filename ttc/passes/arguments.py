@@ -74,6 +74,7 @@ def check_step(
     stop: Sequence[str],
     end: Sequence[str],
     sampling: Sampling = SAMPLED,
+    statistics: bool = False,
 ) -> None:
     """Refuse a step that cannot be made. most: the most tokens of each branch."""
     if len(most) != len(branches):
@@ -81,6 +82,7 @@ def check_step(
     for tokens in most:
         check_whole("max_tokens", tokens, 1)
     check_kind("sampling", sampling, isinstance(sampling, Sampling), "a ttc.Sampling(temperature=...)")
+    check_kind("statistics", statistics, isinstance(statistics, bool), "True or False")
     for name, strings in (("stop", stop), ("end", end)):
         if isinstance(strings, str):
             raise InvalidInput(f"{name}={strings!r} is one string, which would be read as letters; give a list")

@@ -73,7 +73,7 @@ class RemoteBatch:
             raise InvalidInput(f"{busy[0]!r} is decoding already; wait until its step has ended")
         most = list(max_tokens) if isinstance(max_tokens, Iterable) else [max_tokens] * len(branches)
         limits, can = self.server.limits, self.server.can
-        check_step(limits, branches, most, stop, end, sampling)
+        check_step(limits, branches, most, stop, end, sampling, statistics)
         can.check_sampling(sampling)
         if statistics and "top_logprobs" in can.lacks:
             raise InvalidInput(f"the server has no statistics: {can.lacks['top_logprobs']}")

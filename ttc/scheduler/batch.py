@@ -88,7 +88,7 @@ class RunningBatch:
                 raise InvalidInput(f"{busy[0]!r} is decoding already; wait until its step has ended")
             step_tokens = list(max_tokens) if isinstance(max_tokens, Iterable) else [max_tokens] * len(branches)
             limits = self.runtime.limits
-            check_step(limits, branches, step_tokens, stop, end, sampling)
+            check_step(limits, branches, step_tokens, stop, end, sampling, statistics)
             with self.present(branches):
                 problems = [[branches[i] for i in rows] for rows in by_problem(branches)]
                 stops = Stops(stop, end, limits, self.runtime.decode)

@@ -12,6 +12,7 @@ from typing import Any, cast
 import yaml
 
 from experiments.cli.help import choices
+from experiments.runs.overrides import as_override
 from experiments.runs.records import check_name
 from experiments.runs.run_name import overrides_suffix
 from ttc.errors import InvalidInput
@@ -144,19 +145,3 @@ def _settings(value: Any, key: str) -> list[str]:
 
 def _label(text: str) -> str:
     return re.sub(r"[^\w.=+-]+", "_", text)
-
-
-def as_override(value: Any) -> str:
-    """A value as Hydra reads it on a command line."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)  # only backslashes before a quote, or at the end, count twice
-        return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
-    if isinstance(value, list):
-        return "[" + ",".join(map(as_override, value)) + "]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{as_override(item)}" for key, item in value.items()) + "}"
-    return str(value)

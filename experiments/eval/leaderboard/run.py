@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from experiments.cli.refusals import reason
 from experiments.eval.leaderboard.plan import Cell, Plan
 from experiments.runs.job import run
-from experiments.runs.own_classes import with_own_classes
+from experiments.runs.own_classes import as_choices, checked_parts
 from experiments.runs.schema import register
 from experiments.runs.screen import say
 from ttc.errors import InvalidInput
@@ -25,7 +25,7 @@ def configurations(cells: Sequence[Cell]) -> list[DictConfig]:
     with initialize_config_module("conf", version_base="1.3"):
         for cell in cells:
             try:
-                found.append(with_own_classes(compose("config", overrides=cell.overrides), cell.overrides))
+                found.append(checked_parts(compose("config", overrides=as_choices(cell.overrides))))
             except Exception as error:
                 if (text := reason(error)) is None:
                     raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from ttc import InvalidInput
 from ttc.model.limits import ModelLimits
 from ttc.passes.arguments import check_step
+from ttc.sampling import SAMPLED
 from ttc.scheduler.stops import Stops
 from ttc.tree.branch import Branch, StepEnd
 from ttc.usage import Usage
@@ -137,10 +139,10 @@ def test_the_reason_says_what_ended_the_step() -> None:
         (([5], ("",), ()), "a stop string is empty"),
         (([0], (), ()), "max_tokens=0 must be at least 1"),
         (([1, 1], (), ()), "1 branches came with 2"),
+        (([1], (), (), SAMPLED, "yes"), "statistics='yes' is of type str; give True or False"),
+        (([1], (), (), SAMPLED, 1), "statistics=1 is of type int; give True or False"),
     ],
 )
-def test_a_step_that_cannot_be_made_is_refused(
-    arguments: tuple[list[int], tuple[str], tuple[str]], message: str
-) -> None:
+def test_a_step_that_cannot_be_made_is_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         check_step(ModelLimits(9, None, frozenset()), [branch_of("a")], *arguments)

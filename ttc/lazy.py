@@ -1,18 +1,40 @@
-"""Public names that are loaded when they are first used, so that importing a package costs nothing."""
+"""Public names that are loaded when they are first used, so that importing a package costs nothing.
+
+A package lists them once, as the imports that type checkers see:
+
+    if TYPE_CHECKING:
+        from search.beam_search import BeamSearch as BeamSearch
+
+    __getattr__, __dir__, __all__ = lazy_names(__name__)
+"""
 
 from __future__ import annotations
 
+import ast
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` (PEP 562) for the package named `package`.
+def public_names(package: str) -> dict[str, str]:
+    """The names that a package lists, and the module that defines each. Nothing of it is imported."""
+    spec = find_spec(package)
+    assert spec is not None and spec.origin is not None
+    homes = {}
+    for block in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
+            for line in block.body:
+                if isinstance(line, ast.ImportFrom) and line.module is not None:
+                    homes |= {name.name: line.module for name in line.names}
+    return homes
 
-    homes: for each public name, the module that defines it. The name is kept in the package after its first use.
-    """
+
+def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__` and `__dir__` (PEP 562) and `__all__` of a package. A name is kept there after its first use."""
+    homes = public_names(package)
 
     def load(name: str) -> Any:
         if name not in homes:
@@ -24,4 +46,4 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *homes})
 
-    return load, names
+    return load, names, list(homes)

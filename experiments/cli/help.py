@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from experiments.cli.choices import choices, conf
 from experiments.cli.own_packages import check
 
 PAGE = """\
@@ -174,12 +173,6 @@ Groups and their choices are those of `python -m experiments.run --help`.
 """
 
 
-def choices(group: str) -> list[str]:
-    """What a group of the configuration can be set to."""
-    folder = _conf() / group
-    return sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml"))
-
-
 def page() -> str:
     check()
     defaults = _defaults()
@@ -205,11 +198,5 @@ def _defaults() -> dict[str, str]:
     """The choice of each group in conf/config.yaml."""
     import yaml
 
-    entries = yaml.safe_load((_conf() / "config.yaml").read_text(encoding="utf-8"))["defaults"]
+    entries = yaml.safe_load((conf() / "config.yaml").read_text(encoding="utf-8"))["defaults"]
     return {group: name for entry in entries if isinstance(entry, dict) for group, name in entry.items()}
-
-
-def _conf() -> Path:
-    import conf  # this project's, as `check` has seen
-
-    return Path(next(iter(conf.__path__)))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
+from types import ModuleType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
@@ -11,6 +13,7 @@ from hydra.core.config_store import ConfigStore
 import search
 import ttc
 import verifiers
+from experiments.cli.choices import choice_of, written
 from experiments.runs.run_name import register_names
 from ttc.approximate.early_exit import Rule
 from ttc.placement.base import Placement
@@ -254,41 +257,27 @@ class TrainConfig:
     samples: int = 16
 
 
-SEARCHES = {
-    "greedy": search.Greedy,
-    "best_of_n": search.BestOfN,
-    "self_consistency": search.SelfConsistency,
-    "beam_search": search.BeamSearch,
-    "best_first": search.BestFirst,
-    "dvts": search.DVTS,
-    "rebase": search.REBASE,
-    "particle_filter": search.ParticleFilter,
-    "particle_gibbs": search.ParticleGibbs,
-    "diverse_prompts": search.DiversePrompts,
-    "adaptive_consistency": search.AdaptiveConsistency,
-    "tree_of_thoughts": search.TreeOfThoughts,
-    "mcts": search.MCTS,
-    "ab_mcts": search.ABMCTS,
-    "revision": search.Revision,
-    "self_refine": search.SelfRefine,
-    "budget_forcing": search.BudgetForcing,
-    "deep_conf": search.DeepConf,
-    "certainty_probe": search.CertaintyProbe,
-    "compute_optimal": search.ComputeOptimal,
+WRITTEN: dict[type, type] = {
+    verifiers.ConfidenceGatedVerifier: ConfidenceGatedConfig,
+    verifiers.EnsembleVerifier: EnsembleConfig,
 }
-VERIFIERS = {
-    "arithmetic": verifiers.ArithmeticVerifier,
-    "confidence": verifiers.ConfidenceVerifier,
-    "self": verifiers.SelfVerifier,
-    "qwen_prm": verifiers.QwenPRM,
-    "skywork_prm": verifiers.SkyworkPRM,
-    "math_shepherd": verifiers.MathShepherd,
-    "rlhflow_prm": verifiers.RLHFlowPRM,
-    "think_prm": verifiers.ThinkPRM,
-    "outcome_reward": verifiers.OutcomeReward,
-    "llm_judge": verifiers.LLMJudge,
-    "value_head": verifiers.ValueHead,
-}
+"""The configuration classes of those that are no dataclasses of plain values."""
+
+
+def public_classes(package: ModuleType, base: type) -> dict[str, type]:
+    """The public classes of a package that inherit from `base`, each by the name of its file."""
+    named = {}
+    for target in (getattr(package, name) for name in package.__all__):
+        if inspect.isclass(target) and issubclass(target, base) and target is not base:
+            named[choice_of(target.__module__)] = target
+    return named
+
+
+SEARCHES = public_classes(search, search.Search)
+RATERS = public_classes(verifiers, object)
+VERIFIERS = {name: target for name, target in RATERS.items() if target not in WRITTEN}
+"""Those that other verifiers can name."""
+
 CACHES = {"rsbcm": ttc.BlockCache, "lru": ttc.BlockCache}
 SHARING = {"exact": ttc.Sharing, "none": ttc.Sharing, "similar": ttc.Sharing}
 GATES = {"decode": ttc.DecodeGate}
@@ -316,14 +305,7 @@ class Group:
 
 GROUPS = {
     "search": Group(SEARCHES, search.Search),
-    "verifier": Group(
-        {
-            **VERIFIERS,
-            "confidence_gated": verifiers.ConfidenceGatedVerifier,
-            "ensemble": verifiers.EnsembleVerifier,
-        },
-        None,
-    ),
+    "verifier": Group(RATERS, None),
     "memory": Group(POLICIES, Residency),
     "placement": Group(PLACEMENTS, Placement),
     "cache": Group(CACHES, ttc.BlockCache),
@@ -331,11 +313,6 @@ GROUPS = {
     "gate": Group(GATES, ttc.DecodeGate),
     "backend": Group(BACKENDS, ttc.Endpoint),
 }
-WRITTEN: dict[type, type] = {
-    verifiers.ConfidenceGatedVerifier: ConfidenceGatedConfig,
-    verifiers.EnsembleVerifier: EnsembleConfig,
-}
-"""The configuration classes of those that are no dataclasses of plain values."""
 
 
 def target_of(target: type) -> str:
@@ -382,7 +359,10 @@ def register() -> None:
         store.store(group=group, name="schema", node=node)
     for group, part in GROUPS.items():
         for name, target in part.choices.items():
-            store.store(group=group, name=f"{name}_schema", node=WRITTEN.get(target) or schema_of(target))
+            node = WRITTEN.get(target) or schema_of(target)
+            store.store(group=group, name=f"{name}_schema", node=node)
+            if name not in written(group):
+                store.store(group=group, name=name, node=node)
     for name, target in VERIFIERS.items():
         store.store(group="verifier/inner", name=name, node=schema_of(target))
     for rule in get_args(Rule):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from importlib.resources import files
 from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.cli.choices import conf, written
 from experiments.runs.run_name import class_label
 from experiments.runs.schema import SEARCHES, schema_of
 from experiments.serve.refusal import Refusal
@@ -136,10 +136,13 @@ def offered(config: DictConfig, choice: str, verifier: Verifier | None, backend:
 
 
 def preset(name: str) -> DictConfig:
-    """The settings of a search that `conf/search` names."""
-    own = OmegaConf.create((files("conf") / "search" / f"{name}.yaml").read_text(encoding="utf-8"))
+    """The settings of a search as the command line has it."""
+    usual = OmegaConf.structured(schema_of(SEARCHES[name]))
+    if name not in written("search"):
+        return usual
+    own = OmegaConf.create((conf() / "search" / f"{name}.yaml").read_text(encoding="utf-8"))
     assert isinstance(own, DictConfig)
     own.pop("defaults", None)
-    merged = OmegaConf.merge(OmegaConf.structured(schema_of(SEARCHES[name])), own)
+    merged = OmegaConf.merge(usual, own)
     assert isinstance(merged, DictConfig)
     return merged

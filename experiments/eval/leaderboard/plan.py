@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import yaml
 
-from experiments.cli.help import choices
+from experiments.cli.choices import choices
 from experiments.runs.overrides import as_override
 from experiments.runs.records import check_name
 from experiments.runs.run_name import overrides_suffix

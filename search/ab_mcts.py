@@ -20,10 +20,10 @@ from ttc.tree.branch import Branch
 class NormalInverseChiSquared:
     """A belief about scores: their mean is N(m, sigma^2 / kappa), their variance InvGamma(nu / 2, nu tau2 / 2)."""
 
-    m: float = 0.0
-    kappa: float = 1.0
-    nu: float = 1.0
-    tau2: float = 0.1
+    m: float
+    kappa: float
+    nu: float
+    tau2: float
 
     def given(self, rewards: Sequence[float]) -> NormalInverseChiSquared:
         """What is believed once these rewards were seen."""
@@ -43,7 +43,8 @@ class NormalInverseChiSquared:
         return float(rng.normal(self.m, math.sqrt(variance / self.kappa)))
 
 
-PRIOR = NormalInverseChiSquared()
+PRIOR = NormalInverseChiSquared(m=0.0, kappa=1.0, nu=1.0, tau2=0.1)
+"""TreeQuest's, the authors' own code, for scores in [0, 1]."""
 
 
 @dataclass(eq=False)

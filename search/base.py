@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 
-from search import selection
 from search.selection import C, answer_of, best_first, whole
 from ttc.checks import check_kind, check_whole
 from ttc.errors import InvalidInput
@@ -25,16 +23,6 @@ from ttc.tree.branch import Branch, check_branches
 Request = Vary | Expand | Append | Rate | Release
 SearchSteps = Generator[Request, Any, list[Branch]]
 """Yields requests, receives their answers, returns the candidates that are left."""
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Plan":
-        warnings.warn("search.base.Plan is now search.base.SearchSteps", DeprecationWarning, stacklevel=2)
-        return SearchSteps
-    if name == "vote":
-        warnings.warn("search.base.vote is now search.selection.vote", DeprecationWarning, stacklevel=2)
-        return selection.vote
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+from ttc.cost_model.options import MOST_ROWS
 from ttc.errors import BranchRefused, RemoteError
 from ttc.protocols import Backend, Batch, RunsBatches
 from ttc.sampling import SAMPLED, Sampling
 from ttc.tree.branch import Branch
 from ttc.tree.tree import SNAPSHOT_TOKENS
-
-MOST_ROWS = 256
-"""Branches that decode at once unless the caller says otherwise: enough to keep any one machine busy."""
 
 PROBLEMS = 16
 """Problems under way at once, unless the caller says otherwise, until the first has ended, which tells what one needs,

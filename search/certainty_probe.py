@@ -19,7 +19,7 @@ from ttc.tree.branch import Branch
 PROBE = "... Oh, I suddenly got the answer to the whole problem, **Final Answer**\n\n\\[ \\boxed{"
 """Dynasor's words."""
 
-HEDGING = ("wait", "hold", "but", "okay", "no", "hmm")
+HEDGING = {"wait", "hold", "but", "okay", "no", "hmm"}
 """Words by which a probe shows that it is not sure."""
 
 
@@ -29,7 +29,7 @@ class CertaintyProbe(Search):
 
     A probe is a fork of the chain: `suffix` is put after it and `probe_tokens` tokens are decoded. The chain's own keys
     and values are shared, so that a probe computes these tokens alone; then it is dropped. The search ends when the
-    last `agree` probes gave the same answer and none of them holds a word of `hedging`; its answer is that of the last
+    last `agree` probes gave the same answer and none of them holds a word of `HEDGING`; its answer is that of the last
     one, which is kept. Else it is what the chain itself says at its end.
     Whole words are compared: "know" and "another" are no "no".
     """
@@ -41,7 +41,6 @@ class CertaintyProbe(Search):
     agree: int = 3
     probe_tokens: int = 20
     suffix: str = PROBE
-    hedging: tuple[str, ...] = HEDGING
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,7 +78,7 @@ class CertaintyProbe(Search):
     def certain_answer(self, probe: Branch, extract: Extract) -> str | None:
         """The answer of a probe; None if it gave none, or hedged."""
         said = (probe.answer_text or "").rpartition(self.suffix)[2]
-        if set(re.findall(r"\w+", said.lower())) & {word.lower() for word in self.hedging}:
+        if set(re.findall(r"\w+", said.lower())) & HEDGING:
             return None
         return self.answer(said, extract)
 

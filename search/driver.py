@@ -7,12 +7,9 @@ added and cancelled at any time, and each has a recipe of its own; its result de
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
-from typing import Any
 
 from search.batching import Room
 from search.options import statistics_option
@@ -23,14 +20,6 @@ from ttc.errors import BranchRefused, InvalidInput, RemoteError, VerifierError
 from ttc.protocols import Aggregation, Append, Backend, Expand, Problem, Rate, Release, Vary
 from ttc.results import Did, Progress, Result
 from ttc.tree.branch import Branch
-
-
-def __getattr__(name: str) -> Any:
-    if name == "solve":
-        warnings.warn("search.driver.solve is now search.solve", DeprecationWarning, stacklevel=2)
-        return import_module("search.solving").solve
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
 
 Events = Generator[tuple[int, Progress], None, None]
 """What happened, each with the number of its problem."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -330,15 +328,7 @@ def _last_words(branch: Branch, text: str, step: Step, sampling: Sampling) -> Se
 
 
 def steps_of(search: Search, root: Branch, case: Case) -> SearchSteps:
-    """The search's coroutine. One written as `run(self, root, end)` still works, with a warning."""
-    names = list(inspect.signature(search.run).parameters)
-    if names[1:2] == ["end"]:
-        warnings.warn(
-            f"{type(search).__name__}.run(root, end) is now run(root, case), with case.end",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return search.run(root, case.end)  # type: ignore[arg-type]
+    """The search's coroutine. Raises InvalidInput where `run` gives something else."""
     steps = search.run(root, case)
     if not hasattr(steps, "send"):
         raise InvalidInput(

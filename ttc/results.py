@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
@@ -56,13 +55,6 @@ class Node:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-    def __getitem__(self, name: str) -> Any:
-        """`node["text"]`, as nodes were read when they were dictionaries."""
-        if name not in self.__dataclass_fields__:
-            raise KeyError(name)
-        warnings.warn(f'write node.{name} instead of node["{name}"]', DeprecationWarning, stacklevel=2)
-        return getattr(self, name)
 
 
 @dataclass(frozen=True, eq=False)

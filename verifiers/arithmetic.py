@@ -29,15 +29,18 @@ _NAMED = {word: Fraction(i) for i, word in enumerate(_WORDS)} | {
 _COMMON = frozenset(map(Fraction, (1, 2, 7, 10, 12, 24, 30, 52, 60, 100, 365)))
 """Numbers that an equation may bring in without naming a source: halves, weeks, months, minutes, percents."""
 
+UNFOUNDED, INCONSISTENT, REUSED, UNUSED = 0.6, 0.3, 0.7, 0.7
+"""What a score is multiplied by for what `ArithmeticVerifier` says of each."""
+
 
 @dataclass(frozen=True)
 class ArithmeticVerifier:
     """Rates each step of a branch in [0, 1] by rules; no model, no gold answer.
 
     A branch starts at `neutral`. Up to each step's end, the score is a product: `wrong` for every equation that does
-    not hold; `unfounded` for every number on its left that stands neither in the question nor in an earlier result,
-    or that it adds where the question subtracts it (or the reverse); `reused` for one that was used up before;
-    `inconsistent` if the answer that is stated is not the result of the last equation; and `unused` for each number
+    not hold; `UNFOUNDED` for every number on its left that stands neither in the question nor in an earlier result,
+    or that it adds where the question subtracts it (or the reverse); `REUSED` for one that was used up before;
+    `INCONSISTENT` if the answer that is stated is not the result of the last equation; and `UNUSED` for each number
     of the question that stands in no equation by then. Every equation that holds takes the score `credit` of the way
     to 1; a step with neither equation nor answer multiplies it by `idle`. An equation that a step's end cuts off is
     judged when it is complete.
@@ -46,10 +49,6 @@ class ArithmeticVerifier:
     neutral: float = 0.5
     credit: float = 0.3
     wrong: float = 0.05
-    unfounded: float = 0.6
-    inconsistent: float = 0.3
-    reused: float = 0.7
-    unused: float = 0.7
     idle: float = 0.9
 
     def __post_init__(self) -> None:
@@ -96,9 +95,9 @@ class ArithmeticVerifier:
                 size = abs(number)
                 against = signs.get(size, 0) * (1 if number > 0 else -1) < 0
                 if against or (size not in known and size not in _COMMON):
-                    penalty *= self.unfounded
+                    penalty *= UNFOUNDED
                 elif size in known and left[size] < 1:
-                    penalty *= self.reused
+                    penalty *= REUSED
                 left[size] -= 1
                 used.add(size)
             known.add(abs(equation.right))
@@ -106,14 +105,14 @@ class ArithmeticVerifier:
         stated = extract_answer(answer, "number" if finished else "strict", marks=None)
         if finished or stated is not None:
             penalty *= self._ending(stated, equations)
-            penalty *= self.unused ** len(set(given) - used) if equations else 1.0
+            penalty *= UNUSED ** len(set(given) - used) if equations else 1.0
         return sound * penalty
 
     def _ending(self, stated: str | None, equations: Sequence[Equation]) -> float:
         """What the stated answer costs: nothing if it is the last equation's result."""
         value = as_number(stated) if stated is not None else None
         supported = value is not None and equations and value in (equations[-1].right, equations[-1].left)
-        return 1.0 if supported else self.inconsistent
+        return 1.0 if supported else INCONSISTENT
 
 
 def _answers(branch: Branch) -> list[str] | None:

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from search import BeamSearch, BestFirst, BestOfN, DiversePrompts, Search, SelfConsistency, solve
 from search.base import Case, SearchSteps
-from search.batching import MOST_ROWS, PROBLEMS, Draining, Room
+from search.batching import PROBLEMS, Draining, Room
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
 from tests.helpers.ownership import Cancelled, assert_nothing_left
 from tests.helpers.searches import exactly
 from ttc import BeamGroups, BlockCache, Branch, DecodeGate, Engine, Headwise, Layerwise, Paged, Result, Sampling
+from ttc.cost_model.options import MOST_ROWS
 from ttc.protocols import Expand, Problem, Rate, Release, Step
 from ttc.residency.resident import Resident
 

@@ -24,7 +24,6 @@ from search import (
     DiversePrompts,
     Expand,
     Greedy,
-    Rate,
     Search,
     SearchSteps,
     SelfConsistency,
@@ -129,8 +128,7 @@ def test_a_result_is_plain_values() -> None:
     assert again.to_dict() == result.to_dict() and again.best is again.branches[0]
     assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["tree"][1]["score"] == result.tree[1].score
     assert len(repr(result).splitlines()) == 3
-    with pytest.deprecated_call():
-        assert result.tree[0]["status"] == "root"
+    assert result.tree[0].status == "root"
 
 
 def test_a_result_keeps_no_engine_in_memory() -> None:
@@ -264,17 +262,6 @@ def test_a_verifier_is_tried_on_one_branch() -> None:
     with pytest.raises(VerifierError, match="Broken raised OSError: no weights"):
         try_verifier(Broken(), backend, "q")
     assert not backend.live
-
-
-def test_a_search_of_the_old_shape_still_runs() -> None:
-    class Old(Greedy):
-        def run(self, root: Branch, end: Any) -> SearchSteps:  # type: ignore[override]
-            children = yield Expand([root], 1, Step(3, end=end), self.sampling)
-            yield Rate(children)
-            return children
-
-    with pytest.deprecated_call(), pytest.warns(UserWarning):
-        assert solve(Old(), problem="q", engine=FakeBackend(), verifier=Commas()).error is None
 
 
 def test_settings_outside_their_limits_are_refused_with_the_limit() -> None:

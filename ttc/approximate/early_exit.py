@@ -38,7 +38,7 @@ class EarlyExit:
     all that it was given: P(yes) / (P(yes) + P(no)) for a self-verifier. The order alone is settled then, so scores of
     different calls do not compare. A problem's only branch has no order and runs all layers; ties that flip delay.
 
-    theta, eps: in nats, or with `normalised` in units of ln|V|. The defaults are a start: the paper calibrates them
+    theta, eps: in nats. The defaults are a start: the paper calibrates them
     per model and data set, and its values, made without the norm, say nothing about this lens.
     Raises InvalidInput, naming the value.
     """
@@ -47,7 +47,6 @@ class EarlyExit:
     l_min: int = 2
     theta: float = 2.0
     eps: float = 0.1
-    normalised: bool = False
     common_depth: bool = False
     patience: int = 3
     positive: int = 1
@@ -123,8 +122,7 @@ class EntropyRule:
         self.settled: set[int] = set()
 
     def __call__(self, depth: int, live: Sequence[int], logits: Tensor) -> set[int]:
-        unit = math.log(logits.shape[-1]) if self.exit.normalised else 1.0
-        return self.leaving(depth, dict(zip(live, (entropy(logits) / unit).tolist(), strict=True)))
+        return self.leaving(depth, dict(zip(live, entropy(logits).tolist(), strict=True)))
 
     def leaving(self, depth: int, entropies: Mapping[int, float]) -> set[int]:
         """Which of the branches that are left leave, by their H after layer `depth`."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from itertools import groupby
 from typing import Any
 
@@ -14,23 +12,6 @@ from ttc.approximate.confidence import clear_leader
 from ttc.calibration.file import CalibrationFile
 from ttc.calibration.statistics import check_counts, clopper_pearson, quantile, quantiles
 from ttc.errors import InvalidInput
-
-MOVED = {
-    "Calibration": ("ttc.calibration.confidence_gate", "GateCalibration"),
-    "CONFIDENCE": ("ttc.calibration.statistics", "CONFIDENCE"),
-    "LEVELS": ("ttc.calibration.statistics", "LEVELS"),
-    "verify_skip": ("ttc.approximate.confidence", "clear_leader"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Names of the release before, for one more release."""
-    if name not in MOVED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, new = MOVED[name]
-    warnings.warn(f"{__name__}.{name} is now {module}.{new}", DeprecationWarning, stacklevel=2)
-    return getattr(import_module(module), new)
-
 
 NEVER = 2.0
 """A tau_conf that no probability reaches."""

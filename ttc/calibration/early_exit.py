@@ -191,8 +191,6 @@ def candidates(problems: Sequence[Rating]) -> Iterator[EarlyExit]:
 
 def replay(rating: Rating, exit: EarlyExit) -> list[int]:
     """The layers that each branch of a problem goes through under `exit`, as `Engine.score` lets it."""
-    if exit.normalised:
-        raise InvalidInput("profiles hold entropies in nats; give theta and eps in nats, with normalised=False")
     layers, live = len(rating[0].p), list(range(len(rating)))
     rule = EntropyRule(exit, [live]) if exit.rule == "entropy" else RankingRule(exit, [live])
     depths = [layers] * len(rating)

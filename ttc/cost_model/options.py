@@ -22,7 +22,7 @@ from ttc.errors import InvalidInput, OutOfMemory
 PLACEMENTS = ("resident", "split", "streamed")
 HOST_TOO_SMALL = "the host is too small"
 MOST_ROWS = 256
-"""Branches that decode at once in a run that is not told how many problems to begin (`search.batching`)."""
+"""Branches that decode at once unless the caller says otherwise: enough to keep any one machine busy."""
 STATES_AWAY = ("headwise", "capture")
 """The policies that keep recurrent states on the host, whatever room the device has."""
 STATES_ALONE = Policy(lambda _: 0, "", lambda *_: Traffic())

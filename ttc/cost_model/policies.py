@@ -26,7 +26,7 @@ CAPTURE_TOKENS = 64
 MINI_BATCH_TOKENS = 8192
 """CAPTURE's, as by default."""
 MERGE_RATIO = 4
-"""Of a branch's segments, one joins the one after it where it is at most so many times as long, as in `ttc.tree`."""
+"""A segment with one child joins it where it is at most so many times as long: chains stay logarithmic."""
 
 
 @dataclass(frozen=True)

@@ -76,17 +76,15 @@ def strategy_selector(
     objective: Objective = "decode",
     kv_offload: bool = True,
     host_bytes: int | None = None,
-    k_most: int | None = None,
 ) -> SplitPlan:
     """Algorithm 1: try each split and return the fastest that fits, the one with most on the device among equals.
 
     vram_bytes: VRAM_avail of Eq. 4.16. host_bytes: the memory of the host, None for enough.
     kv_offload: whether KV of the device's layers lies on the host, so that only their weights have to fit.
-    k_most: the most units on the host that are tried, None for all of them.
     Raises OutOfMemory when no split fits, naming the bytes that would do; InvalidInput for an unknown objective.
     """
-    most = len(units) if k_most is None else k_most
-    plans = [split_plan(k, units, d_cpu, d_gpu, link, generation, objective, kv_offload) for k in range(most + 1)]
+    tried = range(len(units) + 1)
+    plans = [split_plan(k, units, d_cpu, d_gpu, link, generation, objective, kv_offload) for k in tried]
     return fastest(fitting(plans, vram_bytes, host_bytes))
 
 

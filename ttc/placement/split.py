@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.hooks import AlignDevicesHook, ModelHook, add_hook_to_module
@@ -18,7 +18,7 @@ from ttc.checks import check_whole
 from ttc.cost_model.device_profile import BUFFERS, DeviceProfile, LinkProfile
 from ttc.cost_model.idle_link import HelpedPlan, helped_selector, with_help
 from ttc.cost_model.profile_file import read
-from ttc.cost_model.split_search import Generation, Objective, split_plan
+from ttc.cost_model.split_search import Generation, split_plan
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.memory.link import Link
 from ttc.memory.tiers import as_budget
@@ -56,7 +56,7 @@ class Split(Placement):
     the profile; for none without a profile, and where the device is the host's own processor.
     prompt_tokens, output_tokens, branches: the search that is planned for, whose KV has to fit beside the weights.
     kv_offload: KV of the device's layers may lie on the host, under a memory policy that moves it; budget_gib is for
-    weights alone then. objective: what "auto" makes fast, "decode" or "prefill".
+    weights alone then.
     """
 
     k: int | str = "auto"
@@ -66,7 +66,6 @@ class Split(Placement):
     output_tokens: int = 512
     branches: int = 8
     kv_offload: bool = False
-    objective: str = "decode"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,7 +114,7 @@ class Split(Placement):
         machine = profile.device(f"cpu {words}"), profile.device(f"{device.type} {words}"), profile.link
         found = helped_selector(
             units, *machine, sys.maxsize if budget is None else budget, generation,
-            cast(Objective, self.objective), self.kv_offload, self.host_budget(),
+            "decode", self.kv_offload, self.host_budget(),
             ks=range(most + 1) if self.k == "auto" else [k], share=share,
         )  # fmt: skip
         return Division(found.split.k, found.share)

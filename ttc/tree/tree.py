@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ttc.cost_model.policies import MERGE_RATIO
 from ttc.memory.kv import KV
 from ttc.memory.manager import KVMemory
 from ttc.memory.recut import can_recut, recut
@@ -13,9 +14,6 @@ from ttc.tree.segment import MIN_SHARED_TOKENS, Segment, common_prefix
 
 SNAPSHOT_TOKENS = 1024
 """The state of recurrent layers is kept after each so many tokens of a prompt, for other prompts to go on from."""
-
-MERGE_RATIO = 4
-"""A segment with one child joins it when it is at most this many times as long: chains stay logarithmic."""
 
 
 class Tree:

@@ -27,6 +27,7 @@ from experiments.runs.provenance import changed_modules, provenance
 from experiments.runs.schema import DatasetConfig
 from search import BeamSearch, BestFirst, BestOfN, Search, solve, solve_each
 from ttc.attention.plan import DecodePlan, Plan
+from ttc.cost_model.options import MOST_ROWS
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, TTCError
 from ttc.model.loading import load_tokenizer, local_path
@@ -48,7 +49,7 @@ QUICK: dict[str, Search] = {
 }
 ROWS, STEP, QUICK_STEP, ROUNDS = 16, 32, 4, 3
 """Rows of one problem in a single step, the tokens of such a step, and how often each way runs."""
-STEP_PROBLEMS, PROBLEMS, MOST_ROWS = (1, 16), (1, 4, 16, 64), 256
+STEP_PROBLEMS, PROBLEMS = (1, 16), (1, 4, 16, 64)
 """Problems in a single step; problems that are searched; the most branches that decode at once."""
 LEAST_PROBLEMS, SECONDS = 4, 45.0
 """Each search solves at least so many problems, and begins no new wait after so many seconds."""

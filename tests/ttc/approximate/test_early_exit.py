@@ -29,7 +29,7 @@ from tests.helpers.exits import (
     problems,
     untouched,
 )
-from tests.helpers.models import VOCAB, prompt
+from tests.helpers.models import prompt
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine, Headwise, InvalidInput, Layerwise, Paged, UnsupportedModel
 from ttc.approximate.early_exit import EarlyExit
@@ -69,18 +69,17 @@ def test_an_exit_at_once_is_a_shorter_model(family: str, depth: int) -> None:
         assert row == pytest.approx(expected.tolist(), abs=1e-4)  # some families compute in float32 within
 
 
-@pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize("common_depth", [False, True])
 @pytest.mark.parametrize("family", CORE)
-def test_the_papers_rule_row_by_row(family: str, common_depth: bool, normalised: bool) -> None:
+def test_the_papers_rule_row_by_row(family: str, common_depth: bool) -> None:
     plain = build(family)
     engine = Engine(copy.deepcopy(plain), Letters())
     branches, given = problems(engine)
     lens = lenses(plain, branches, given)
-    h = [[x / math.log(VOCAB) if normalised else x for x in entropies(layers)] for layers in lens]
+    h = [entropies(layers) for layers in lens]
     theta = middle([x for row in h for x in row[1:]], 0.75)
     eps = middle([abs(b - a) for row in h for a, b in pairwise(row)], 0.5)
-    exit = EarlyExit(theta=theta, eps=eps, normalised=normalised, common_depth=common_depth)
+    exit = EarlyExit(theta=theta, eps=eps, common_depth=common_depth)
     depths = [paper_depth(row, exit) for row in h]
     assert len(set(depths)) > 1  # the case is worth testing
     if common_depth:

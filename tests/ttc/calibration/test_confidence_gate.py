@@ -13,8 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttc.approximate.confidence import clear_leader
-from ttc.calibration import confidence_gate
 from ttc.calibration.confidence_gate import (
     NEVER,
     GateCalibration,
@@ -235,19 +233,3 @@ def test_the_search_of_a_run_must_be_the_same() -> None:
     with pytest.raises(InvalidInput, match=r"with search\.BestOfN, and its counts do not hold for search\.BeamSearch"):
         made.check_use("c.json", other, {"_target_": "search.BeamSearch"})
     calibrate(FIVE, model="m", dataset="d").check_use("c.json", SUMS, BEST)  # made by hand
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("Calibration", GateCalibration),
-        ("CONFIDENCE", 0.95),
-        ("LEVELS", (0.0, 0.25, 0.5, 0.75, 1.0)),
-        ("verify_skip", clear_leader),
-    ],
-)
-def test_the_names_of_the_release_before_still_work(old: str, new: Any) -> None:
-    with pytest.warns(DeprecationWarning, match=f"confidence_gate.{old} is now"):
-        assert getattr(confidence_gate, old) == new
-    with pytest.raises(AttributeError, match="has no attribute 'Calibrations'"):
-        _ = confidence_gate.Calibrations

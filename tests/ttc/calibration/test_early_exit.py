@@ -242,8 +242,3 @@ def test_the_other_levels_file_is_refused(tmp_path: Path) -> None:
 def test_what_cannot_be_calibrated_is_refused(problems: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         calibrate_exit(problems, model="m", dataset="d", **options)
-
-
-def test_profiles_are_in_nats() -> None:
-    with pytest.raises(InvalidInput, match="normalised=False"):
-        replay(A, EarlyExit(normalised=True))

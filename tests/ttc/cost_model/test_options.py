@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search import batching
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.options import MOST_ROWS, PLACEMENTS, Machine, Option, best, options, pipelined
-from ttc.cost_model.policies import MERGE_RATIO, POLICIES, Steps, segments
+from ttc.cost_model.policies import POLICIES, Steps, segments
 from ttc.cost_model.unit import Unit
 from ttc.errors import InvalidInput, OutOfMemory
-from ttc.tree import tree
 
 FAST = {1: 1e12}
 DEVICE = DeviceProfile(name="device", bandwidth=100, flops=FAST)
@@ -92,7 +90,6 @@ def test_kv_that_does_not_fit_crosses_in_every_pass_or_once_a_step() -> None:
 
 
 def test_a_branch_has_its_tokens_in_so_many_segments_as_the_tree_leaves() -> None:
-    assert MERGE_RATIO == tree.MERGE_RATIO
     assert segments(0, 16, 512) == 0
     assert segments(16, 16, 512) == 1
     assert segments(64, 16, 512) == 1  # 16 joins 48 that come before it
@@ -117,7 +114,6 @@ def test_problems_side_by_side_read_a_prompt_each_and_all_of_their_branches() ->
 
 
 def test_a_run_that_is_not_told_begins_as_many_problems_as_half_of_its_memory_holds() -> None:
-    assert MOST_ROWS == batching.MOST_ROWS
     first = 4 * 10 * (10 + 2 * 2 * 4)  # bytes of the prompt, and of two branches' tails, twice
     found = options(UNITS, 1, machine(WEIGHTS + 6 * first), SEARCH, ["resident"], problems=None)
     assert [option.problems for option in found[:2]] == [3, MOST_ROWS // 2]

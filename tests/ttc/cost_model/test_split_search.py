@@ -119,12 +119,6 @@ def test_a_host_that_is_too_small_is_refused_with_the_bytes_it_needs() -> None:
         strategy_selector(UNITS, CPU, GPU, LINK, 1400, CHAT, host_bytes=2300 + kv - 1)
 
 
-def test_no_more_units_than_are_allowed_lie_on_the_host() -> None:
-    assert strategy_selector(UNITS, CPU, GPU, LINK, 2400, CHAT, k_most=2).k == 2
-    with pytest.raises(OutOfMemory, match=r"with 2 of 5 units on the host, the most that are tried, .* 2,400 bytes"):
-        strategy_selector(UNITS, CPU, GPU, LINK, 2399, CHAT, k_most=2)
-
-
 def test_bad_requests_are_refused() -> None:
     with pytest.raises(InvalidInput, match="objective='train' is unknown; choose 'decode' or 'prefill'"):
         strategy_selector(UNITS, CPU, GPU, LINK, 1400, CHAT, "train")  # type: ignore[arg-type]

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttc import OutOfMemory, Paged
+from ttc.cost_model.policies import MERGE_RATIO
 from ttc.memory.kv import LayerShape
 from ttc.memory.manager import KVMemory
 from ttc.memory.recut import can_recut
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
 from ttc.tree.segment import MIN_SHARED_TOKENS, Segment, worth_sharing
-from ttc.tree.tree import MERGE_RATIO, Tree
+from ttc.tree.tree import Tree
 
 LARGEST = 56
 """Bytes that a token takes in the larger of the two layers; in both it takes 72."""

@@ -23,7 +23,7 @@ def public_names(package: str) -> dict[str, str]:
     """The names that a package lists, and the module that defines each. Nothing of it is imported."""
     spec = find_spec(package)
     assert spec is not None and spec.origin is not None
-    homes = {}
+    homes: dict[str, str] = {}
     for block in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
         if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
             for line in block.body:

@@ -6,7 +6,9 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Iterator, Sequence, Set
+from copy import deepcopy
 from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -150,7 +152,7 @@ def settings_of(target: Any, path: str) -> Any:
     """
     columns: list[Any] = [("_target_", str, field(default=path))]
     for name, hint, default in _fields(target) if is_dataclass(target) else _parameters(target):
-        column = (name, plain_hint(hint), field(default_factory=lambda default=default: default))
+        column = (name, plain_hint(hint), field(default_factory=partial(deepcopy, default)))
         try:
             OmegaConf.structured(make_dataclass("Column", [column]))
         except OmegaConfBaseException:

@@ -359,10 +359,10 @@ def register() -> None:
         store.store(group=group, name="schema", node=node)
     for group, part in GROUPS.items():
         for name, target in part.choices.items():
-            node = WRITTEN.get(target) or schema_of(target)
-            store.store(group=group, name=f"{name}_schema", node=node)
+            settings = WRITTEN.get(target) or schema_of(target)
+            store.store(group=group, name=f"{name}_schema", node=settings)
             if name not in written(group):
-                store.store(group=group, name=name, node=node)
+                store.store(group=group, name=name, node=settings)
     for name, target in VERIFIERS.items():
         store.store(group="verifier/inner", name=name, node=schema_of(target))
     for rule in get_args(Rule):

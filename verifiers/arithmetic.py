@@ -13,7 +13,7 @@ from ttc.protocols import Backend
 from ttc.text.answers import extract_answer
 from ttc.text.numbers import as_number
 from ttc.tree.branch import Branch
-from verifiers.equations import Equation, find_equations, normalise, stated_operands
+from verifiers.equations import MAX_DIGITS, Equation, find_equations, normalise, stated_operands
 
 _NUMBER = re.compile(r"\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?|\.\d+")
 _WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
@@ -123,8 +123,8 @@ def _answers(branch: Branch) -> list[str] | None:
 
 
 def numbers_in(text: str) -> list[Fraction]:
-    """The numbers that a text gives, in digits or in words, without signs."""
+    """The numbers of at most `MAX_DIGITS` that a text gives, in digits or in words, without signs."""
     plain = normalise(text)
-    found = [Fraction(m.replace(",", "")) for m in _NUMBER.findall(plain)]
+    found = [Fraction(m.replace(",", "")) for m in _NUMBER.findall(plain) if len(m) <= MAX_DIGITS]
     words = re.findall(r"[a-z]+", plain.lower())
     return found + [_NAMED[word] for word in words if word in _NAMED]

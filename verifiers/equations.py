@@ -340,7 +340,9 @@ def stated_operands(text: str) -> dict[Fraction, int]:
     signs: dict[Fraction, int] = {}
     for line in _lines(normalise(text)):
         for before, sign, number in zip(line, line[1:], line[2:], strict=False):
-            if before[0] in ("number", "close") and _operator(sign) in ("+", "-") and number[0] == "number":
+            if before[0] not in ("number", "close") or _operator(sign) not in ("+", "-"):
+                continue
+            if number[0] == "number" and len(number[1]) <= MAX_DIGITS:
                 value, direction = _value(number[1]), 1 if _operator(sign) == "+" else -1
                 signs[value] = direction if signs.get(value, direction) == direction else 0  # 0: both ways
     return signs

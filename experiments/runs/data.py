@@ -364,7 +364,7 @@ def _reasoning_gym(config: DatasetConfig, start: int, stop: int | None) -> Task:
                 f"dataset.task={config.task} needs pycosat: pip install pycosat (and a C compiler)"
             ) from error
         raise
-    problems = [Problem(re.sub(r"\s+$", "", e["question"]), name, str(e["answer"])) for name, e in entries.items()]
+    problems = [Problem(e["question"].rstrip(), name, str(e["answer"])) for name, e in entries.items()]
 
     def is_correct(problem: Problem, answer: str | None) -> bool:
         return answer is not None and made.score_answer(answer, entries[problem.id]) >= 1.0

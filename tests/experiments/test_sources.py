@@ -15,6 +15,7 @@ from experiments.runs.data import READERS, load_examples, load_task
 from experiments.runs.schema import DatasetConfig, register
 from ttc import InvalidInput
 from ttc.text.answers import extract_answer
+from ttc.text.reader import AnswerReader
 
 ROWS = [
     {"question": "Ann has 2 pens and buys 3. How many?", "answer": "2 + 3 = 5\n#### 5"},
@@ -191,6 +192,16 @@ def test_competitions_in_the_layouts_of_the_hub(
     said = extract_answer(f"First 5.\nSo it is \\boxed{{{float(gold):g}}}.", config.answer_kind)
     assert task.is_correct(problem, said) and not task.is_correct(problem, "5")
     assert "\\boxed{}" in config.instruction
+
+
+def test_the_letters_of_the_choices_are_known_to_whoever_reads_answers(tmp_path: Path) -> None:
+    """A letter beyond them is no answer, so that it has no vote."""
+    columns = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+    path = write(tmp_path / "rows.jsonl", [{"Question": "Which?"} | dict.fromkeys(columns, "one")])
+    (problem,) = load_task(dataset(name="gpqa", path=path, answer_kind="choice")).problems
+    reader = AnswerReader("choice").among(problem.metadata["choices"])
+    assert reader("The answer is D.") == "D" and reader("The answer is E.") is None
+    assert AnswerReader("choice")("The answer is E.") == "E"
 
 
 def test_mmlu_pro_has_up_to_ten_choices_and_worked_examples(tmp_path: Path) -> None:

@@ -6,14 +6,21 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from experiments.fit.train_verifier.evaluation import Candidates
+from experiments.runs.records import chosen_branch
+from experiments.runs.summary import votes
+from search import solve
 from search.adaptive_consistency import AdaptiveConsistency
+from search.certainty_probe import CertaintyProbe
 from search.deep_conf import DeepConf
 from search.mcts import MCTS
 from search.rebase import REBASE
 from search.revision import Revision
-from search.selection import vote
+from search.selection import Sample, majority, vote, weighted_majority
 from search.self_consistency import SelfConsistency
-from ttc.text.reader import AnswerReader
+from tests.helpers.backends import Dictated
+from ttc import Branch
+from ttc.text.reader import AnswerReader, ballots_by
 
 MATH = AnswerReader("math")
 VOTES = [r"\boxed{5 cm}", r"\boxed{x=5}", r"\boxed{5}", r"\boxed{7}", r"\boxed{7}"]
@@ -24,12 +31,14 @@ class Text:
     """A candidate that is a text."""
 
     text: str
+    path: tuple[int, ...] = ()
+    finish_reason: str | None = "eos"
     score: float | None = 1.0
     gated: bool = False
     top_k_logprobs: list[float] = field(default_factory=lambda: [-1.0])
 
 
-CANDIDATES = [Text(text) for text in VOTES]
+CANDIDATES = [Text(text, (place,)) for place, text in enumerate(VOTES)]
 
 
 def test_three_spellings_of_five_outvote_two_sevens() -> None:
@@ -54,3 +63,76 @@ def test_three_spellings_of_five_outvote_two_sevens() -> None:
 )
 def test_every_search_that_votes_groups_so(search: object) -> None:
     assert search.choose(CANDIDATES, MATH)[1] in ("5 cm", "x=5", "5")  # type: ignore[attr-defined]
+
+
+def test_samples_are_enough_once_spellings_of_one_answer_are() -> None:
+    """Five spellings of one answer decide the vote; taken apart they would ask for more samples."""
+    answers = ["5 cm", "x=5", "5", "5.0", r"\frac{10}{2}"]
+    same, apart = ballots_by(MATH, answers), ballots_by(lambda text: text, answers)
+    assert AdaptiveConsistency().decided(same[-1:], same)
+    assert not AdaptiveConsistency().decided(apart[-1:], apart)
+    window = AdaptiveConsistency(rule="window", block=5)
+    assert window.decided(same, same) and not window.decided(apart, apart)
+
+
+def test_deep_conf_agrees_on_answers_and_not_on_spellings() -> None:
+    search = DeepConf(mode="online", consensus=0.6, window=1)
+    assert search.agreed(CANDIDATES, MATH)  # type: ignore[arg-type]
+    assert not search.agreed(CANDIDATES, MATH.__call__)  # type: ignore[arg-type]
+
+
+def test_probes_agree_on_answers_and_not_on_spellings() -> None:
+    """The chain ends with the third probe; by spelling no two agree."""
+    replies = ["x=5}", r"\frac{10}{2}}", "5}"]
+    asked: list[str] = []
+
+    def says(branch: Branch) -> str:
+        before, suffix, said = branch.text.partition(CertaintyProbe().suffix)
+        if not suffix:
+            return "a chain that goes on for a while without an end"[len(before) :]
+        if before not in asked:
+            asked.append(before)
+        return replies[(len(asked) - 1) % 3][len(said) :]
+
+    search = CertaintyProbe(max_tokens=40, every=4)
+    result = solve(search, problem="q", engine=Dictated(says), answer_kind="math")
+    assert result.error is None and result.answer == "5" and len(asked) == 3
+
+
+BRANCHES = [
+    {"answer": "5 cm", "vote": "5", "correct": True},
+    {"answer": "7", "vote": "7", "correct": False},
+    {"answer": "x=5", "vote": "5", "correct": True},
+    {"answer": "7.0", "vote": "7", "correct": False},
+    {"answer": "5", "vote": "5", "correct": True},
+]
+
+
+def test_records_keep_what_a_branch_voted_for() -> None:
+    """maj@k, the selection rules and the chosen branch go by it, without asking a grader again."""
+    assert votes(BRANCHES) == ([(3, True), (2, False)], 0)
+    assert majority([Sample.of_record(branch) for branch in BRANCHES]) == 0
+    assert chosen_branch({"answer": "x=5", "branches": BRANCHES}) is BRANCHES[0]
+    old = [{"answer": branch["answer"], "correct": branch["correct"]} for branch in BRANCHES]
+    assert votes(old)[0] == [(1, True), (2, False), (1, True), (1, True)]  # records of before
+
+
+def test_a_trained_verifier_is_compared_with_the_same_votes() -> None:
+    answers = ["7", "5 cm", "x=5", "5", "7"]
+    right = [False, True, True, True, False]
+    scores = {"v": [0.5, 0.4, 0.4, 0.4, 0.5]}
+    grouped = Candidates(answers, right, scores, MATH.ballots(answers))  # type: ignore[arg-type]
+    assert grouped.chosen(majority) and grouped.chosen(weighted_majority, "v")
+    assert not Candidates(answers, right, scores).chosen(majority)  # type: ignore[arg-type]
+
+
+def test_a_function_of_ones_own_groups_by_spelling_unless_a_grader_is_given() -> None:
+    def read(text: str) -> str:
+        return text.removeprefix("Answer ")
+
+    def same_letters(gold: str, predicted: str) -> bool:
+        return gold.casefold() == predicted.casefold()
+
+    samples = [Text(f"Answer {word}") for word in ("red", "Red", "RED", "blue", "blue")]
+    assert vote(samples, AnswerReader(extract=read))[1] == "blue"
+    assert vote(samples, AnswerReader(extract=read, same=same_letters))[1] == "red"

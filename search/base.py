@@ -48,16 +48,19 @@ class Case:
 class Limit:
     """What a number among a search's settings may be: from `least` to `most`, and without fractions where `whole`.
 
-    above: `least` itself is too little.
+    above: `least` itself is too little. optional: it may be None.
     """
 
     least: float = -inf
     most: float = inf
     whole: bool = False
     above: bool = False
+    optional: bool = False
 
     def check(self, name: str, value: Any) -> None:
         """Raise InvalidInput for a value that is no such number."""
+        if value is None and self.optional:
+            return
         if not isinstance(value, Integral if self.whole else Real):
             kind = "a whole number" if self.whole else "a number"
             raise InvalidInput(f"{name}={value!r} is of type {type(value).__name__}; give {kind}")

@@ -29,12 +29,15 @@ class DeepConf(Search):
     mode "online": the first `warmup` samples are finished. The (1 - keep) quantile of their lowest groups of `window`
     tokens becomes a threshold: of later samples, made `block` at a time, one is dropped as soon as a full window lies
     below it, and only samples whose lowest group reaches it vote. No more are made once an answer has the share
-    `consensus` of the votes' weight.
+    `consensus` of the votes' weight, and there are `least_votes` votes: with keep=0.1 two of sixteen samples vote after
+    the warm-up, which would agree by chance. 4 is the fewest that make a majority 95% sure (`AdaptiveConsistency`).
+    consensus=None always makes all `n`, as the authors' program does (facebookresearch/deepconf), and not their paper.
 
     Later samples grow by `step_tokens` at a time and are looked at in between, so that one is stopped at most
     `step_tokens` - 1 tokens after its window fell below. A decode gate would see each token, but it belongs to the
     engine and not to a search; steps run on any backend that keeps statistics.
-    The paper's window is 2,048 tokens. It must be shorter than the answers, or no window is ever full.
+    The window is the published one, for chains of tens of thousands of tokens. It must be shorter than the answers, or
+    no window is ever full; an eighth of `max_tokens` keeps its proportion (search=deep_conf has 32 for 256).
     """
 
     limits: ClassVar = {
@@ -44,7 +47,8 @@ class DeepConf(Search):
         "window": COUNT,
         "warmup": COUNT,
         "block": COUNT,
-        "consensus": Limit(0, 1, above=True),
+        "consensus": Limit(0, 1, above=True, optional=True),
+        "least_votes": COUNT,
     }
 
     mode: Literal["offline", "online"] = "offline"
@@ -52,10 +56,11 @@ class DeepConf(Search):
     max_tokens: int = 256
     keep: float = 0.9
     measure: Measure = "lowest"
-    window: int = 32
+    window: int = 2048
     warmup: int = 16
     block: int = 4
-    consensus: float = 0.95
+    consensus: float | None = 0.95
+    least_votes: int = 4
     step_tokens: int = 16
 
     def __post_init__(self) -> None:
@@ -63,7 +68,7 @@ class DeepConf(Search):
         if self.mode == "online" and self.window > self.max_tokens:
             raise InvalidInput(
                 f"window={self.window} is longer than max_tokens={self.max_tokens}, so that no window is ever full and "
-                "no sample stopped; give a shorter window"
+                f"no sample stopped; give a shorter window, as window={max(1, self.max_tokens // 8)}"
             )
         if self.mode == "online" and self.measure != "lowest":
             raise InvalidInput(f"measure={self.measure} is for mode=offline; mode=online goes by the lowest group")
@@ -126,13 +131,15 @@ class DeepConf(Search):
         return trace_confidence(confidences(sample), "lowest", self.window)
 
     def agreed(self, samples: Sequence[Branch], extract: Extract) -> bool:
-        """Whether one answer has the share `consensus` of the votes' weight."""
+        """Whether one answer has the share `consensus` of the votes' weight, of enough votes."""
         totals: dict[str, float] = defaultdict(float)
         votes = ballots_by(extract, [answer_of(sample, extract) for sample in samples])
+        if self.consensus is None or sum(vote is not None for vote in votes) < self.least_votes:
+            return False
         for vote, sample in zip(votes, samples, strict=True):
             if vote is not None:
                 totals[vote] += self.lowest(sample)
-        return bool(totals) and max(totals.values()) >= self.consensus * sum(totals.values())
+        return max(totals.values()) >= self.consensus * sum(totals.values())
 
     def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
         answers = [answer_of(c, extract) for c in candidates]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hydra.utils import instantiate
 
 from search import DeepConf, solve
 from search.deep_conf import confidences
 from search.selection import trace_confidence
 from tests.helpers.backends import Dictated, FakeBackend
+from tests.helpers.configurations import configuration
 from tests.helpers.engines import make_engine
 from ttc import InvalidInput
 
@@ -61,7 +63,16 @@ TEXTS = ["11111116", "11111117", "11111118", "11111119", "11111110", "11111112"]
 
 
 def online(**settings: Any) -> DeepConf:
-    usual = {"n": 4, "warmup": 3, "block": 1, "max_tokens": 8, "window": 2, "step_tokens": 1, "keep": 0.5}
+    usual = {
+        "n": 4,
+        "warmup": 3,
+        "block": 1,
+        "max_tokens": 8,
+        "window": 2,
+        "step_tokens": 1,
+        "keep": 0.5,
+        "least_votes": 1,
+    }
     return DeepConf(mode="online", **(usual | settings))
 
 
@@ -100,6 +111,29 @@ def test_no_more_samples_are_made_once_the_weights_agree() -> None:
     assert len(lengths(result)) == 6  # the most there are
 
 
+def test_agreement_counts_once_there_are_enough_votes() -> None:
+    sure = [[3.0]] * 20
+    for least, made in ((1, 3), (3, 3), (4, 4), (6, 6)):
+        result = solved(online(n=20, window=1, keep=1.0, least_votes=least), ["8"] * 20, sure)
+        assert len(lengths(result)) == made
+    silent = solved(online(n=20, window=1, keep=1.0, least_votes=4), ["8", "-", "8", "8", "8", *["8"] * 15], sure)
+    assert len(lengths(silent)) == 5  # a sample without an answer is no vote
+
+
+def test_without_a_consensus_the_whole_budget_is_spent() -> None:
+    result = solved(online(n=9, window=1, keep=1.0, consensus=None), ["8"] * 9, [[3.0]] * 9)
+    assert len(lengths(result)) == 9 and result.answer == "8"
+
+
+def test_the_defaults_are_the_published_ones_and_the_configurations_window_fits_its_texts() -> None:
+    search = DeepConf(mode="online", max_tokens=64_000)
+    assert (search.window, search.warmup, search.keep, search.consensus) == (2048, 16, 0.9, 0.95)
+    short = instantiate(configuration("run", "search=deep_conf", "search.mode=online").search)
+    assert (short.window, short.max_tokens, short.consensus) == (32, 256, 0.95)
+    free = instantiate(configuration("run", "search=deep_conf", "search.consensus=null").search)
+    assert free.consensus is None
+
+
 def test_a_block_keeps_the_order_of_its_samples() -> None:
     texts = ["7", "8", "111111", "2", "3333", "4"]
     result = solved(online(n=6, warmup=2, block=4, window=1, keep=1.0), texts, [[3.0] * 8] * 6)
@@ -115,7 +149,9 @@ def test_a_budget_leaves_the_samples_that_are_done(most: int) -> None:
 
 
 def test_on_an_engine_only_sure_samples_vote_and_company_changes_nothing() -> None:
-    search = DeepConf(mode="online", n=8, warmup=3, block=2, max_tokens=9, window=3, step_tokens=2, keep=0.5)
+    search = DeepConf(
+        mode="online", n=8, warmup=3, block=2, max_tokens=9, window=3, step_tokens=2, keep=0.5, least_votes=2
+    )
     engine, questions = make_engine(context=160), ["1 + 1", "2 + 2"]
     together = solve(search, problem=questions, engine=engine, extract=lambda text: text[:1] or None)
     assert engine.kv_bytes() == 0
@@ -134,7 +170,10 @@ def test_on_an_engine_only_sure_samples_vote_and_company_changes_nothing() -> No
     ("settings", "message"),
     [
         ({"mode": "online", "window": 300}, "window=300 is longer than max_tokens=256"),
-        ({"mode": "online", "measure": "tail"}, "measure=tail is for mode=offline"),
+        ({"mode": "online"}, "window=2048 is longer than max_tokens=256.* as window=32"),
+        ({"least_votes": 0}, "least_votes=0 must be at least 1"),
+        ({"consensus": 0}, "consensus=0 must be more than 0"),
+        ({"mode": "online", "measure": "tail", "window": 8}, "measure=tail is for mode=offline"),
         ({"mode": "on"}, "mode='on' is unknown; use offline or online"),
         ({"keep": 0}, "keep=0 must be more than 0"),
         ({"measure": "min"}, "measure='min' is unknown"),

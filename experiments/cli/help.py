@@ -42,6 +42,8 @@ Settings of a run
   run.show_questions=true  print each question with its answer
   run.show_example=true    print one solved problem at the end
   run.dry=true             print the settings and three prompts, and stop
+  dataset.reader=PATH, dataset.extract=PATH, dataset.grader=PATH
+                           functions of your own, module.function: of a row, of a text, of gold answer and answer
 
 A run writes config.yaml, records.jsonl (one problem a line) and summary.json to its folder. Whatever stops it, the
 same command goes on where it was. The exit code is 0 when at least one problem could be solved, 1 after an error or

@@ -64,6 +64,7 @@ def ask(arguments: argparse.Namespace) -> int:
         resolved,
         thinking_marks,
     )
+    from experiments.runs.grading import Reading
     from experiments.runs.own_classes import as_choices, checked_parts
     from experiments.runs.schema import register
     from experiments.runs.screen import show_logged
@@ -94,7 +95,7 @@ def ask(arguments: argparse.Namespace) -> int:
             verifier=verifier,
             seed=run.seed,
             template=template,
-            answer_kind=config.dataset.answer_kind,
+            **Reading.of(config.dataset).options(),
             thinking_marks=thinking_marks(config),
             end=tuple(config.dataset.end),
             max_tokens=run.max_tokens,

@@ -7,22 +7,19 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from types import ModuleType
 from typing import Any
 
+from experiments.runs.grading import IsCorrect, Reading
 from experiments.runs.own_classes import find
 from experiments.runs.rows import UNREADABLE, Row, rows_of_file, rows_of_hub
 from experiments.runs.schema import DatasetConfig
 from experiments.runs.shards import Shard
-from search.selection import answer_of
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem, Result
-from ttc.text.answers import check_gold, extract_answer
-from ttc.text.equality import same_answer
+from ttc.text.answers import check_gold
 from ttc.text.numbers import as_number
 from ttc.text.prompt import check_text
-from ttc.text.reader import AnswerReader
 
 Reader = Callable[[Row, str, DatasetConfig], Problem]
 FILLER = (
@@ -35,23 +32,21 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass(frozen=True)
 class Task:
-    """Problems with their scorer. failures: (id, reason) of rows that could not become problems."""
+    """Problems, how answers to them are read, and their grader, which raises InvalidInput where a
+    function of one's own fails. failures: (id, reason) of rows that could not become problems."""
 
     problems: list[Problem]
     failures: list[tuple[str, str]]
-    is_correct: Callable[[Problem, str | None], bool]
+    reading: Reading
+    is_correct: IsCorrect
 
 
-def graded(task: Task, result: Result, kind: str) -> dict[str, Any]:
+def graded(task: Task, result: Result) -> dict[str, Any]:
     """A result's answer and whether it is right, also if only what is stated in the form asked for counts."""
-    strict = result.answer
-    if kind != "text" and result.best is not None:
-        reader = AnswerReader(kind, strict=True).among(result.problem.metadata.get("choices"))
-        strict = answer_of(result.best, reader)
     return {
         "answer": result.answer,
         "correct": task.is_correct(result.problem, result.answer),
-        "correct_strict": task.is_correct(result.problem, strict),
+        "correct_strict": task.is_correct(result.problem, task.reading.strict(result)),
     }
 
 
@@ -86,7 +81,7 @@ def _padded(question: str, chars: int) -> str:
 def _load(config: DatasetConfig) -> Task:
     if config.offset < 0 or (config.limit is not None and config.limit < 1):
         raise InvalidInput(f"dataset.offset={config.offset} must be 0 or more, dataset.limit={config.limit} at least 1")
-    extract_answer("", config.answer_kind)  # refuses an unknown kind
+    reading = Reading.of(config)
     stop = None if config.limit is None else config.offset + config.limit
     if config.task is not None:
         if config.shots:
@@ -99,7 +94,8 @@ def _load(config: DatasetConfig) -> Task:
                 f"dataset.task={config.task} makes its problems itself, so {config.path or config.hub} would not be "
                 "read; for a file: dataset=file dataset.path=FILE"
             )
-        return _reasoning_gym(config, config.offset, stop)
+        made = _reasoning_gym(config, reading, config.offset, stop)
+        return checked_grader(replace(made, is_correct=reading.is_correct) if config.grader else made)
     rows = _rows(config)
     if not rows[config.offset :]:
         raise InvalidInput(
@@ -118,7 +114,15 @@ def _load(config: DatasetConfig) -> Task:
             f"{both[0]} is among the dataset.shots={config.shots} solved examples, which would give its answer away; "
             "take the examples from other rows: dataset.shots_path, dataset.shots_split or dataset.offset"
         )
-    return Task(problems, failures, partial(_same, kind=config.answer_kind))
+    return checked_grader(Task(problems, failures, reading, reading.is_correct))
+
+
+def checked_grader(task: Task) -> Task:
+    """The task, once a grader of one's own has graded a gold answer as if it were an answer,
+    whatever it says of it: one that cannot take a text is known before the run."""
+    if task.reading.same is not None:
+        task.is_correct(task.problems[0], task.problems[0].answer)
+    return task
 
 
 def load_examples(config: DatasetConfig) -> list[tuple[str, str]]:
@@ -198,7 +202,8 @@ def _checked(problem: Any, config: DatasetConfig) -> Problem:
         (problem.answer, "the gold answer"),
     ):
         check_text(value, what)
-    check_gold(problem.answer or "", config.answer_kind)
+    if config.grader is None:  # which knows its own gold answers
+        check_gold(problem.answer or "", config.answer_kind)
     return problem
 
 
@@ -216,10 +221,6 @@ def find_reader(name: str) -> Reader:
         raise InvalidInput(f"dataset.reader={name} is a {type(found).__name__}, not a function (row, id, dataset)")
     reader: Reader = found
     return reader
-
-
-def _same(problem: Problem, answer: str | None, kind: str) -> bool:
-    return problem.answer is not None and same_answer(problem.answer, answer, kind)
 
 
 # ---------------------------------------------------------------- what a row means
@@ -342,7 +343,7 @@ def _import_reasoning_gym() -> Any:
     return reasoning_gym
 
 
-def _reasoning_gym(config: DatasetConfig, start: int, stop: int | None) -> Task:
+def _reasoning_gym(config: DatasetConfig, reading: Reading, start: int, stop: int | None) -> Task:
     """Generated problems with the task's own scorer; correct means a full score of 1."""
     reasoning_gym = _import_reasoning_gym()
     stop = config.size if stop is None else stop
@@ -369,4 +370,4 @@ def _reasoning_gym(config: DatasetConfig, start: int, stop: int | None) -> Task:
     def is_correct(problem: Problem, answer: str | None) -> bool:
         return answer is not None and made.score_answer(answer, entries[problem.id]) >= 1.0
 
-    return Task(problems, [], is_correct)
+    return Task(problems, [], reading, is_correct)

@@ -80,7 +80,9 @@ def differences(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mappi
         old, new = before.get(part), now.get(part)
         if not old or not new:  # not known then, or not yet
             continue
-        for name in sorted(old.keys() | new.keys()):
+        # of code, which config.yaml names, another version may have kept less
+        names = old.keys() & new.keys() if part == "code" else old.keys() | new.keys()
+        for name in sorted(names):
             if old.get(name) != new.get(name):
                 lines.append(f"the {what}, {name}: {old.get(name, 'missing')} -> {new.get(name, 'missing')}")
     return lines

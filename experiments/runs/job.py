@@ -35,14 +35,12 @@ from experiments.runs.screen import Progress, failures, say, show_logged, table
 from experiments.runs.shards import Shard, threads
 from experiments.runs.summary import failed, seconds_at_work, summarise
 from search import solve_each, try_verifier
-from search.selection import answer_of
 from ttc.engine import Engine
 from ttc.errors import BranchRefused, InvalidInput, VerifierError
 from ttc.protocols import Backend, Problem, Result
 from ttc.remote.backend import RemoteBackend
 from ttc.remote.client import ContentRefused
 from ttc.text.prompt import PromptTemplate
-from ttc.text.reader import AnswerReader
 from ttc.usage import Usage
 
 TIMING = ("forward_passes", "host_to_device_bytes", "device_to_host_bytes", "wall_s")
@@ -101,7 +99,7 @@ def run(config: DictConfig) -> dict[str, Any]:
         for name, reason in task.failures:
             if name not in folder.records:
                 unusable = Result(Problem("", name), None, [], None, Usage(), [], config.run.seed, reason)
-                folder.append(_record(unusable, task, config.dataset.answer_kind))
+                folder.append(_record(unusable, task))
         if engine is not None:
             _solve(config, search, verifier, template, engine, task, problems, folder)
         if isinstance(engine, RemoteBackend):
@@ -174,7 +172,7 @@ def _solve(
         verifier=verifier,
         seed=config.run.seed,
         template=template,
-        answer_kind=config.dataset.answer_kind,
+        **task.reading.options(),
         thinking_marks=thinking_marks(config),
         end=tuple(config.dataset.end),
         max_tokens=config.run.max_tokens,
@@ -186,7 +184,7 @@ def _solve(
     with closing(results), Progress(config.dataset.name, total, folder.records, engine) as progress:
         for result in results:
             progress.solved(result.usage.generated_tokens)
-            record = _record(result, task, config.dataset.answer_kind, config.run.record_tokens)
+            record = _record(result, task, config.run.record_tokens)
             record |= _asked(config, template, engine, result)
             record["timing"]["kv_peak_bytes"] = _kv_peak_bytes(engine)
             folder.append(record)
@@ -209,19 +207,39 @@ def _kv_peak_bytes(engine: Backend) -> int | None:
     return None if memory is None else memory.device.peak_bytes + memory.host.peak_bytes
 
 
-def _record(result: Result, task: Task, kind: str, with_tokens: bool = False) -> dict[str, Any]:
+def _grades(result: Result, task: Task) -> tuple[list[dict[str, Any]], dict[str, Any], str | None]:
+    """Each branch's answer and whether it is right; the same of the result; and its error.
+
+    Where a function of one's own fails on a branch, that is the problem's error.
+    """
+    problem, error = result.problem, result.error
+    try:
+        answers = [task.reading.answer(problem, branch) for branch in result.branches]
+        votes = task.reading.voting(problem).ballots(answers)
+        branches: list[dict[str, Any]] = [
+            {"answer": answer, "vote": vote, "correct": task.is_correct(problem, answer)}
+            for answer, vote in zip(answers, votes, strict=True)
+        ]
+        grades = graded(task, result)
+    except InvalidInput as failure:
+        branches = [{"answer": None, "vote": None, "correct": False} for _ in result.branches]
+        grades = {"answer": result.answer}
+        error = error if failed({"error": error}) else f"{type(failure).__name__}: {failure}"
+    if failed({"error": error}):
+        grades |= {"correct": False, "correct_strict": False}
+    return branches, grades, error
+
+
+def _record(result: Result, task: Task, with_tokens: bool = False) -> dict[str, Any]:
     problem, usage = result.problem, result.usage.to_dict()
+    marks, grades, error = _grades(result, task)
     branches = []
-    reader = AnswerReader(kind).among(problem.metadata.get("choices"))
-    answers = [answer_of(branch, reader) for branch in result.branches]
-    for branch, answer, vote in zip(result.branches, answers, reader.ballots(answers), strict=True):
+    for branch, mark in zip(result.branches, marks, strict=True):
         branches.append(
             {
                 "path": list(branch.path),
                 "text": branch.text,
-                "answer": answer,
-                "vote": vote,
-                "correct": task.is_correct(problem, answer),
+                **mark,
                 "score": branch.score,
                 "step_scores": branch.step_scores,
                 "finish_reason": branch.finish_reason,
@@ -230,16 +248,13 @@ def _record(result: Result, task: Task, kind: str, with_tokens: bool = False) ->
                 "substituted": None if branch.substituted is None else branch.substituted.similarity,
             }
         )
-    grades = graded(task, result, kind)
-    if failed({"error": result.error}):
-        grades |= {"correct": False, "correct_strict": False}
     return {
         "id": problem.id,
         "question": problem.question or None,
         "gold": problem.answer,
         "source": problem.metadata.get("source"),
         **grades,
-        "error": result.error,
+        "error": error,
         "truncated": result.best is not None and result.best.finish_reason in (None, "context"),
         "stopped": result.stopped,
         "branches": branches,

@@ -1,7 +1,8 @@
-"""Searches, verifiers and other parts of the user's own, by their dotted paths: `search=my_search.UntilSure`."""
+"""Classes and functions of the user's own, by their dotted paths: `search=my_search.UntilSure`."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import sys
@@ -19,12 +20,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.runs.overrides import as_override, read, values
+from experiments.runs.plain import as_dict
 from experiments.runs.run_name import is_own
 from experiments.runs.schema import GROUPS, plain_hint
 from ttc.errors import InvalidInput
 
 WITHOUT = {"verifier": "none", "cache": "none", "gate": "none", "placement": "resident", "backend": "local"}
 """The choice that leaves a group out."""
+OF_DATA = ("dataset.reader", "dataset.extract", "dataset.grader")
+"""Settings that may hold the path of a function; a reader without a dot is one of ours."""
 
 
 def find(path: str, key: str) -> Any:
@@ -208,14 +212,85 @@ def checked_parts(config: DictConfig) -> DictConfig:
             except OmegaConfBaseException as error:
                 raise InvalidInput(f"{key}={path}: {str(error).splitlines()[0]}") from error
     OmegaConf.set_struct(config, True)
+    check_own_parts(config)
     return config
 
 
+def check_own_parts(config: DictConfig) -> None:
+    """Raise InvalidInput for a part of the user's own that cannot be imported, whatever group it is of."""
+    for key, path in own_paths(config).items():
+        find(path, key)
+
+
 def code_fingerprint(config: DictConfig) -> dict[str, str]:
-    """A hash of the file of each class of the user's own."""
+    """A hash of the code of every class and function of the user's own that the configuration names, by its path."""
     hashes = {}
-    for group in GROUPS:
-        if is_own(path := config[group].get("_target_")):
-            file = inspect.getfile(find(path, f"{group}._target_"))
-            hashes[path] = f"hash {hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]}"
+    for key, path in own_paths(config).items():
+        find(path, key)
+        digest = hashlib.sha256()
+        for file in code_files(path.rpartition(".")[0]):
+            digest.update(file.read_bytes())
+        hashes[path] = f"hash {digest.hexdigest()[:16]}"
     return hashes
+
+
+def own_paths(config: DictConfig) -> dict[str, str]:
+    """The setting and the dotted path of each class and function of the user's own."""
+    return {
+        key: value
+        for key, value in _texts(as_dict(config), "")
+        if (key in OF_DATA and "." in value) or (key.rpartition(".")[2] == "_target_" and is_own(value))
+    }
+
+
+def _texts(part: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Every text of a nested configuration, with its dotted key."""
+    if isinstance(part, str):
+        yield key, part
+    elif isinstance(part, dict):
+        for name, inner in part.items():
+            yield from _texts(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(part, list):
+        for place, inner in enumerate(part):
+            yield from _texts(inner, f"{key}.{place}")
+
+
+def code_files(module: str) -> list[Path]:
+    """The file of an imported module, and those of the user's that it imports, directly or through each other: from
+    the same folder and folders in it, or where the module is in an installed package, from that package. A module
+    that is not written in Python has none."""
+    name = getattr(sys.modules[module], "__file__", None)
+    if name is None or not name.endswith(".py"):
+        return []
+    first = Path(name).resolve()
+    root = first.parents[module.count(".") + (first.name == "__init__.py")]
+    installed, package = "site-packages" in root.parts, module.partition(".")[0]
+    files, left = {first}, [first]
+    while left:
+        parts = [name.split(".") for name in _imported(left.pop(), root) if is_own(name)]
+        names = [".".join(part[:count]) for part in parts for count in range(1, len(part) + 1)]
+        if installed:
+            names = [name for name in names if name.partition(".")[0] == package]
+        new = {found for name in names if (found := _file_of(name, root)) is not None} - files
+        files |= new
+        left += sorted(new)
+    return [first, *sorted(files - {first})]
+
+
+def _imported(file: Path, root: Path) -> Iterator[str]:
+    """The dotted names that a file's imports may mean, as seen from `root`."""
+    package = file.parent.relative_to(root).parts
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            yield module
+            yield from (f"{module}.{alias.name}".lstrip(".") for alias in node.names)
+
+
+def _file_of(module: str, root: Path) -> Path | None:
+    place = root.joinpath(*module.split("."))
+    files = (place.with_suffix(".py"), place / "__init__.py")
+    return next((file for file in files if module and file.is_file()), None)

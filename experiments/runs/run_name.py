@@ -17,10 +17,13 @@ from experiments.runs.records import MAY_CHANGE
 IN_NAME = ("dataset", "dataset.path", "search", "verifier", "run.seed", "search._target_", "verifier._target_")
 """Overrides that the default name of a run shows by itself."""
 
+OURS = ("search", "verifiers", "ttc", "experiments", "conf")
+"""This project's packages."""
+
 
 def is_own(path: str | None) -> bool:
-    """Whether `path`, the `_target_` of a search or a verifier, names a class that is not this project's."""
-    return path is not None and path.partition(".")[0] not in ("search", "verifiers", "ttc")
+    """Whether `path`, as the `_target_` of a search or a verifier, names what is not this project's."""
+    return path is not None and path.partition(".")[0] not in OURS
 
 
 def data_label(name: str, path: str | None) -> str:

@@ -69,6 +69,8 @@ class DatasetConfig:
     params, size, seed: a task of reasoning-gym.
     reader: how a row is read, by a name of `data.READERS` or the dotted path of a function that takes a row,
     an id and these settings and returns a `ttc` Problem. fields: what the row's fields are called.
+    extract, grader: dotted paths of functions of one's own, which take the place of answer_kind:
+    (text) -> the answer or None, and (gold, answer) -> bool; see `grading`.
     limit, offset: which problems; a task makes as many as `limit` says, `size` without one.
     instruction: the words around a question. raw: they are the whole prompt, with no chat template around them.
     chat_options: what else the chat template takes, as {enable_thinking: false}.
@@ -96,6 +98,8 @@ class DatasetConfig:
     offset: int = 0
     pad_chars: int = 0
     answer_kind: str = "number"
+    extract: str | None = None
+    grader: str | None = None
     instruction: str = STEP_BY_STEP
     system: str | None = None
     chat: bool | None = None

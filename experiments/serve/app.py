@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from experiments.runs.grading import Reading
 from experiments.serve.conversation import Conversation
 from experiments.serve.metrics import Metrics
 from experiments.serve.offer import PLAIN, Offer
@@ -55,7 +56,7 @@ class Api:
     """What the paths do.
 
     verifier: for searches that rate. budget: what one problem may cost, as options of `search.solve`.
-    answer_kind: how answers are read where a request does not say. chat_options: what else the chat template takes.
+    reading: how answers are read where a request does not say. chat_options: what else the chat template takes.
     max_prompt_tokens: None for what the model's context holds.
     thinking_marks: what tells thoughts from answers (see `search.solve`).
     """
@@ -65,7 +66,7 @@ class Api:
     verifier: Verifier | None
     max_body_bytes: int
     max_prompt_tokens: int | None = None
-    answer_kind: str = "number"
+    reading: Reading = field(default_factory=lambda: Reading("number"))
     chat_options: Mapping[str, Any] = field(default_factory=dict)
     budget: Mapping[str, Any] = field(default_factory=dict)
     thinking_marks: Setting = None
@@ -199,7 +200,7 @@ class Api:
                 verifier=self.verifier if search.needs_verifier else None,
                 seed=randbelow(2**31) if body.seed is None else body.seed,
                 template=template,
-                answer_kind=body.answer_kind or self.answer_kind,
+                **(Reading(body.answer_kind) if body.answer_kind else self.reading).options(),
                 thinking_marks=self.thinking_marks,
                 end=body.stops,
                 **self._budget(body),

@@ -13,6 +13,7 @@ import uvicorn
 from omegaconf import DictConfig
 
 from experiments.runs.build import check_backend, check_run, make_backend, make_verifier, resolved, thinking_marks
+from experiments.runs.grading import Reading
 from experiments.runs.plain import as_dict
 from experiments.runs.screen import say, show_logged
 from experiments.serve.app import Api
@@ -38,6 +39,7 @@ def run(config: DictConfig, choice: str) -> None:
     key = api_key(config)
     listening = bind(config.serve.host, config.serve.port)
     with listening:
+        reading = Reading.of(config.dataset)
         verifier, backend = make_verifier(config), make_backend(config)
         if verifier is not None:
             try_verifier(verifier, backend, "What is 1 + 1?")
@@ -49,7 +51,7 @@ def run(config: DictConfig, choice: str) -> None:
             verifier,
             config.serve.max_body_bytes,
             config.serve.max_prompt_tokens,
-            config.dataset.answer_kind,
+            reading,
             as_dict(config.dataset.chat_options),
             {name: config.run[name] for name in BUDGETS},
             thinking_marks(config),

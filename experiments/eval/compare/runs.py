@@ -36,6 +36,7 @@ OF_THE_PROMPT = (
     "shots_split",
     "shots_seed",
 )
+OF_THE_GRADES = ("dataset.answer_kind", "dataset.extract", "dataset.grader")
 SHOWN = 3
 
 
@@ -193,7 +194,8 @@ def _json(file: Path) -> dict[str, Any]:
 
 def _configuration(run: Run) -> str:
     kept = {key: value for key, value in run.config.items() if key not in OF_A_SEED}
-    return json.dumps([kept, run.made_from.get("model"), run.made_from.get("verifier")], sort_keys=True, default=str)
+    parts = [run.made_from.get(part) for part in ("model", "verifier", "code")]
+    return json.dumps([kept, *parts], sort_keys=True, default=str)
 
 
 def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
@@ -217,9 +219,12 @@ def _other_problems(a: Run, b: Run) -> Iterator[str]:
 
 
 def _other_prompts(a: Run, b: Run) -> Iterator[str]:
-    kinds = [run.config.get("dataset.answer_kind") for run in (a, b)]
-    if kinds[0] != kinds[1]:
-        yield f"dataset.answer_kind, by which answers are graded: {kinds[0]!r} -> {kinds[1]!r}"
+    for setting in OF_THE_GRADES:
+        one, other = a.config.get(setting), b.config.get(setting)
+        if one != other:
+            yield f"{setting}, by which answers are graded: {one!r} -> {other!r}"
+        elif one and (codes := [run.made_from.get("code", {}).get(one) for run in (a, b)])[0] != codes[1]:
+            yield f"the code of {setting}={one}, by which answers are graded"
     same_model = a.config.get("model.name") == b.config.get("model.name")
     asked = [{name: text for name, record in run.records.items() if (text := record.get("prompt"))} for run in (a, b)]
     both = [name for name in asked[0] if name in asked[1]]

@@ -82,7 +82,7 @@ def _observed(config: DictConfig, search: Any, inner: Any, task: Task, engine: E
         "engine": engine,
         "seed": config.run.seed,
         "template": make_template(config),
-        "answer_kind": config.dataset.answer_kind,
+        **task.reading.options(),
         "end": tuple(config.dataset.end),
         "max_tokens": config.run.max_tokens,
         "max_generated_tokens": config.run.max_generated_tokens,

@@ -13,7 +13,6 @@ from experiments.runs.stats import paired, wilson
 from search.rating import aggregate
 from search.selection import Sample, best, majority, weighted_majority
 from ttc.protocols import Backend, Forgets, Result, Verifier
-from ttc.text.reader import AnswerReader
 from ttc.tree.branch import Branch, by_problem
 
 
@@ -65,9 +64,9 @@ def candidates(results: Sequence[Result], together: Together, part: Part) -> lis
     for result in results:
         rated = [] if result.best is None else together.seen.get(result.best.root_id, [])
         scores = {name: [scores[name] for _, scores in rated] for name in together.verifiers}
-        reader = AnswerReader(part.kind).among(result.problem.metadata.get("choices"))
+        reader = part.reading.voting(result.problem)
         answers = [None if text is None else reader(text) for text, _ in rated]
-        right = [part.is_correct(result.problem, answer) for answer in answers]
+        right = [part.grades(result.problem, answer) for answer in answers]
         found.append(Candidates(answers, right, scores, reader.ballots(answers)))
     return found
 

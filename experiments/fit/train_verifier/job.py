@@ -21,6 +21,7 @@ from experiments.fit.train_verifier.fitting import Fit, Rows, train
 from experiments.fit.train_verifier.problems import Part, Problems, load_problems
 from experiments.fit.train_verifier.rollouts import Labels, Rollouts, Solution, solutions
 from experiments.runs.build import check_run, make_engine, make_template, make_verifier, resolved, thinking_marks
+from experiments.runs.grading import Reading
 from experiments.runs.provenance import provenance
 from experiments.runs.screen import say, show_logged, with_progress
 from search import BestOfN, Search, solve
@@ -46,7 +47,7 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     counts = ", ".join(f"{len(part.problems)} to {what}" for what, part in problems.parts.items())
     say(f"problems: {counts}; {problems.dropped} were left out, as they are in the test set or come twice")
     start = time.perf_counter()
-    work = Work(config, make_engine(config), make_template(config))
+    work = Work(config, make_engine(config), make_template(config), problems.test.reading)
     found = {name: work.labelled(rollouts, part, name) for name, part in problems.parts.items()}
     head = ValueHead.on(work.engine.model, work.engine.tokenizer, separator=config.train.separator, prompt=work.prompt)
     fitted = train(work.rows(head, found["train"]), work.rows(head, found["validation"]))
@@ -117,6 +118,7 @@ class Work:
     config: DictConfig
     engine: Engine
     template: PromptTemplate
+    reading: Reading
 
     @property
     def prompt(self) -> str:
@@ -137,7 +139,7 @@ class Work:
             verifier=verifier,
             seed=self.config.run.seed,
             template=self.template,
-            answer_kind=self.config.dataset.answer_kind,
+            **self.reading.options(),
             thinking_marks=thinking_marks(self.config),
             end=tuple(self.config.dataset.end),
             concurrency=self.config.run.batch,
@@ -192,7 +194,7 @@ class Work:
         right = {(sampled, chooser): hits for chooser, hits in choices(found, names).items()}
         for name, verifier in verifiers.items():
             results = self.solved(search, test.problems, verifier, f"{stepwise}, {name}")
-            right[stepwise, name] = [test.is_correct(one.problem, one.answer) for one in results]
+            right[stepwise, name] = [test.grades(one.problem, one.answer) for one in results]
         others = [*names[1:], "majority"]
         return {
             "solutions": {

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.runs.data import load_task
+from experiments.runs.grading import IsCorrect, Reading
 from experiments.runs.plain import as_dict
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem
-from ttc.text.reader import AnswerReader
 
 LEAST = 4
 """The fewest problems to train on."""
@@ -23,15 +23,22 @@ FAR = 1_000_000
 
 @dataclass(frozen=True)
 class Part:
-    """Some problems. is_correct: their scorer, of a problem and an answer. kind: how answers are read."""
+    """Some problems. is_correct: their grader, of a problem and an answer. reading: how answers are read."""
 
     problems: list[Problem]
-    is_correct: Callable[[Problem, str | None], bool]
-    kind: str
+    is_correct: IsCorrect
+    reading: Reading
 
     def is_right(self, problem: Problem, text: str) -> bool:
         """Whether a text, without the thoughts before it, ends in the right answer."""
-        return self.is_correct(problem, AnswerReader(self.kind).among(problem.metadata.get("choices"))(text))
+        return self.grades(problem, self.reading.voting(problem)(text))
+
+    def grades(self, problem: Problem, answer: str | None) -> bool:
+        """Whether an answer is right. One that a grader of one's own fails on is nothing to learn."""
+        try:
+            return self.is_correct(problem, answer)
+        except InvalidInput:
+            return False
 
 
 @dataclass(frozen=True)
@@ -74,9 +81,9 @@ def load_problems(config: DictConfig) -> Problems:
         )
     train, validation = split(usable, wanted.validation, config.run.seed)
     return Problems(
-        Part(train, trained.is_correct, data.answer_kind),
-        Part(validation, trained.is_correct, data.answer_kind),
-        Part(tested.problems, tested.is_correct, data.answer_kind),
+        Part(train, trained.is_correct, trained.reading),
+        Part(validation, trained.is_correct, trained.reading),
+        Part(tested.problems, tested.is_correct, tested.reading),
         " ".join(f"dataset.{name}={value}" for name, value in changes.items()),
         dropped,
     )

@@ -20,6 +20,7 @@ from experiments.lab.bench.budgets import LEAST, SEARCHES, Allowance, Figures, P
 from experiments.runs.build import make_engine, make_template, make_verifier
 from experiments.runs.data import Task, graded, load_task
 from experiments.runs.fingerprint import data_fingerprint, model_fingerprint
+from experiments.runs.grading import Reading
 from experiments.runs.provenance import commit, provenance
 from experiments.runs.stats import holm, mcnemar, wilson
 from experiments.runs.summary import failed
@@ -100,7 +101,7 @@ def solved(config: DictConfig, search: Search, problems: Sequence[Problem], toke
         verifier=make_verifier(config) if search.needs_verifier else None,
         seed=config.run.seed,
         template=make_template(config),
-        answer_kind=config.dataset.answer_kind,
+        **Reading.of(config.dataset).options(),
         end=tuple(config.dataset.end),
         max_tokens=tokens,
         concurrency=IN_FLIGHT,
@@ -117,9 +118,9 @@ def measure(config: DictConfig, parts: Sequence[Part], task: Task, allowance: Al
     found = {r.problem.id: r for part in parts for r in solved(config, *part, allowance.tokens)}
     seconds = time.perf_counter() - start
     results = [found[problem.id] for problem in task.problems]
-    kind, usages = config.dataset.answer_kind, [result.usage for result in results]
+    usages = [result.usage for result in results]
     errors = [failed({"error": result.error}) for result in results]
-    right = [graded(task, r, kind)["correct"] and not error for r, error in zip(results, errors, strict=True)]
+    right = [graded(task, r)["correct"] and not error for r, error in zip(results, errors, strict=True)]
     return {
         "verifier": config.verifier._target_ if parts[0][0].needs_verifier else None,
         "problems": len(results),

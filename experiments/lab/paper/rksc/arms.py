@@ -140,8 +140,7 @@ class Arm:
 
     def _outcome(self, result: Result) -> dict[str, Any]:
         assert result.best is not None
-        kind = self.setting.config.dataset.answer_kind
-        return graded(self.setting.task, result, kind) | {"chosen": list(result.best.path)}
+        return graded(self.setting.task, result) | {"chosen": list(result.best.path)}
 
     def _assert_calls(self, result: Result, ratings: int) -> None:
         """What each arm must have done, and must not have done."""

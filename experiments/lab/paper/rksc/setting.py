@@ -60,7 +60,7 @@ class Setting:
         return {
             "seed": run.seed,
             "template": self.template,
-            "answer_kind": data.answer_kind,
+            **self.task.reading.options(),
             "end": tuple(data.end),
         }
 

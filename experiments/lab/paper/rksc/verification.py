@@ -20,7 +20,6 @@ from ttc.calibration.early_exit import Rating, agrees, paper_rule, replay
 from ttc.calibration.layer_profile import Profile
 from ttc.engine import Engine
 from ttc.protocols import Backend, Problem
-from ttc.text.answers import extract_answer
 from ttc.tree.branch import Branch
 from verifiers import SelfVerifier
 
@@ -113,10 +112,10 @@ def _records(
     problems: list[Problem] = setting.task.problems
     for problem in with_progress(problems, name):
         solve(setting.search, problem=[problem], engine=engine, verifier=both, **setting.solve_options())
-    kind = setting.config.dataset.answer_kind
     rows = []
     for problem, seen, rating in zip(problems, both.seen, both.profiles, strict=True):
-        answers = [None if text is None else extract_answer(text, kind, marks=None) for text in seen.pop("texts")]
+        reader = setting.task.reading.voting(problem)
+        answers = [None if text is None else reader(text) for text in seen.pop("texts")]
         right = [setting.task.is_correct(problem, answer) for answer in answers]
         depths = {way: replay(rating, exit) for way, exit in exits.items()}
         same = {way: agrees(rating, own) for way, own in depths.items()}

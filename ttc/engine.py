@@ -26,6 +26,7 @@ from ttc.model.adapters import check_adapters
 from ttc.model.binding import bind_policy
 from ttc.model.choice import Choice, runner_for
 from ttc.model.device_map import DeviceMap, devices_of
+from ttc.model.generation_settings import GenerationSettings
 from ttc.model.lens import Lens
 from ttc.model.limits import ModelLimits
 from ttc.model.runner import ModelRunner
@@ -60,8 +61,11 @@ class Engine:
     sharing: what branches share, `Sharing("exact")` by default.
     gate: what stops branches that have fallen behind as they decode, None for nothing.
     runner: what runs the model's layers, by name (see `ttc.model.choice.runner_for`) or one of your own.
+    generation_settings: whether tokens are drawn as the model's generation_config asks (a repetition penalty, banned
+        words, a least length, ...), as transformers' `generate` does. Its end tokens count in any case.
     Threads may share an engine; their calls run one after the other.
-    Raises UnsupportedModel when the model's attention cannot be served exactly.
+    Raises UnsupportedModel when the model's attention cannot be served exactly, and for a setting of its
+    generation_config that the engine does not have.
     """
 
     def __init__(
@@ -75,11 +79,15 @@ class Engine:
         sharing: Sharing | None = None,
         gate: Gate | None = None,
         runner: Choice | ModelRunner = "modules",
+        generation_settings: bool = True,
     ):
         check_parts(model, tokenizer, prefill_tokens, memory, cache, sharing, gate)
+        check_kind("generation_settings", generation_settings, isinstance(generation_settings, bool), "True or False")
+        config = getattr(model, "generation_config", None) if generation_settings else None
+        settings = GenerationSettings.of(config, model.config.get_text_config().vocab_size)
         self.runner: ModelRunner = runner_for(model, runner)
         self.model, self.tokenizer, self.device, self.dtype = model, tokenizer, self.runner.device, self.runner.dtype
-        self.limits, self.sharing = ModelLimits.of(model, tokenizer), sharing or Sharing()
+        self.limits, self.sharing = ModelLimits.of(model), sharing or Sharing()
         self.residency = bind_policy(memory or Resident(), self.runner)
         self.memory: KVMemory = self.residency.memory
         self.memory.states.use(None if self.runner.recurrent is None else self.runner.recurrent.shape)
@@ -87,7 +95,7 @@ class Engine:
             self.runner.bind(self.residency)
         self.tree = Tree(self.memory, self.residency.block_tokens)
         parts = self.runner, self.limits, self.residency, self.tree, self.sharing
-        self.runtime = Runtime(*parts, prefill_tokens, self.decode)
+        self.runtime = Runtime(*parts, prefill_tokens, self.decode, settings)
         self.cache, self.gate = None if cache is None else cache.fresh(), gate
         self.live: WeakSet[Branch] = WeakSet()  # branches that were not released
         self.batches: WeakSet[RunningBatch] = WeakSet()
@@ -129,6 +137,11 @@ class Engine:
         engine = cls(model, tokenizer, runner=runner, **options)
         engine.chosen = chosen
         return engine
+
+    @property
+    def generation_settings(self) -> GenerationSettings:
+        """What tokens are drawn by, of the model's generation_config."""
+        return self.runtime.settings
 
     @property
     def lens(self) -> Lens:

@@ -61,9 +61,13 @@ class Sampling:
 SAMPLED = Sampling()
 """Plain sampling from the model's own distribution."""
 
+GREEDY = Sampling(temperature=0)
+
 
 class Draws(NamedTuple):
-    """What `draw` chose: one entry a row. All figures are the model's own: temperature 1, no filter."""
+    """What `draw` chose: one entry a row. All figures are the model's own: temperature 1, no filter, and nothing of
+    what its generation settings change (a penalty, a banned token). So they mean the same in every search, as in
+    `Engine.score` and on a server, and a token that a setting forced may be unlikely by them."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -117,26 +121,60 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 # ---------------------------------------------------------------- choosing
 
 
-def draw(logits: Tensor, sampling: Sampling, states: np.ndarray, *, statistics: bool = False, k: int = 20) -> Draws:
+def draw(
+    logits: Tensor,
+    sampling: Sampling,
+    states: np.ndarray,
+    *,
+    statistics: bool = False,
+    k: int = 20,
+    scores: Tensor | None = None,
+) -> Draws:
     """Pick a token per row: the largest sum of log-probability and Gumbel noise (Maddison et al., 2014, section 2).
 
     logits: (rows, vocab), of any floating type. states: one per row, of `random_states`.
     statistics: the entropy, the mean log-probability of the `k` likeliest tokens and the self-certainty too.
+    scores: what the tokens are picked by in place of the logits, such as logits with a penalty, in float32 or float64.
+    All figures are the logits' still.
     The noise belongs to one token at one place of one branch, so rounding changes a choice only where the two best are
     as close as the rounding. Inverting the cumulative distribution would not do: in its tail thousands of tokens lie
     side by side, and every rounding moves the choice on to a neighbour.
-    Raises UnsupportedModel where a row's logits hold a NaN or their largest is infinite.
+    Raises UnsupportedModel where a row's logits hold a NaN or their largest is infinite, and InvalidInput where its
+    scores alone are so.
     """
     top = k if statistics else 0
-    kernel = _kernel() if logits.device.type == "cpu" and logits.dtype != torch.float64 else None
-    if kernel is not None:
-        columns = _draw_with_numba(kernel, logits, sampling, states, top)
-    else:
-        columns = draw_with_torch(logits, sampling, states, top)
+    picked_by, figures_there = (logits, top) if scores is None else (scores, 0)
+    columns = _columns(picked_by, sampling, states, figures_there)
     if (columns[0] < 0).any():
+        if scores is not None and (_columns(logits, GREEDY, states, 0)[0] >= 0).all():
+            raise InvalidInput("the generation settings of the model leave no token to choose; leave some of them out")
         raise UnsupportedModel("the model's logits are not finite; load it in another dtype, as dtype=float32")
+    if scores is not None:
+        columns = _figures(logits, columns[0], states, top)
     tokens, *figures = columns.tolist()
     return Draws([int(token) for token in tokens], *figures)
+
+
+def _columns(logits: Tensor, sampling: Sampling, states: np.ndarray, top: int) -> np.ndarray:
+    """As `draw_with_torch` gives them, by the fastest way there is."""
+    kernel = _kernel() if logits.device.type == "cpu" and logits.dtype != torch.float64 else None
+    if kernel is not None:
+        return _draw_with_numba(kernel, logits, sampling, states, top)
+    return draw_with_torch(logits, sampling, states, top)
+
+
+def _figures(logits: Tensor, tokens: np.ndarray, states: np.ndarray, top: int) -> np.ndarray:
+    """The columns of given tokens: those of the likeliest ones, its log-probability moved on. NaN where the logits are
+    not finite."""
+    columns = _columns(logits, GREEDY, states, top)
+    likeliest, chosen = (
+        logits.gather(-1, torch.from_numpy(some.clip(0).astype(np.int64)).to(logits.device)[:, None])[:, 0]
+        for some in (columns[0], tokens)
+    )
+    columns[1] += (chosen - likeliest).double().cpu().numpy()
+    columns[1:, columns[0] < 0] = np.nan
+    columns[0] = tokens
+    return columns
 
 
 def draw_with_torch(

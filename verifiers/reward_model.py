@@ -50,6 +50,8 @@ class RewardModel(ABC):
 
     headed: ClassVar[bool] = True
     """Whether the score comes from a head of its own, and not from the vocabulary's."""
+    writes: ClassVar[bool] = False
+    """Whether the model writes before it rates, as its generation_config asks."""
     offset: ClassVar[int] = -1
     """Where the score of a step is read, counted from the end of what ends it."""
 
@@ -165,9 +167,10 @@ class RewardModel(ABC):
         """An engine for the reward model, with one account of bytes where the backend is an engine beside it."""
         model, tokenizer = self.parts
         if not isinstance(backend, Engine) or backend.device != model.device:
-            return Engine(model, tokenizer)
+            return Engine(model, tokenizer, generation_settings=self.writes)
         rows = backend.runtime.prefill_tokens
-        engine = Engine(model, tokenizer, prefill_tokens=rows, memory=backend.residency.for_another_model())
+        memory = backend.residency.for_another_model()
+        engine = Engine(model, tokenizer, prefill_tokens=rows, memory=memory, generation_settings=self.writes)
         engine.residency.join(backend.residency)
         engine.lock, engine.batches = backend.lock, backend.batches  # what decodes makes way for both engines' passes
         return engine

@@ -49,6 +49,7 @@ class ThinkPRM(RewardModel):
     samples: int = 1
     temperature: float = 0.0
     headed: ClassVar[bool] = False
+    writes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,6 +26,9 @@ Examples
 
 Groups and their choices
 {groups}
+What the model's generation_config asks for beside a search's own temperature, top_k, top_p and min_p
+  model.generation_settings=false  do not apply it: a repetition penalty, banned words, a least length, ... (true)
+
 Settings of a run
   run.name=NAME            the folder for the results; the same name goes on where it stopped
   run.output_dir=FOLDER    where those folders are made (outputs)

@@ -23,13 +23,14 @@ from ttc.calibration.early_exit import ExitCalibration
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
 from ttc.model.device_map import Over, devices_of
+from ttc.model.generation_settings import GenerationSettings
 from ttc.model.loading import chosen_device, load_tokenizer
 from ttc.model.runner import ModelRunner
 from ttc.placement.auto import settled
 from ttc.placement.base import Placement
 from ttc.placement.loading import load_runner
 from ttc.protocols import Verifier
-from ttc.remote.backend import RemoteBackend
+from ttc.remote.backend import RemoteBackend, settings_beside
 from ttc.residency.resident import Resident
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thoughts import Setting, ThinkingMarks
@@ -134,8 +135,11 @@ def make_backend(config: DictConfig) -> Engine | RemoteBackend:
     """What the searches of a run go on: an engine here, or a server."""
     if not is_remote(config):
         return make_engine(config)
-    tokenizer = load_tokenizer(config.model.name, **source_options(config))
-    backend = RemoteBackend(instantiate(config.backend), tokenizer)
+    name, source = config.model.name, source_options(config)
+    tokenizer = load_tokenizer(name, **source)
+    settings = settings_beside(name, tokenizer, **source) if config.model.generation_settings else None
+    backend = RemoteBackend(instantiate(config.backend), tokenizer, settings)
+    say_settings(settings)
     say(f"{backend.capabilities.model} at {config.backend.base_url}: {backend.capabilities.describe()}")
     return backend
 
@@ -179,7 +183,16 @@ def make_engine(config: DictConfig) -> Engine:
     model, tokenizer, runner = loaded(name, device, dtype, placement, over, **source)
     engine = Engine(model, tokenizer, runner=runner, **options)
     engine.chosen = chosen
+    say_settings(engine.generation_settings)
+    if not engine.limits.eos_ids and (end := getattr(tokenizer, "eos_token", None)) is not None:
+        say(f"the model's generation_config names no end token (its tokenizer has {end!r}): texts end at their limits")
     return engine
+
+
+def say_settings(settings: GenerationSettings | None) -> None:
+    """What of the model's generation_config changes the texts."""
+    if settings is not None and settings.asked:
+        say(f"as the model's generation_config asks: {settings.describe()} (model.generation_settings=false: without)")
 
 
 def make_placement(config: DictConfig) -> Placement | None:
@@ -236,4 +249,5 @@ def engine_options(config: DictConfig) -> dict[str, Any]:
         "cache": instantiate(config.cache, _convert_="all") if config.cache.get("_target_") else None,
         "sharing": instantiate(config.sharing, _convert_="all"),
         "gate": instantiate(config.gate, _convert_="all") if config.gate.get("_target_") else None,
+        "generation_settings": config.model.generation_settings,
     }

@@ -29,7 +29,8 @@ class ModelConfig:
     names, false for none, or the strings that begin and end a thought, as [<think>, </think>].
     device_map: in place of a device, as transformers takes it; over several devices, layers and their KV lie where it
     puts them. gguf_file: the one of a folder's or a hub model's .gguf files to read. trust_remote_code: run Python code
-    that comes with the model.
+    that comes with the model. generation_settings: draw tokens as the model's generation_config asks (a repetition
+    penalty, banned words, a least length, ...), as transformers' generate does.
     """
 
     name: str = "???"
@@ -39,6 +40,7 @@ class ModelConfig:
     gguf_file: str | None = None
     trust_remote_code: bool = False
     thinking_marks: Any = None
+    generation_settings: bool = True
 
 
 @dataclass

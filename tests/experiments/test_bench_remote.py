@@ -9,12 +9,12 @@ import pytest
 from experiments.lab.bench.remote import measured, process_s, sums, table
 from search import BestOfN, Greedy
 from tests.helpers.models import small
-from tests.helpers.servers import Ascii, ServedModel, serving
+from tests.helpers.servers import EOS, Ascii, ServedModel, serving
 from ttc import Endpoint, Engine, RemoteBackend
 
 
 def test_greedy_answers_are_the_same_and_the_figures_add_up() -> None:
-    engine = Engine(small(context=1024), Ascii())
+    engine = Engine(small(context=1024, eos=EOS), Ascii())
     searches = {"greedy": Greedy(max_tokens=5), "best-of-2": BestOfN(n=2, max_tokens=4)}
     with serving(ServedModel()) as url:
         remote = RemoteBackend(Endpoint(url, retries=0), Ascii())

@@ -13,7 +13,7 @@ from experiments.runs.build import make_backend, make_engine
 from experiments.runs.job import run
 from tests.helpers.configurations import configuration
 from tests.helpers.models import small
-from tests.helpers.servers import Ascii, ServedModel, serving
+from tests.helpers.servers import EOS, Ascii, ServedModel, serving
 from ttc import Engine, InvalidInput, RemoteBackend
 
 JOB = ("dataset.size=3", "run.batch=2", "search=beam_search", "search.beam_size=2", "search.beam_width=2",
@@ -33,7 +33,7 @@ def job(folder: Path, name: str, *more: str) -> dict[str, dict[str, Any]]:
 
 def test_a_run_on_a_server_has_the_records_of_a_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sesame")
-    parts = small(context=1024), Ascii()
+    parts = small(context=1024, eos=EOS), Ascii()
     monkeypatch.setattr("experiments.runs.job.make_backend", lambda config: (
         make_backend(config) if config.backend.get("_target_") else Engine(*parts)
     ))  # fmt: skip

@@ -98,12 +98,12 @@ def prompt(seed: int, length: int) -> list[int]:
     return torch.randint(1, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def small(layers: int = 2, context: int = 64) -> LlamaForCausalLM:
-    """A random Llama of 16 units and one KV head."""
+def small(layers: int = 2, context: int = 64, eos: int | None = None) -> LlamaForCausalLM:
+    """A random Llama of 16 units and one KV head. eos: the token that ends its texts."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=context, initializer_range=0.4, eos_token_id=None,
+        num_key_value_heads=1, max_position_embeddings=context, initializer_range=0.4, eos_token_id=eos,
         bos_token_id=None,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()

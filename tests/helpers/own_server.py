@@ -18,7 +18,7 @@ from experiments.serve.offer import Offer
 from experiments.serve.service import Service
 from search import BeamSearch, BestOfN, Case, Greedy, Search, SearchSteps, SelfConsistency
 from tests.helpers.models import small
-from tests.helpers.servers import Ascii
+from tests.helpers.servers import EOS, Ascii
 from ttc import Branch, Engine
 from ttc.protocols import Backend
 
@@ -67,7 +67,7 @@ ENDLESS: dict[str, Any] = {"model": "tiny", "prompt": "abc", "max_tokens": 900, 
 
 def make_engine(pass_s: float = 0.0) -> Engine:
     """pass_s: what each pass takes at least."""
-    engine = Engine(small(context=1024), Chatting())
+    engine = Engine(small(context=1024, eos=EOS), Chatting())
     forward = engine.runner.forward
 
     def slow(*given: Any) -> torch.Tensor:

@@ -12,10 +12,12 @@ from threading import Lock, Thread
 from typing import Any
 
 import torch
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from tests.helpers.models import VOCAB, small
 from tests.helpers.tokenizers import Letters
 from ttc import Endpoint, RemoteBackend
+from ttc.model.generation_settings import GenerationSettings
 
 EOS = 3
 
@@ -42,7 +44,7 @@ class ServedModel:
 
     logprobs: of how many tokens it gives at most. scaled: they follow the temperature. cached: as many prompt tokens
     are said to be known. faults: what it does to completion requests before it behaves, from the first on. touchy: what
-    it does, every time, to those whose prompt holds a string.
+    it does, every time, to those whose prompt holds a string. end: the token that ends its texts.
     requests: the bodies that came. most: the most requests that were under way at once.
     """
 
@@ -61,6 +63,7 @@ class ServedModel:
     cached: int = 0
     key: str | None = None
     pause_s: float = 0.0
+    end: int = EOS
     models: tuple[str, ...] = ("tiny",)
     faults: list[Fault] = field(default_factory=list)
     touchy: dict[str, Fault] = field(default_factory=dict)
@@ -102,12 +105,13 @@ class ServedModel:
         own, rows, ended, stopped_by = list[int](), list[torch.Tensor](), "length", None
         for _ in range(body["max_tokens"]):
             logits = self.logits([*tokens, *own])[-1]
-            hot = logits / temperature if temperature else logits
-            token = torch.multinomial(hot.softmax(-1), 1, generator=generator) if temperature else logits.argmax()
+            drawn_by = penalised(logits, [*tokens, *own], body.get("repetition_penalty", 1.0))
+            hot = drawn_by / temperature if temperature else drawn_by
+            token = torch.multinomial(hot.softmax(-1), 1, generator=generator) if temperature else drawn_by.argmax()
             own.append(int(token))
             rows.append((hot if self.scaled else logits).log_softmax(-1))
             found = [s for s in body.get("stop", []) if s in texts(own)] if self.stop != "ignored" else []
-            if own[-1] == EOS or found:
+            if own[-1] == self.end or found:
                 ended, stopped_by = "stop", found[0] if found else None
                 break
         text = texts(own, skip_special_tokens=True)
@@ -142,6 +146,12 @@ class ServedModel:
         ]
         values = [None if row is None else float(row[t]) for t, row in zip(tokens, rows, strict=True)]
         return {"tokens": [names(t) for t in tokens], "token_logprobs": values, "top_logprobs": tops}
+
+
+def penalised(logits: torch.Tensor, tokens: list[int], penalty: float) -> torch.Tensor:
+    """As vLLM does it: transformers' rule, over prompt and answer."""
+    changed: torch.Tensor = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([tokens]), logits[None])[0]
+    return changed
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -214,11 +224,13 @@ def serving(served: ServedModel) -> Iterator[str]:
 
 
 @contextmanager
-def connected(served: ServedModel, **options: Any) -> Iterator[RemoteBackend]:
+def connected(
+    served: ServedModel, *, settings: GenerationSettings | None = None, **options: Any
+) -> Iterator[RemoteBackend]:
     """A backend over a server that behaves while it is probed; its faults come after that."""
     faults, served.faults = served.faults, []
     with serving(served) as url:
-        backend = RemoteBackend(Endpoint(url, **({"wait_s": 0.01} | options)), served.tokenizer)
+        backend = RemoteBackend(Endpoint(url, **({"wait_s": 0.01} | options)), served.tokenizer, settings)
         served.faults = faults
         served.requests.clear()
         served.most = 0

@@ -52,7 +52,7 @@ class PassTimer:
             else:
                 weight.data.fill_(1.0)
         chosen = runner_for(model, runner, pack=pack)
-        self.engine = Engine(model, None, runner=chosen, memory=memory)
+        self.engine = Engine(model, None, runner=chosen, memory=memory, generation_settings=False)
         self.engine.limits.eos_ids = frozenset()
         self._seconds: list[float] = []
         self._between: list[float] = []

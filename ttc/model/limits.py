@@ -9,6 +9,7 @@ from typing import Any
 
 from ttc.errors import ContextExceeded, InvalidInput
 from ttc.model.extras import all_chosen
+from ttc.model.generation_settings import end_tokens
 
 CHANGING = "longrope", "dynamic"
 """Kinds of rotary positions whose frequencies change with the length of a pass."""
@@ -17,7 +18,8 @@ CHANGING = "longrope", "dynamic"
 @dataclass
 class ModelLimits:
     """vocab_size: tokens are numbers below it. context_length: the most tokens of a branch, None for no limit.
-    eos_ids: the tokens that end a sequence. because: why the context is shorter than the model's own, for messages."""
+    eos_ids: the tokens that end a sequence, those of the model's generation_config. because: why the context is shorter
+    than the model's own, for messages."""
 
     vocab_size: int
     context_length: int | None
@@ -25,9 +27,10 @@ class ModelLimits:
     because: str = ""
 
     @classmethod
-    def of(cls, model: Any, tokenizer: Any) -> ModelLimits:
+    def of(cls, model: Any) -> ModelLimits:
         config = model.config.get_text_config()
-        longest, eos_ids, chosen = context_length(config), _eos_ids(model, tokenizer), all_chosen(model)
+        longest, chosen = context_length(config), all_chosen(model)
+        eos_ids = end_tokens(getattr(model, "generation_config", None))
         if chosen is None or (longest is not None and longest <= chosen):
             return cls(config.vocab_size, longest, eos_ids, _because_of_rope(config, longest))
         because = f" (of more than {chosen} tokens its layers attend to a choice, which the engine does not compute)"
@@ -114,11 +117,3 @@ def _because_of_rope(config: Any, longest: int | None) -> str:
         f"all tokens of a text that is longer than {longest}, so that branches of different lengths "
         "could share nothing)"
     )
-
-
-def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end a sequence, by the model's generation config and by the tokenizer."""
-    generation = getattr(model, "generation_config", None)
-    found = [getattr(generation, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)]
-    ids = [i for ids in found for i in (ids if isinstance(ids, list | tuple) else [ids])]
-    return frozenset(int(i) for i in ids if i is not None)

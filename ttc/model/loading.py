@@ -185,6 +185,30 @@ def load_tokenizer(name: str, *, gguf_file: str | None = None, trust_remote_code
         return _tokenizer(source, options)
 
 
+def load_generation_config(name: str, *, gguf_file: str | None = None, trust_remote_code: bool = False) -> Any:
+    """The `GenerationConfig` that `load` gives the model of `name`, without its weights; None where there is none.
+
+    Raises InvalidInput where the hub cannot be asked for it.
+    """
+    from transformers import GenerationConfig
+    from transformers.utils import cached_file
+
+    with _opened(name, gguf_file, trust_remote_code) as (source, options):
+        if "gguf_file" in options:
+            return None
+        for file, by_model in (("generation_config.json", False), ("config.json", True)):
+            try:
+                there = cached_file(source, file, _raise_exceptions_for_missing_entries=False)
+            except OSError as error:
+                raise InvalidInput(
+                    f"what the generation_config of {name!r} asks for cannot be read ({error}); make it reachable, or "
+                    "leave its settings out with generation_settings=False (model.generation_settings=false)"
+                ) from error
+            if there is not None:
+                return GenerationConfig.from_pretrained(source, file, _from_model_config=by_model)
+    return None
+
+
 def local_path(name: str, gguf_file: str | None = None) -> Path | None:
     """The folder or .gguf file that `name` stands for; None for an id on the hub. gguf_file: a file in that folder.
 

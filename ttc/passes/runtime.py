@@ -12,6 +12,7 @@ import torch
 
 from ttc.checks import check_kind, check_whole
 from ttc.memory.manager import KVMemory
+from ttc.model.generation_settings import GenerationSettings
 from ttc.model.lens import Lens
 from ttc.model.limits import ModelLimits
 from ttc.model.runner import ModelRunner
@@ -47,7 +48,7 @@ class Runtime:
     """What prefill, decoding and scoring work with.
 
     prefill_tokens: the most rows of one prefill pass. decode: tokens to text, special tokens left out; with
-    `special=True` they stay.
+    `special=True` they stay. settings: what the model's files ask of each token.
     """
 
     runner: ModelRunner
@@ -57,6 +58,7 @@ class Runtime:
     sharing: Sharing
     prefill_tokens: int
     decode: Callable[..., str]
+    settings: GenerationSettings
 
     @property
     def memory(self) -> KVMemory:

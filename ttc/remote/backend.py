@@ -10,6 +10,7 @@ from weakref import WeakSet
 from ttc.checks import check_kind, check_whole
 from ttc.errors import InvalidInput, RemoteError
 from ttc.locking import one_at_a_time
+from ttc.model.generation_settings import GenerationSettings
 from ttc.passes.arguments import checked_extensions, checked_prompts, checked_side_prompts, checked_variants
 from ttc.protocols import Need, Purpose
 from ttc.remote.batch import RemoteBatch
@@ -36,6 +37,8 @@ class RemoteBackend:
     endpoint: where the server is. tokenizer: that of the model it serves; prompts and steps are cut with it.
     capabilities: what the server can do, as it was found out when this backend was made. Searches and verifiers that
     need more are refused by name (`lacks`).
+    settings: of the model's generation_config, None for none. Requests ask for its repetition penalty; other settings
+    raise InvalidInput.
 
     `Usage` holds what the server counts: `prompt_tokens` are all tokens that were sent, less those that it says it
     found in its cache (`shared_tokens`; vLLM says so with --enable-prompt-tokens-details). Forward passes and bytes
@@ -44,21 +47,27 @@ class RemoteBackend:
     for a tokenizer that is not its model's.
     """
 
-    def __init__(self, endpoint: Endpoint, tokenizer: Any):
+    def __init__(self, endpoint: Endpoint, tokenizer: Any, settings: GenerationSettings | None = None):
         check_kind("endpoint", endpoint, isinstance(endpoint, Endpoint), "a ttc.Endpoint(base_url=...)")
-        self.server = Server.connect(endpoint, tokenizer)
+        self.server = Server.connect(endpoint, tokenizer, settings or GenerationSettings())
         self.tokenizer, self.capabilities, self.limits = tokenizer, self.server.can, self.server.limits
         self.live: WeakSet[Branch] = WeakSet()  # branches that were not released
         self.batches: WeakSet[RemoteBatch] = WeakSet()
         self.lock = RLock()
 
     @classmethod
-    def connect(cls, base_url: str, *, tokenizer: str, **options: Any) -> RemoteBackend:
+    def connect(
+        cls, base_url: str, *, tokenizer: str, generation_settings: bool = True, **options: Any
+    ) -> RemoteBackend:
         """A backend over a server, with a tokenizer by alias ("smollm2-135m"), folder or hub id. `options` go to the
-        `Endpoint`."""
+        `Endpoint`.
+
+        generation_settings: whether requests ask for what the generation_config beside that tokenizer does.
+        """
         from ttc.model.loading import load_tokenizer
 
-        return cls(Endpoint(base_url, **options), load_tokenizer(tokenizer))
+        endpoint, loaded = Endpoint(base_url, **options), load_tokenizer(tokenizer)
+        return cls(endpoint, loaded, settings_beside(tokenizer, loaded) if generation_settings else None)
 
     @property
     def lacks(self) -> Mapping[Need, str]:
@@ -262,6 +271,13 @@ class RemoteBackend:
     def context_left(self, branch: Branch) -> int | None:
         """How many tokens a branch can still grow by, None for no known limit."""
         return self.limits.left(len(branch.tokens))
+
+
+def settings_beside(name: str, tokenizer: Any, **source: Any) -> GenerationSettings:
+    """What the generation_config beside a tokenizer asks for. source: where it is read from, as for the tokenizer."""
+    from ttc.model.loading import load_generation_config
+
+    return GenerationSettings.of(load_generation_config(name, **source), len(tokenizer))
 
 
 def _trunk() -> Segment:

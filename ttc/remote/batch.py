@@ -159,7 +159,10 @@ class RemoteBatch:
             tokens = work.branch.tokens
             seed = random_key(work.branch.key, len(tokens)) % SEEDS
             strings = (*work.stops.stop, *work.stops.end) if self.server.can.stops else ()
-            future = self.server.complete(tokens, work.left, seed, work.sampling, stop=strings, logprobs=work.logprobs)
+            more = self.server.settings.asked if self.server.can.extras else {}
+            future = self.server.complete(
+                tokens, work.left, seed, work.sampling, stop=strings, logprobs=work.logprobs, **more
+            )
             self.asked[future] = work
 
     def _over(self, work: Work, reply: Reply) -> bool:
@@ -173,9 +176,11 @@ class RemoteBatch:
         work.left -= max(written, 1)
         figures = figures_of(reply, len(tokens))
         reason: StepEnd | None = None
-        for token, of_token in zip(tokens, figures, strict=False):
+        for place, (token, of_token) in enumerate(zip(tokens, figures, strict=False), 1):
             branch.append(token, *of_token)
-            if reason := work.stops.check(branch, work.start, ANY_LENGTH):
+            if reply.finish == "stop" and place == len(tokens) and self.server.is_end(token):
+                reason = branch.finish_reason = "eos"
+            elif reason := work.stops.check(branch, work.start, ANY_LENGTH):
                 break
         if reason is None and reply.finish == "stop" and not any(string in text for string in told):
             reason = branch.finish_reason = "eos"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ttc.errors import InvalidInput
+from ttc.model.generation_settings import GenerationSettings
 from ttc.protocols import Need
 from ttc.remote.replies import TOP_K, as_text
 from ttc.sampling import Sampling
@@ -92,6 +93,16 @@ class Capabilities:
                 "different seeds; use temperature=0 with search=greedy, or another server"
             )
 
+    def check_settings(self, settings: GenerationSettings) -> None:
+        """Raise InvalidInput for settings of a model's generation_config that the server cannot be told."""
+        told = ("repetition_penalty",) if self.extras else ()
+        if untold := [f"{name}={value!r}" for name, value in settings.asked.items() if name not in told]:
+            raise InvalidInput(
+                f"the model's generation_config sets {', '.join(untold)}, and requests to this server cannot say so; "
+                "use the local engine, or leave these settings out with model.generation_settings=false (Python: "
+                "generation_settings=False)"
+            )
+
     def prompt(self, tokens: Sequence[int], tokenizer: Any) -> list[int] | str:
         """A branch's tokens as the server takes them."""
         if self.prompt_tokens:
@@ -108,7 +119,8 @@ class Capabilities:
         stop: Sequence[str] = (),
         logprobs: int = 0,
     ) -> dict[str, Any]:
-        """A completion request. Every setting is sent, as servers take missing ones from the model's own files.
+        """A completion request. Every setting is sent, as servers take missing ones from the model's own files; so a
+        repetition penalty of those files is none here, unless it is asked for.
 
         One request makes one branch: with `n` of them in one, seeds would be the server's to choose.
         """

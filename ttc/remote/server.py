@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ttc.errors import RemoteError
+from ttc.model.generation_settings import GenerationSettings
 from ttc.model.limits import ModelLimits
 from ttc.remote.capabilities import Capabilities
 from ttc.remote.client import Client
@@ -20,25 +21,30 @@ from ttc.usage import Usage
 
 @dataclass(frozen=True)
 class Server:
-    """What a backend and its batches share."""
+    """What a backend and its batches share.
+
+    settings: what the model's files ask of each token, as far as a server can be told.
+    """
 
     client: Client
     can: Capabilities
     tokenizer: Any
     limits: ModelLimits
+    settings: GenerationSettings
 
     @classmethod
-    def connect(cls, endpoint: Endpoint, tokenizer: Any) -> Server:
-        """Find out what the server can do. Raises RemoteError and InvalidInput, as `probe` does."""
+    def connect(cls, endpoint: Endpoint, tokenizer: Any, settings: GenerationSettings) -> Server:
+        """Find out what the server can do. Raises RemoteError and InvalidInput, as `probe` does, and InvalidInput for
+        settings that it cannot be told."""
         client = Client(endpoint)
         try:
             can = probe(client, tokenizer)
+            can.check_settings(settings)
         except BaseException:
             client.close()
             raise
-        eos = getattr(tokenizer, "eos_token_id", None)
-        limits = ModelLimits(len(tokenizer), can.context_length, frozenset(() if eos is None else (int(eos),)))
-        return cls(client, can, tokenizer, limits)
+        limits = ModelLimits(len(tokenizer), can.context_length, frozenset())  # the server says where a text ends
+        return cls(client, can, tokenizer, limits, settings)
 
     def complete(
         self,
@@ -55,6 +61,10 @@ class Server:
         prompt = self.can.prompt(tokens, self.tokenizer)
         body = self.can.request(prompt, max_tokens, seed, sampling, stop, logprobs) | more
         return self.client.post("completions", body, read_reply)
+
+    def is_end(self, token: int) -> bool:
+        """Whether a token that stands last in a text which has ended is the one that ended it."""
+        return token == getattr(self.tokenizer, "eos_token_id", None)
 
     def count_prompt(self, usage: Usage, reply: Reply) -> None:
         """Tokens that were sent count as computed, unless the server says that its cache held them."""

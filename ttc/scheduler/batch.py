@@ -227,7 +227,7 @@ class RunningBatch:
         """Draw a token for every row, and let go of those whose step is over, which are returned."""
         self.running_tails.write_back(self.rows)
         count_pass(row.branch.usage for row in self.rows)
-        draw_tokens(self.rows, logits)
+        draw_tokens(self.rows, logits, self.runtime.settings.processors)
         ended = self._ended()
         if ended:
             self._let_go(ended)

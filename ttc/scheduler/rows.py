@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import nan
 
+import numpy as np
 from torch import Tensor
 
 from ttc.model.limits import ModelLimits
+from ttc.model.processors import Processor, Texts, processed
 from ttc.sampling import Sampling, draw, random_states
 from ttc.scheduler.stops import Stops
 from ttc.tree.branch import Branch
@@ -38,6 +40,8 @@ class Row:
     start: int
     limit: int
     place: int = -1
+    _written: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    _count: int = 0
 
     @classmethod
     def of(cls, branch: Branch, request: Request, step_tokens: int, limits: ModelLimits) -> Row:
@@ -56,20 +60,41 @@ class Row:
         """The tokens that its tail has to have room for."""
         return self.limit - 1 - self.branch.leaf.end
 
+    def written(self) -> np.ndarray:
+        """The branch's tokens as an array, which grows with them: a long text is not read again for each token."""
+        tokens = self.branch.tokens
+        if len(self._written) < len(tokens):
+            self._written, self._count = np.empty(max(self.limit, len(tokens)), np.int64), 0
+        self._written[self._count : len(tokens)] = tokens[self._count :]
+        self._count = len(tokens)
+        return self._written[: self._count]
 
-def draw_tokens(rows: Sequence[Row], logits: Tensor) -> None:
-    """Draw a token for each row, those with the same options together."""
+
+def draw_tokens(rows: Sequence[Row], logits: Tensor, processors: Sequence[Processor] = ()) -> None:
+    """Draw a token for each row, those with the same options together.
+
+    processors: what they are drawn by is changed by these first; what is kept of a token stays the model's own.
+    """
     alike: dict[tuple[Sampling, bool], list[int]] = {}
     for i, row in enumerate(rows):
         alike.setdefault((row.request.sampling, row.request.statistics), []).append(i)
     for (sampling, statistics), chosen in alike.items():
-        branches = [rows[i].branch for i in chosen]
+        alike_rows = [rows[i] for i in chosen]
+        branches = [row.branch for row in alike_rows]
         states = random_states([b.key for b in branches], [len(b.tokens) for b in branches])
-        draws = draw(logits if len(alike) == 1 else logits[chosen], sampling, states, statistics=statistics)
+        own = logits if len(alike) == 1 else logits[chosen]
+        scores = _scores(alike_rows, own, processors) if processors else None
+        draws = draw(own, sampling, states, statistics=statistics, scores=scores)
         columns = (column or [nan] * len(branches) for column in draws)
         for branch, token, *figures in zip(branches, *columns, strict=True):
             branch.append(int(token), *figures)
             branch.usage.generated_tokens += 1
+
+
+def _scores(rows: Sequence[Row], logits: Tensor, processors: Sequence[Processor]) -> Tensor:
+    """What the rows' tokens are drawn by. A branch's own tokens count, whatever its keys and values are from."""
+    texts = Texts([row.written() for row in rows], [row.branch.prompt_length for row in rows], logits.device)
+    return processed(processors, texts, logits)
 
 
 def paths(rows: Sequence[Row]) -> list[list[Segment]]:

@@ -35,7 +35,8 @@ class Branch:
 
     tokens: every token, prompt first.
     prompt_length: how many of them are the prompt: those of the root, or all up to the last turn that was appended.
-    logprobs: for every token from `prompt_length` on, its log-probability under the model (temperature 1, no filter);
+    logprobs: for every token from `prompt_length` on, its log-probability under the model (temperature 1, no filter, no
+        generation setting);
         NaN for tokens that `Engine.extend` gave.
     top1: likewise, the probability of the model's most likely token at that place.
     entropies, top_k_logprobs, self_certainties: likewise, the entropy in nats, the mean log-probability of the 20 most

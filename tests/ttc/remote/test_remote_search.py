@@ -28,7 +28,7 @@ PROBLEMS = ["1 + 1", "How many? 7", "a"]
 
 
 def local() -> Engine:
-    return Engine(small(context=256), Ascii())
+    return Engine(small(context=256, eos=EOS), Ascii())
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -1,0 +1,91 @@
+"""A model's generation_config where a server runs the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import GenerationConfig
+
+from tests.helpers.engines import GREEDY
+from tests.helpers.models import VOCAB, small
+from tests.helpers.servers import EOS, Ascii, ServedModel, connected
+from ttc import Engine, InvalidInput
+from ttc.model.generation_settings import GenerationSettings
+from ttc.model.loading import load_generation_config
+from ttc.remote.backend import settings_beside
+
+PROMPTS = [[72, 101, 108, 108, 111], [65, 66], [40, 41, 42, 43]]
+
+
+def settings_of(**settings: Any) -> GenerationSettings:
+    return GenerationSettings.of(GenerationConfig(**settings), VOCAB)
+
+
+def test_the_repetition_penalty_is_asked_for() -> None:
+    """Texts and log-probabilities are those of an engine here, over several steps; without it none is asked for."""
+    model = small(context=1024, eos=EOS)
+    model.generation_config.repetition_penalty = 1.6
+    engine = Engine(model, Ascii())
+    without = Engine(small(context=1024, eos=EOS), Ascii())
+    served = ServedModel()
+    for settings, here in ((settings_of(repetition_penalty=1.6), engine), (None, without)):
+        with connected(served, settings=settings) as there:
+            written = []
+            for backend in (here, there):
+                branches = backend.roots(PROMPTS)
+                for count in (4, 7):
+                    backend.generate([b for b in branches if not b.finished], count, sampling=GREEDY)
+                written.append(branches)
+            assert {request["repetition_penalty"] for request in served.requests} == {1.6 if settings else 1.0}
+        for ours, theirs in zip(*written, strict=True):
+            assert (ours.tokens, ours.finish_reason) == (theirs.tokens, theirs.finish_reason)
+            np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+    assert [b.tokens for b in engine.live] != [b.tokens for b in without.live]
+
+
+@pytest.mark.parametrize(
+    ("settings", "served", "named"),
+    [
+        ({"repetition_penalty": 1.1, "no_repeat_ngram_size": 3}, ServedModel(), "no_repeat_ngram_size=3"),
+        ({"suppress_tokens": [5]}, ServedModel(), r"suppress_tokens=\[5\]"),
+        ({"repetition_penalty": 1.1}, ServedModel(extras=False), r"repetition_penalty=1\.1"),
+    ],
+)
+def test_what_a_server_cannot_be_told_is_refused(settings: dict[str, Any], served: ServedModel, named: str) -> None:
+    refused = pytest.raises(InvalidInput, match=f"sets {named}, .*generation_settings=false")
+    with refused, connected(served, settings=settings_of(**settings)):
+        pass
+
+
+@pytest.mark.parametrize("ids_out", [True, False])
+def test_the_server_says_where_a_text_ends(ids_out: bool) -> None:
+    """The tokenizer's end token in the middle of an answer ends nothing: the server has gone on."""
+    plain = Engine(small(context=1024), Ascii())
+    root = plain.root(PROMPTS[0])
+    plain.generate([root], 12, sampling=GREEDY)
+    middle, last = root.generated[3], root.generated[9]
+    assert root.generated.index(middle) == 3 and root.generated.index(last) == 9
+    served = ServedModel(end=last, ids_out=ids_out)
+    served.tokenizer.eos_token_id = middle
+    with connected(served) as backend:
+        branch = backend.root(PROMPTS[0])
+        backend.generate([branch], 40, sampling=GREEDY)
+        assert branch.generated[:10] == root.generated[:10]
+        assert branch.finish_reason == "eos"
+        until = backend.root(PROMPTS[0])
+        backend.generate([until], 4, sampling=GREEDY)
+        assert until.generated == root.generated[:4] and until.finish_reason is None
+
+
+def test_the_generation_config_beside_a_tokenizer_is_read(tmp_path: Path) -> None:
+    assert dict(settings_beside("smollm2-135m", Ascii()).asked) == {}
+    small().save_pretrained(tmp_path)
+    GenerationConfig(repetition_penalty=1.05, eos_token_id=[3, 4]).save_pretrained(tmp_path)
+    assert dict(settings_beside(str(tmp_path), Ascii()).asked) == {"repetition_penalty": 1.05}
+    (tmp_path / "generation_config.json").unlink()
+    config = load_generation_config(str(tmp_path))
+    assert config is not None and config.repetition_penalty in (None, 1.0)
+    assert dict(settings_beside(str(tmp_path), Ascii()).asked) == {}

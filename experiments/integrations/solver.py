@@ -109,7 +109,9 @@ class Solver:
         search, verifier = make_search(config)
         backend = make_backend(config)
         chosen = {name: as_dict(config[name], resolve=True) for name in GROUPS}
-        remote = {"served": backend.capabilities.model} if isinstance(backend, RemoteBackend) else {}
+        remote = {}
+        if isinstance(backend, RemoteBackend):
+            remote = {"served": backend.capabilities.model, "asked": backend.generation_settings.describe()}
         identity = {
             **chosen,
             "run": {name: config.run[name] for name in ("seed", *BUDGETS)},

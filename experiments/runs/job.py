@@ -91,7 +91,10 @@ def run(config: DictConfig) -> dict[str, Any]:
         meter = StepMeter(engine) if isinstance(engine, Engine) and engine.chosen is not None else None
         if isinstance(engine, RemoteBackend):
             can = engine.capabilities
-            folder.check_inputs(inputs | {"model": {"served": f"{can.model}, context {can.context_length}"}})
+            served = {"served": f"{can.model}, context {can.context_length}"}
+            if asked := engine.generation_settings.describe():
+                served["generation settings"] = asked
+            folder.check_inputs(inputs | {"model": served})
         elif not inputs["model"] and not is_remote(config):  # it came from the hub just now
             folder.check_inputs(inputs | {"model": model_fingerprint(config.model.name)})
         if engine is not None and search.needs_verifier:

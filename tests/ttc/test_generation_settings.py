@@ -13,7 +13,7 @@ import torch
 from transformers.generation import logits_process as hf
 
 import ttc.sampling
-from experiments.bench import small_models
+from experiments.lab.bench import small_models
 from search import BeamSearch, Greedy, solve
 from tests.helpers.engines import GREEDY
 from tests.helpers.models import VOCAB, build, prompt

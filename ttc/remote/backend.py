@@ -70,6 +70,11 @@ class RemoteBackend:
         return cls(endpoint, loaded, settings_beside(tokenizer, loaded) if generation_settings else None)
 
     @property
+    def generation_settings(self) -> GenerationSettings:
+        """What requests ask for, of the model's generation_config."""
+        return self.server.settings
+
+    @property
     def lacks(self) -> Mapping[Need, str]:
         """What the server cannot do, and why, with the way out (see `ttc.Limited`)."""
         return self.capabilities.lacks

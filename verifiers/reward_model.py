@@ -101,7 +101,11 @@ class RewardModel(ABC):
 
     def layout(self, branch: Branch, question: str) -> Layout:
         """A branch's text as the model reads it, and where."""
-        return self.laid_out(question, *split_steps(branch.text, self.separator, branch.finished))
+        return self.laid_out(question, *self.split(branch.text, branch.finished))
+
+    def split(self, text: str, finished: bool) -> tuple[list[str], str | None]:
+        """The steps of a text that are ended, and the one that is not (see `split_steps`)."""
+        return split_steps(text, self.separator, finished)
 
     def laid_out(self, question: str, steps: Sequence[str], rest: str | None) -> Layout:
         """Steps that are ended, and one that is not, as the model reads them."""

@@ -16,8 +16,12 @@ from verifiers.reward_model import RewardModel
 class SkyworkPRM(RewardModel):
     """The sigmoid of a value head at the line break that ends each step.
 
-    Question, steps and line breaks are encoded apart from each other, as in training. A line break within a step would
-    be read as a step's end; it becomes a space.
+    Question, steps and line breaks are encoded apart from each other, as the authors' `prepare_input` does
+    (SkyworkAI/skywork-o1-prm-inference, model_utils/io_utils.py). By it every line is a step as it is written, blanks
+    at its beginning and end included, and so is an empty line: its line break has a score, too, so that "a", an empty
+    line and "b" have three. A line that has not begun has none, until the text has finished with it.
+    With another separator than a line break, steps come without the blanks around them, and a line break within one,
+    which would be read as a step's end, becomes a space.
     """
 
     model: Any = "Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B"
@@ -36,8 +40,17 @@ class SkyworkPRM(RewardModel):
     def opened(self, question: str, steps: Sequence[str]) -> list[int]:
         tokens = list(self.encode(f"{self.tokenizer.bos_token}{question}\n"))
         for place, step in enumerate(steps):
-            tokens += [self.single("\n")] * (place > 0) + self.encode(" ".join(step.splitlines()))
+            tokens += [self.single("\n")] * (place > 0)
+            tokens += self.encode(step.replace("\n", " ")) if step else []
         return tokens
+
+    def split(self, text: str, finished: bool) -> tuple[list[str], str | None]:
+        if self.separator != "\n":
+            return super().split(text, finished)
+        *ended, rest = text.rstrip("\ufffd").split("\n")
+        if finished:
+            return [*ended, rest], None
+        return ended, rest if rest or not ended else None
 
     def score(self, output: Tensor) -> float:
         return float(output.float().sigmoid()[0])

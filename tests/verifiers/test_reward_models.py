@@ -240,6 +240,42 @@ def test_texts_are_cut_into_steps_at_the_separator() -> None:
         QwenPRM((None, None), separator="")
 
 
+def lines_read(model: SkyworkPRM, text: str) -> list[float]:
+    """Skywork's own scores of a text: each line apart from the others and a line break after it, which is read."""
+    headed, tokenizer = model.parts
+    (line_break,) = tokenizer.encode("\n", add_special_tokens=False)
+    tokens = tokenizer.encode("<|im_start|>" + QUESTION + "\n", add_special_tokens=False)
+    ends = []
+    for line in text.split("\n"):
+        tokens = [*tokens, *(tokenizer.encode(line, add_special_tokens=False) if line else []), line_break]
+        ends.append(len(tokens) - 1)
+    return head_at(headed, tokens).sigmoid()[ends, 0].tolist()
+
+
+def by_lines() -> SkyworkPRM:
+    return SkyworkPRM(skywork()[0].model)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("a\n\nb\n\nc", 5), ("  3 * 4\n    = 12  \nso 12", 3), ("\n\nx", 3), ("x\n", 2), ("a\x0bb", 1)]
+)
+def test_skywork_reads_every_line_as_it_is_written_and_empty_ones_too(text: str, count: int) -> None:
+    model, engine = by_lines(), policy()
+    (branch,) = grown(engine, engine.root([1, 2]), text, finished=True)
+    (scores,) = model.rate([branch], [QUESTION], engine)
+    assert scores == close_to(lines_read(model, text)) and len(scores) == count
+
+
+def test_skywork_rates_lines_that_come_one_by_one_like_the_whole_text() -> None:
+    model, engine = by_lines(), policy()
+    branch, text = engine.root([1, 2]), ""
+    for piece in ("a\n", "\n", "  b = 1", "2\n\n", "c"):
+        (branch,) = grown(engine, branch, piece)
+        text += piece
+        (scores,) = model.rate([branch], [QUESTION], engine)
+        assert scores == close_to(lines_read(model, text.removesuffix("\n")))  # a line that has not begun is no step
+
+
 def test_a_text_beyond_the_reward_models_context_is_refused_before_any_work(made: tuple[RewardModel, Whole]) -> None:
     model, _ = made
     engine = policy()

@@ -54,6 +54,8 @@ def solve(
         without one ask the same before it in the list: ["q", "q"] are two problems with samples of their own, of which
         the first has those of "q" alone.
     answer_kind: how answers are read (see `extract_answer`), unless `extract` is given, a function of the text.
+        Votes group by the grader's equality of that kind; answers of a function by their spelling, unless it is a
+        `ttc.text.reader.AnswerReader(extract=..., same=...)`.
     thinking_marks: what tells the model's thoughts, of which no answer is read, from its answers: `ttc.ThinkingMarks`,
         None for those that the model's chat template or vocabulary names, False for none.
     end: strings that finish a branch.

@@ -34,23 +34,42 @@ def _parsed(answer: str) -> list[Any]:
 
 
 @lru_cache(maxsize=4096)
-def _value(answer: str) -> complex | None:
-    """What a formula is with some positive number for each of its names; None for what is no plain
-    formula."""
+def _value(answer: str) -> tuple[str, complex] | None:
+    """What a formula is with some positive number for each of its names, and of an equation its
+    right side; None for anything else. The string is the name that an equation gives a number to,
+    "=" for another equation, and "" for a formula."""
     import sympy
 
     parsed = _parsed(answer)
-    if not parsed or not isinstance(parsed[0], sympy.Expr) or isinstance(parsed[0], sympy.Symbol):
-        return None
-    formula = parsed[0]
+    formula = parsed[0] if parsed else None
+    name = ""
+    if isinstance(formula, sympy.Eq):
+        name = formula.lhs.name if isinstance(formula.lhs, sympy.Symbol) else "="
+        formula = formula.rhs
+    if not isinstance(formula, sympy.Expr) or isinstance(formula, sympy.Symbol):
+        return None  # what is one name alone is compared by letters
     if formula.has(sympy.UnevaluatedExpr):  # a percentage, which may equal two numbers
         return None
+    if name and formula.free_symbols:
+        name = "="
     try:
         numbers = {symbol: _number_of(symbol.name) for symbol in formula.free_symbols}
         value = complex(formula.subs(numbers).evalf())
     except Exception:
         return None
-    return value if abs(value) < float("inf") else None
+    return (name, value) if abs(value) < float("inf") else None
+
+
+def _apart(gold: str, predicted: str) -> bool:
+    """Whether two formulas are far apart for some numbers. A formula is compared with the right
+    side of an equation, as math-verify does, and two equations only if both name one number."""
+    left, right = _value(gold), _value(predicted)
+    if left is None or right is None:
+        return False
+    if left[0] and right[0] and (left[0] != right[0] or left[0] == "="):
+        return False
+    size = max(abs(left[1]), abs(right[1]))
+    return abs(left[1] - right[1]) > CLEARLY * (1 + size)
 
 
 def _number_of(name: str) -> float:
@@ -62,8 +81,7 @@ def equal(gold: str, predicted: str) -> bool:
     simplifying."""
     from math_verify import verify
 
-    left, right = _value(gold), _value(predicted)
-    if left is not None and right is not None and abs(left - right) > CLEARLY * (1 + max(abs(left), abs(right))):
+    if _apart(gold, predicted):
         return False
     return bool(verify(_parsed(gold), _parsed(predicted), timeout_seconds=None))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ttc.text.answers import extract_answer
-from ttc.text.equality import Same, ballots, same_answer
+from ttc.text.equality import Same, ballots
 from ttc.text.thoughts import ThinkingMarks
 
 
@@ -46,12 +46,6 @@ class AnswerReader:
             return self
         return replace(self, choices=choices)
 
-    def is_same(self, gold: str, predicted: str | None) -> bool:
-        """Whether an answer is right."""
-        if predicted is None or self.same is None:
-            return same_answer(gold, predicted, self.equality)
-        return self.same(gold, predicted)
-
     def ballots(self, answers: Sequence[str | None]) -> list[str | None]:
         """What each answer votes for (see `ttc.text.equality.ballots`)."""
         return ballots(answers, self.equality, self.same)
@@ -63,6 +57,6 @@ class AnswerReader:
 
 
 def ballots_by(extract: Callable[[str], str | None], answers: Sequence[str | None]) -> list[str | None]:
-    """What answers that `extract` has read vote for: a `AnswerReader`'s own equality, else that of
+    """What answers that `extract` has read vote for: an `AnswerReader`'s own equality, else that of
     their spelling."""
     return extract.ballots(answers) if isinstance(extract, AnswerReader) else ballots(answers)

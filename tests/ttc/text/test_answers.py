@@ -71,6 +71,19 @@ from ttc.text.numbers import as_number
         ("", "text", None),
         ("The answer is **red**.\nBye", "text", "red"),
         ("First line\n\nlast one.\n", "text", "last one"),
+        (r"\boxed{5}, then \boxed{}", "math", "5"),  # as math-verify: an empty box states nothing
+        (r"\boxed{5}, then \boxed{ }", "number", "5"),
+        (r"\fbox{7} of 9", "math", "7"),
+        ("The answer is 1 1/2.", "number", "1 1/2"),
+        ("it is -1 1/2 cups", "number", "-1 1/2"),
+        ("In 2020 1/2 of them", "number", "1/2"),
+        ("The answer is 3/4.", "number", "3/4"),
+        ("The answer is –3.", "number", "-3"),
+        ("it is −8", "number", "-8"),
+        ("pages 3–5", "number", "5"),
+        (r"\boxed{\frac{3}{4}} of 8", "number", r"\frac{3}{4}"),
+        (r"\boxed{12\ 000} of 8", "number", "000"),
+        (r"\boxed{12 000} of 8", "number", "12 000"),
     ],
 )
 def test_answers_are_found(text: str, kind: str, answer: str | None) -> None:

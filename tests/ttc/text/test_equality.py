@@ -119,7 +119,7 @@ def test_the_cases_of_math_verify_are_its_own(gold: str, predicted: str) -> None
 
 FORMULAS = [gold for gold, _, kind, _ in [*SAME, *DIFFERENT] if kind == "math"]
 FORMULAS += ["x y", "e", "2e", "i", r"\log 2", r"\sin x", "0", "1-x", r"\frac{x}{2}"]
-FORMULAS += ["ab", r"\text{ab}"]
+FORMULAS += ["ab", r"\text{ab}", "x=7", "y=5", "x+y=1", "2x+z=1", "x=y", "x=2y", "y=5%"]
 
 
 def test_what_is_told_apart_without_simplifying_is_different_by_math_verify_too() -> None:

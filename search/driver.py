@@ -239,9 +239,11 @@ class Driver:
                 run.refuse(error)
                 continue
             children = []
-            for branch, (dropped, _) in zip(request.branches, texts, strict=True):
+            for branch, words, (dropped, _) in zip(request.branches, request.texts(), texts, strict=True):
                 (child,) = self.engine.fork(branch, 1)
                 children.append(run.record(child, branch))
+                if request.turn:
+                    run.said[child] = (*self._said(run, branch), words)
                 child.reopen(dropped)
                 if request.turn:
                     child.begin_answer()
@@ -275,7 +277,9 @@ class Driver:
         """How many last tokens of a branch give way to a text, and the text's tokens."""
         eos, own = branch.finish_reason == "eos", branch.generated
         if request.turn:
-            return int(eos), self.engine.encode(run.recipe.template.next_turn(text, self.engine.tokenizer))
+            before, said = branch.tokens[: len(branch.tokens) - eos], self._said(run, branch)
+            template, question = run.recipe.template, run.problem.question
+            return int(eos), template.next_turn_tokens(text, self.engine.tokenizer, question, said, before)
         given = self.engine.encode(text)
         if not request.drop:
             return int(eos), given
@@ -290,6 +294,11 @@ class Driver:
                 "leave it out, or let steps end with it"
             )
         return 1, given
+
+    def _said(self, run: Run, branch: Branch) -> tuple[str, ...]:
+        """A branch's chat after the question, its answer last: all that it has written, without an end of sequence."""
+        own = branch.generated[:-1] if branch.finish_reason == "eos" else branch.generated
+        return (*run.said.get(branch, ()), self.engine.decode(own))
 
     def _expand(self, run: Run, request: Expand) -> None:
         """Let the next children that the budget pays for decode their step."""
@@ -326,6 +335,7 @@ class Driver:
                 continue
             children, run.growing = run.growing, []
             for child in children:
+                child.leave_out(run.recipe.stops)
                 run.wrote(child, child.steps[-1])
             del run.waiting[: len(children)]
             run.made += children

@@ -63,6 +63,7 @@ class Recipe:
     thoughts: how the model's thoughts are told from its answers, None where all is answer.
     repeat: how many problems without an id ask the same question before this one in their list, so that it gets samples
         of its own.
+    stops: those of `end` that the template's form brings along; texts leave them out.
     """
 
     search: Search
@@ -74,6 +75,7 @@ class Recipe:
     budget: Budget
     repeat: int = 0
     thoughts: Thoughts | None = None
+    stops: tuple[str, ...] = ()
 
     @classmethod
     def make(
@@ -104,15 +106,18 @@ class Recipe:
         reading = reader(extract, answer_kind)
         if thoughts is not None:
             reading = replace(reading, marks=thoughts.marks)
+        template = template or PromptTemplate()
+        stops = template.ends(engine.tokenizer)
         return cls(
             search,
             Rater(verifier),
             seed,
-            template or PromptTemplate(),
+            template,
             reading,
-            as_strings("end", end),
+            tuple(dict.fromkeys((*as_strings("end", end), *stops))),
             budget,
             thoughts=thoughts,
+            stops=stops,
         )
 
     def seed_of(self, problem: Problem) -> int:

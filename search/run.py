@@ -25,7 +25,8 @@ class Run:
 
     recipe: how it is solved. contained: an error that its search raises is this problem's failure, and is not raised.
     live: the branches that hold keys and values. nodes: what is recorded of each branch that ever was.
-    parents: the ids of nodes with children. candidates: what the search returned.
+    parents: the ids of nodes with children. said: of branches with further turns, what was said after the question, the
+    model's answers and the user's words in turn. candidates: what the search returned.
     told: whether the search was told that its budget is spent.
     closing, others: the branch that the reserve is spent on, and the other candidates.
     waiting, made: of an `Expand` under way, the parents whose children are still to be made, and the children so far.
@@ -57,6 +58,7 @@ class Run:
     closing: Branch | None = None
     others: list[Branch] = field(default_factory=list)
     parents: set[int] = field(default_factory=set)
+    said: dict[Branch, tuple[str, ...]] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -272,6 +274,8 @@ class Run:
         self.nodes[branch] = Node(len(self.nodes), above, list(branch.path), status=status)
         if above is not None:
             self.parents.add(above)
+        if parent in self.said:
+            self.said[branch] = self.said[parent]
         self._keep_tokens(branch)
         return branch
 

@@ -58,7 +58,8 @@ def solve(
         `ttc.text.reader.AnswerReader(extract=..., same=...)`.
     thinking_marks: what tells the model's thoughts, of which no answer is read, from its answers: `ttc.ThinkingMarks`,
         None for those that the model's chat template or vocabulary names, False for none.
-    end: strings that finish a branch.
+    end: strings that finish a branch. A prompt without a chat template ends at the next "Question:" by itself (see
+        `PromptTemplate.ends`), which texts leave out.
     max_tokens: the most tokens of one problem, generated plus verifier tokens. It is never passed, unless by the last
         rating of a verifier that does not say beforehand what it costs (see `Priced`).
     max_generated_tokens: the most generated tokens of one problem. It is never passed.

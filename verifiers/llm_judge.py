@@ -12,6 +12,7 @@ from ttc.checks import check_kind, check_whole
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.protocols import Backend
+from ttc.text.chat import has_template
 from ttc.tree.branch import Branch
 from verifiers.reward_model import MARK, RewardModel
 from verifiers.tree_mirror import Layout, TreeMirror
@@ -65,15 +66,15 @@ class LLMJudge(RewardModel):
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
         text = self._text(question, steps) + f"\n\nReply with one number from 1 (worst) to {self.grades} (best)."
-        if getattr(self.tokenizer, "chat_template", None) is None:
+        if not has_template(self.tokenizer):
             return self.whole(f"{text}\nGrade:")
-        return self.whole(self.chat([{"role": "user", "content": text}], answer=True))
+        return self.templated(self.chat([{"role": "user", "content": text}], answer=True))
 
     def opened(self, question: str, steps: Sequence[str]) -> list[int]:
         text = self._text(question, steps)
-        if getattr(self.tokenizer, "chat_template", None) is None:
+        if not has_template(self.tokenizer):
             return self.whole(text)
-        return self.whole(self.chat([{"role": "user", "content": text + MARK}]))
+        return self.templated(self.chat([{"role": "user", "content": text + MARK}]))
 
     def _text(self, question: str, steps: Sequence[str]) -> str:
         return f"{self.rubric}\n\nProblem:\n{question}\n\nSolution:\n{''.join(steps)}"

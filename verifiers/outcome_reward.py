@@ -33,10 +33,10 @@ class OutcomeReward(RewardModel):
         return self.one_rating(question, branch.text.strip())
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
-        return self.whole(self.chat(self._messages(question, "".join(steps))))
+        return self.templated(self.chat(self._messages(question, "".join(steps))))
 
     def opened(self, question: str, steps: Sequence[str]) -> list[int]:
-        return self.whole(self.chat(self._messages(question, "".join(steps) + MARK)))
+        return self.templated(self.chat(self._messages(question, "".join(steps) + MARK)))
 
     def _messages(self, question: str, answer: str) -> list[dict[str, str]]:
         messages = [] if self.system is None else [{"role": "system", "content": self.system}]

@@ -33,7 +33,7 @@ class QwenPRM(RewardModel):
 
     def opened(self, question: str, steps: Sequence[str]) -> list[int]:
         asked = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-        tokens = list(self.encode(self.chat([*asked, {"role": "assistant", "content": MARK}])))
+        tokens = self.templated(self.chat([*asked, {"role": "assistant", "content": MARK}]))
         for place, step in enumerate(steps):
             tokens += [self.single(STEP_END)] * (place > 0) + self.encode(step.replace(STEP_END, " "))
         return tokens

@@ -18,7 +18,8 @@ from ttc.model.headed import HeadedModel
 from ttc.model.loading import load, load_headed
 from ttc.model.packed_linear import pack_linears
 from ttc.protocols import Backend
-from ttc.text.prompt import prompt_tokens
+from ttc.text.chat import encoded, has_template
+from ttc.text.prompt import raw_tokens
 from ttc.tree.branch import Branch
 from ttc.tree.segment import common_prefix
 from verifiers.tree_mirror import Layout, TreeMirror
@@ -186,7 +187,7 @@ class RewardModel(ABC):
         if (known := self._known.get(text)) is None:
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
-            known = self._known[text] = list(self.tokenizer.encode(text, add_special_tokens=False))
+            known = self._known[text] = encoded(text, self.tokenizer)
         return known
 
     def single(self, text: str) -> int:
@@ -204,7 +205,7 @@ class RewardModel(ABC):
 
         answer: with the start of the model's turn after them.
         """
-        if getattr(self.tokenizer, "chat_template", None) is None:
+        if not has_template(self.tokenizer):
             raise UnsupportedModel(
                 f"{type(self).__name__} writes its text by a chat template, and the tokenizer has none; give the "
                 "reward model's own tokenizer"
@@ -216,8 +217,13 @@ class RewardModel(ABC):
         return str(text).partition(MARK)[0]
 
     def whole(self, text: str) -> list[int]:
-        """The tokens of a text from its beginning, with a beginning-of-sequence token where the tokenizer wants one."""
-        return prompt_tokens(text, self.tokenizer)
+        """The tokens of a text that no chat template has written, special tokens as the tokenizer puts them around
+        it."""
+        return raw_tokens(text, self.tokenizer)
+
+    def templated(self, text: str) -> list[int]:
+        """The tokens of a text that the chat template has written, no other special token with them."""
+        return encoded(text, self.tokenizer)
 
     def unknown_template(self, text: str) -> UnsupportedModel:
         return UnsupportedModel(

@@ -29,15 +29,15 @@ class RLHFlowPRM(RewardModel):
     def check_tokenizer(self) -> None:
         self.single(GOOD), self.single(BAD)
         text = self.chat(self._messages("?", ["1"]))
-        tokens = self.whole(text)
+        tokens = self.templated(text)
         if tokens[-2:-1] != [self.single(GOOD)]:
             raise self.unknown_template(text)
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
-        return self.whole(self.chat(self._messages(question, steps)))
+        return self.templated(self.chat(self._messages(question, steps)))
 
     def opened(self, question: str, steps: Sequence[str]) -> list[int]:
-        return self.whole(self.chat(self._messages(question, [*steps[:-1], steps[-1] + MARK])))
+        return self.templated(self.chat(self._messages(question, [*steps[:-1], steps[-1] + MARK])))
 
     def _messages(self, question: str, steps: Sequence[str]) -> list[dict[str, str]]:
         messages = []

@@ -14,7 +14,8 @@ from ttc.checks import check_kind
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.protocols import Backend, Need, ScoresWithin, SideBranches
-from ttc.text.prompt import next_turn, prompt_tokens
+from ttc.text.chat import QUESTION, chat_tokens, following, has_template, next_turn_text
+from ttc.text.prompt import NEXT_QUESTION, raw_tokens
 from ttc.tree.branch import Branch, by_problem
 from ttc.tree.segment import common_prefix
 
@@ -86,9 +87,12 @@ class SelfVerifier:
             if self.fresh:
                 made += _side_branches(backend, branches, self._prompts(branches, questions, backend))
             else:
-                for branch in branches:
-                    made += backend.fork(branch, 1)
-                backend.extend(made, self._follow_ups(branches, backend), purpose="verifier")
+                given = self._follow_ups(branches, backend)
+                for branch, tokens in zip(branches, given, strict=True):
+                    (child,) = backend.fork(branch, 1)
+                    made.append(child)
+                    child.reopen(int(_ends_otherwise(branch, tokens, backend)))
+                backend.extend(made, _as_they_follow(branches, given), purpose="verifier")
             yield made
         finally:
             backend.release(made)
@@ -99,7 +103,8 @@ class SelfVerifier:
     ) -> Iterator[tuple[Sequence[Branch], list[list[int]]]]:
         """Branches, and what is asked after each of them within the pass that rates it."""
         if not self.fresh:
-            yield branches, self._follow_ups(branches, engine)
+            with self._ended_by_the_template(branches, engine) as asked:
+                yield asked
             return
         prompts = self._prompts(branches, questions, engine)
         starts = [1] * len(prompts)
@@ -115,18 +120,34 @@ class SelfVerifier:
         finally:
             engine.release(made)
 
-    def _follow_ups(self, branches: Sequence[Branch], backend: Backend) -> list[list[int]]:
-        """What is asked on each branch's own KV."""
-        follow_up = self._follow_up(backend)
-        # a finished branch has written the end of its turn itself
-        return [
-            follow_up[1:] if b.finish_reason == "eos" and b.tokens[-1] == follow_up[0] else follow_up for b in branches
+    @contextmanager
+    def _ended_by_the_template(
+        self, branches: Sequence[Branch], engine: Backend
+    ) -> Iterator[tuple[Sequence[Branch], list[list[int]]]]:
+        """Branches that have ended as the chat template ends a turn, or are to, and what is asked after each."""
+        given = self._follow_ups(branches, engine)
+        asked, following_tokens = list(branches), _as_they_follow(branches, given)
+        odd = [
+            i for i, (b, tokens) in enumerate(zip(branches, given, strict=True)) if _ends_otherwise(b, tokens, engine)
         ]
+        prompts = [[*branches[i].tokens[:-1], given[i][0]] for i in odd]
+        made = _side_branches(engine, [branches[i] for i in odd], prompts) if odd else []
+        try:
+            for i, branch in zip(odd, made, strict=True):
+                asked[i], following_tokens[i] = branch, given[i][1:]
+            yield asked, following_tokens
+        finally:
+            engine.release(made)
 
-    def _follow_up(self, backend: Backend) -> list[int]:
-        """What comes after the assistant's answer: the end of its turn, the question, the next turn's start."""
-        text = next_turn(self.question, backend.tokenizer)
-        return backend.encode(f"\n\n{self.question}\nAnswer:" if text is None else text)
+    def _follow_ups(self, branches: Sequence[Branch], backend: Backend) -> list[list[int]]:
+        """What comes after each assistant's answer: the end of its turn, the question, the next turn's start."""
+        tokenizer = backend.tokenizer
+        if has_template(tokenizer):
+            tokens = following(next_turn_text(QUESTION, self.question, tokenizer), tokenizer)
+            return [tokens] * len(branches)
+        asked = f" {self.question}\nAnswer:"
+        begun, usual = following(asked, tokenizer), backend.encode(f"\n\n{asked[1:]}")
+        return [begun if branch.cut == NEXT_QUESTION else usual for branch in branches]
 
     def _prompts(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[int]]:
         """The fresh prompts, nothing cut off."""
@@ -134,12 +155,10 @@ class SelfVerifier:
         found = []
         for branch, problem in zip(branches, questions, strict=True):
             text = f"{GRADER}\n\nProblem:\n{problem}\n\nSolution:\n{branch.text.strip()}\n\n{self.question}"
-            if getattr(tokenizer, "chat_template", None) is None:
-                text += "\nAnswer:"
+            if has_template(tokenizer):
+                found.append(chat_tokens([{"role": "user", "content": text}], tokenizer))
             else:
-                messages = [{"role": "user", "content": text}]
-                text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            found.append(prompt_tokens(text, tokenizer))
+                found.append(raw_tokens(f"{text}\nAnswer:", tokenizer))
         return found
 
 
@@ -150,6 +169,18 @@ def _side_branches(backend: Backend, branches: Sequence[Branch], prompts: list[l
             f"{type(backend).__name__} does not"
         )
     return backend.side_branches(branches, prompts)
+
+
+def _as_they_follow(branches: Sequence[Branch], given: Sequence[list[int]]) -> list[list[int]]:
+    """What is asked, without the end of the turn where a finished branch has written that itself."""
+    pairs = zip(branches, given, strict=True)
+    return [tokens[1:] if b.finish_reason == "eos" and b.tokens[-1] == tokens[0] else tokens for b, tokens in pairs]
+
+
+def _ends_otherwise(branch: Branch, tokens: Sequence[int], backend: Backend) -> bool:
+    """Whether a finished branch has ended its turn with another token than the chat template puts there."""
+    ended = branch.finish_reason == "eos" and has_template(backend.tokenizer)
+    return ended and branch.tokens[-1] != tokens[0]
 
 
 def spellings(backend: Backend, word: str) -> list[int]:

@@ -72,10 +72,11 @@ class ThinkPRM(RewardModel):
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
         asked = PROBLEM.format(question, "".join(steps)) + TASK
-        return self.whole(self.chat([{"role": "user", "content": asked}], answer=True) + BEGINNING)
+        return self.templated(self.chat([{"role": "user", "content": asked}], answer=True) + BEGINNING)
 
     def opened(self, question: str, steps: Sequence[str]) -> list[int]:
-        return self.whole(self.chat([{"role": "user", "content": PROBLEM.format(question, "".join(steps)) + MARK}]))
+        text = self.chat([{"role": "user", "content": PROBLEM.format(question, "".join(steps)) + MARK}])
+        return self.templated(text)
 
     def score(self, output: Tensor) -> float:
         raise NotImplementedError("no output of the text is read: `rate` asks after a verification")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -44,6 +44,15 @@ TOGETHER = 16
 
 Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
 """What the harness's cache knows a request by, the tokens of its context, and those to score."""
+
+
+@dataclass(frozen=True)
+class Context(Verbatim):
+    """A prompt of the harness. The tokenizer puts its special tokens around it, unless it begins with one already: so
+    does the harness's own `hf` (`tok_batch_encode`)."""
+
+    def has_special_tokens(self, text: str, tokenizer: Any) -> bool:
+        return has_bos_prefix(text, getattr(tokenizer, "bos_token", None))
 
 
 class SearchLM(TemplateLM):
@@ -181,7 +190,7 @@ class SearchLM(TemplateLM):
         until, asked = self._asked(options)
         places = {problem.id: (place, key) for place, problem, key in wanted}
         assert asked.max_tokens is not None  # a task always says how much it asks for
-        template = Verbatim(most=self.max_length - asked.max_tokens, chat_turns=self.chat)
+        template = Context(most=self.max_length - asked.max_tokens, chat_turns=self.chat)
         for result in self.solver.solve([problem for _, problem, _ in wanted], template, asked):
             place, key = places[result.problem.id]
             self.usage += result.usage

@@ -29,7 +29,8 @@ from ttc.errors import InvalidInput
 from ttc.protocols import Problem, Verifier
 from ttc.remote.backend import RemoteBackend
 from ttc.results import Result
-from ttc.text.prompt import PromptTemplate, next_turn, prompt_tokens
+from ttc.text.chat import QUESTION, encoded, following, has_template, next_turn_text
+from ttc.text.prompt import PromptTemplate, raw_tokens
 from ttc.text.thoughts import Setting
 
 GROUPS = ("model", "search", "verifier", "memory", "cache", "sharing", "gate", "backend")
@@ -51,8 +52,8 @@ BUDGETS = RUN[2:]
 class Verbatim(PromptTemplate):
     """A prompt that another program has made, as it stands.
 
-    most: so many of its last tokens are kept, None for all. chat_turns: what a search says in further turns goes
-    through the chat template, as the prompt did.
+    most: so many of its last tokens are kept, None for all. chat_turns: the prompt has gone through the chat template,
+    and so does what a search says in further turns.
     """
 
     instruction: str = "{question}"
@@ -61,12 +62,24 @@ class Verbatim(PromptTemplate):
     chat_turns: bool = False
 
     def tokens(self, question: str, tokenizer: Any) -> list[int]:
-        found = prompt_tokens(self.text(question, tokenizer), tokenizer)
-        return found if self.most is None else found[-self.most :]
+        text = self.text(question, tokenizer)
+        tokens = encoded(text, tokenizer) if self.has_special_tokens(text, tokenizer) else raw_tokens(text, tokenizer)
+        return tokens if self.most is None else tokens[-self.most :]
 
-    def next_turn(self, words: str, tokenizer: Any) -> str:
-        text = next_turn(words, tokenizer) if self.chat_turns else None
-        return super().next_turn(words, tokenizer) if text is None else text
+    def has_special_tokens(self, text: str, tokenizer: Any) -> bool:
+        """Whether the text holds all special tokens that it is to have, as what a chat template has written does."""
+        return self.chat_turns
+
+    def next_turn(self, words: str, tokenizer: Any, question: str = "?", said: Sequence[str] = ("",)) -> str:
+        if self.chat_turns and has_template(tokenizer):
+            return next_turn_text(QUESTION, words, tokenizer)
+        return super().next_turn(words, tokenizer, question, said)
+
+    def next_turn_tokens(
+        self, words: str, tokenizer: Any, question: str, said: Sequence[str], tokens: Sequence[int]
+    ) -> list[int]:
+        """The tokens of `next_turn`: the messages that the prompt was made of are not known here."""
+        return following(self.next_turn(words, tokenizer, question, said), tokenizer)
 
 
 @dataclass(frozen=True)

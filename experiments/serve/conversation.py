@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from jinja2 import TemplateError
+from typing import Any, ClassVar
 
 from ttc.errors import InvalidInput
-from ttc.text.prompt import PromptTemplate, check_text
+from ttc.text.chat import Message, has_template
+from ttc.text.prompt import PromptTemplate
 
 
 @dataclass(frozen=True)
@@ -22,19 +21,14 @@ class Conversation(PromptTemplate):
     instruction: str = "{question}"
     earlier: tuple[Mapping[str, str], ...] = ()
 
-    def text(self, question: str, tokenizer: Any) -> str:
-        """The chat by the model's own template. Raises InvalidInput where it has none, or where that refuses it."""
-        check_text(question, "the last message")
-        if getattr(tokenizer, "chat_template", None) is None:
+    what: ClassVar[str] = "the last message"
+    way_out: ClassVar[str] = "send a system message first, if any, then the user's and the assistant's in turn"
+
+    def uses_chat(self, tokenizer: Any) -> bool:
+        """Always. Raises InvalidInput where the model has no chat template."""
+        if not has_template(tokenizer):
             raise InvalidInput("the model has no chat template; send its whole prompt to /v1/completions")
-        last = {"role": "user", "content": self.instruction.replace("{question}", question)}
-        messages = [*map(dict, self.earlier), last]
-        try:
-            return str(
-                tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **self.options)
-            )
-        except TemplateError as error:
-            raise InvalidInput(
-                f"the model's chat template refuses these messages: {error}; send a system message first, if any, then "
-                "the user's and the assistant's in turn"
-            ) from error
+        return True
+
+    def messages(self, question: str) -> list[Message]:
+        return [*self.earlier, *super().messages(question)]

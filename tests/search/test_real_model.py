@@ -7,7 +7,7 @@ import torch
 from search import DVTS, REBASE, BeamSearch, ParticleFilter, ParticleGibbs, Search, solve
 from ttc import Engine
 from ttc.model.loading import load
-from ttc.text.prompt import PromptTemplate
+from ttc.text.prompt import STEP_BY_STEP, PromptTemplate
 from verifiers import ArithmeticVerifier
 
 QUESTION = "Tom has 3 boxes of 4 apples. He eats 2. How many are left?"
@@ -28,6 +28,9 @@ def test_at_temperature_0_every_branch_is_the_greedy_one() -> None:
     plain, _ = load("smollm2-135m", device="cpu", dtype="float32")
     engine = Engine(model, tokenizer)
     given = torch.tensor([PromptTemplate().tokens(QUESTION, tokenizer)])
+    asked = [{"role": "user", "content": STEP_BY_STEP.replace("{question}", QUESTION)}]
+    own = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=False)
+    assert torch.equal(given, own)
     greedy = plain.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=12, do_sample=False)
     expected = greedy[0, given.shape[1] :].tolist()
     for search in SEARCHES:

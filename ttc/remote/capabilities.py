@@ -107,8 +107,13 @@ class Capabilities:
         """A branch's tokens as the server takes them."""
         if self.prompt_tokens:
             return list(tokens)
-        begun = self.adds_bos and tokens[0] == tokenizer.bos_token_id
-        return as_text(tokenizer, tokens[1:] if begun else tokens, special=True)
+        if self.adds_bos and tokens[0] != tokenizer.bos_token_id:
+            raise InvalidInput(
+                "the server puts a beginning-of-sequence token before every prompt of text, and the "
+                "chat template of this prompt leaves it out; use a server that takes token numbers, or "
+                "PromptTemplate(add_bos=True)"
+            )
+        return as_text(tokenizer, tokens[self.adds_bos :], special=True)
 
     def request(
         self,

@@ -13,7 +13,7 @@ from ttc.remote.capabilities import Capabilities
 from ttc.remote.client import Client, Passing, Refused
 from ttc.remote.replies import TOKEN_ID, TOP_K, Reply, as_text, check_same_text, read_reply
 from ttc.sampling import Sampling
-from ttc.text.prompt import prompt_tokens
+from ttc.text.prompt import raw_tokens
 
 TEXT = "One, two, three, four,"
 TOKENS = 16
@@ -39,7 +39,7 @@ class Probe:
 
     def __init__(self, client: Client, tokenizer: Any):
         self.client, self.tokenizer = client, tokenizer
-        self.prompt = prompt_tokens(TEXT, tokenizer)
+        self.prompt = raw_tokens(TEXT, tokenizer)
 
     def run(self) -> Capabilities:
         found = served(self.client)

@@ -1,19 +1,43 @@
-"""From a question to the tokens of a prompt."""
+"""From a question to the tokens of a prompt, as transformers makes them."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from jinja2 import TemplateError
+from typing import Any, ClassVar
 
 from ttc.checks import check_fields, check_kind
 from ttc.errors import InvalidInput
+from ttc.text.chat import (
+    Message,
+    chat_text,
+    chat_tokens,
+    following,
+    has_template,
+    next_turn_text,
+    next_turn_tokens,
+)
 
 STEP_BY_STEP = "{question}\nThink step by step, and end with 'The answer is N.', N being the final answer."
 
-_ANSWER = "\x00answer\x00"
+NEXT_QUESTION = "Question:"
+"""Where a model without a chat template begins to invent the next question: the first of the strings at which
+lm-evaluation-harness ends its answers to the same format (`until` in its gsm8k.yaml)."""
+
+SET_HERE = {
+    "conversation",
+    "tokenize",
+    "add_generation_prompt",
+    "continue_final_message",
+    "padding",
+    "truncation",
+    "max_length",
+    "return_tensors",
+    "return_dict",
+    "return_assistant_tokens_mask",
+}
+"""What `apply_chat_template` takes and no options may say."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +48,11 @@ class PromptTemplate:
     pairs that come first. chat: use the tokenizer's chat template; None for when it has one. Without it examples
     and question are written as "Question: ...\\nAnswer:". raw: the instruction is the whole prompt, as it stands, with
     neither of the two around it. options: what else the chat template takes.
+    add_bos: put the tokenizer's beginning-of-sequence token before a prompt that does not begin with it. transformers
+        does not.
+
+    The tokens are those of transformers: with a chat template `apply_chat_template(messages, tokenize=True,
+    add_generation_prompt=True)`, else `tokenizer(text)["input_ids"]`.
     """
 
     instruction: str = STEP_BY_STEP
@@ -32,12 +61,18 @@ class PromptTemplate:
     chat: bool | None = None
     raw: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    add_bos: bool = False
+
+    what: ClassVar[str] = "the question"
+    """What errors call the question."""
+    way_out: ClassVar[str] = "leave the system text or the examples out, or set chat to false"
+    """What to do where the chat template refuses the messages."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_kind("options", self.options, isinstance(self.options, Mapping), "a dictionary")
-        if own := self.options.keys() & {"tokenize", "add_generation_prompt", "conversation"}:
-            raise InvalidInput(f"options holds {min(own)!r}, which is set here; leave it out")
+        if taken := sorted(self.options.keys() & SET_HERE):
+            raise InvalidInput(f"options holds {taken[0]!r}, which is set here; leave it out")
         pairs = isinstance(self.examples, Sequence) and all(map(_is_pair, self.examples))
         check_kind("examples", self.examples, pairs, "pairs of texts, as ((question, answer), ...)")
         if "{question}" not in self.instruction:
@@ -45,55 +80,89 @@ class PromptTemplate:
         if self.raw and self.chat:
             raise InvalidInput("raw=true and chat=true exclude each other: a raw prompt goes through no chat template")
 
+    # ---------------------------------------------------------------- the prompt
+
+    def uses_chat(self, tokenizer: Any) -> bool:
+        """Whether prompts go through the chat template. Raises InvalidInput where they must and there is none."""
+        if self.chat and not has_template(tokenizer):
+            raise InvalidInput("chat=true was asked for, but the tokenizer has no chat template; set chat to null")
+        return has_template(tokenizer) and self.chat is not False and not self.raw
+
+    def messages(self, question: str) -> list[Message]:
+        """The chat that ends with the question."""
+        messages: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        for user, assistant in self.examples:
+            messages.append({"role": "user", "content": self._asked(user)})
+            messages.append({"role": "assistant", "content": assistant})
+        return [*messages, {"role": "user", "content": self._asked(question)}]
+
     def text(self, question: str, tokenizer: Any) -> str:
         """The prompt as text. Raises InvalidInput for a question that is no text, or that no tokenizer can read."""
-        check_text(question, "the question")
-        turns = [(self.instruction.replace("{question}", q), a) for q, a in (*self.examples, (question, ""))]
-        has_template = getattr(tokenizer, "chat_template", None) is not None
-        if self.chat and not has_template:
-            raise InvalidInput("chat=true was asked for, but the tokenizer has no chat template; set chat to null")
-        if has_template and self.chat is not False and not self.raw:
-            messages = [{"role": "system", "content": self.system}] if self.system else []
-            for user, assistant in turns:
-                messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
-            try:
-                return str(
-                    tokenizer.apply_chat_template(
-                        messages[:-1], tokenize=False, add_generation_prompt=True, **self.options
-                    )
-                )
-            except TemplateError as error:
-                raise InvalidInput(
-                    f"the tokenizer's chat template refuses the prompt: {error}; leave the system text or the examples "
-                    "out, or set chat to false"
-                ) from error
-        asked = [q if self.raw else f"Question: {q}\nAnswer:" for q, _ in turns]
+        check_text(question, self.what)
+        if self.uses_chat(tokenizer):
+            return chat_text(self.messages(question), tokenizer, self.options, way_out=self.way_out)
+        turns = [(self._asked(q), a) for q, a in (*self.examples, (question, ""))]
+        asked = [q if self.raw else f"{NEXT_QUESTION} {q}\nAnswer:" for q, _ in turns]
         written = [q + _answer(q, a) for q, (_, a) in zip(asked, turns, strict=True)]
         return (f"{self.system}\n\n" if self.system else "") + "\n\n".join(written)
 
     def tokens(self, question: str, tokenizer: Any) -> list[int]:
-        """The prompt as tokens."""
-        return prompt_tokens(self.text(question, tokenizer), tokenizer)
+        """The prompt as tokens. Raises InvalidInput as `text` does."""
+        check_text(question, self.what)
+        if self.uses_chat(tokenizer):
+            tokens = chat_tokens(self.messages(question), tokenizer, self.options, way_out=self.way_out)
+        else:
+            text = self.text(question, tokenizer)
+            tokens = raw_tokens(text, tokenizer)
+            _warn_of_end(tokens, text, tokenizer)
+        bos = getattr(tokenizer, "bos_token_id", None)
+        return [bos, *tokens] if self.add_bos and bos is not None and tokens[:1] != [bos] else tokens
 
-    def next_turn(self, words: str, tokenizer: Any) -> str:
-        """What follows the model's answer when the user goes on with `words`: the end of its turn, the words, and the
-        start of its next turn."""
-        text = None if self.chat is False or self.raw else next_turn(words, tokenizer, self.options)
-        return f"\n\nQuestion: {words}\nAnswer:" if text is None else text
+    def ends(self, tokenizer: Any) -> tuple[str, ...]:
+        """The strings at which an answer to such a prompt is over, beside the model's own end of sequence.
 
+        A chat template has an end of its own, and of a raw prompt's form nothing is known: neither has any.
+        """
+        chat = has_template(tokenizer) and self.chat is not False
+        return () if self.raw or chat else (NEXT_QUESTION,)
 
-def next_turn(words: str, tokenizer: Any, options: Mapping[str, Any] | None = None) -> str | None:
-    """What the tokenizer's chat template puts between an answer of the model and its next one, the user's `words` in
-    it. None without a chat template."""
-    if getattr(tokenizer, "chat_template", None) is None:
-        return None
-    messages = [
-        {"role": "user", "content": "?"},
-        {"role": "assistant", "content": _ANSWER},
-        {"role": "user", "content": words},
-    ]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **(options or {}))
-    return str(text).rpartition(_ANSWER)[2]
+    # ---------------------------------------------------------------- further turns
+
+    def next_turn(self, words: str, tokenizer: Any, question: str = "?", said: Sequence[str] = ("",)) -> str:
+        """What follows an answer of the model when the user goes on with `words`: the end of the model's turn, the
+        words, and the start of its next turn.
+
+        question, said: the chat so far, from the question on: the model's answer, then the user's words and the model's
+        answer to them, and so on.
+        """
+        if self.uses_chat(tokenizer):
+            return next_turn_text(self._chat(question, said[:-1]), words, tokenizer, self.options)
+        begun = not self.raw and said[-1].endswith(NEXT_QUESTION)  # the model has written that much itself
+        return f" {words}\nAnswer:" if begun else f"\n\n{NEXT_QUESTION} {words}\nAnswer:"
+
+    def next_turn_tokens(
+        self, words: str, tokenizer: Any, question: str, said: Sequence[str], tokens: Sequence[int]
+    ) -> list[int]:
+        """`next_turn` as the tokens that follow `tokens`, which hold the chat so far without an end of sequence.
+
+        With a chat template, both together are the tokens of the whole chat wherever that begins with `tokens`. Where
+        the template rewrites what the model has said, the model's own tokens stay (see `ttc.text.chat`).
+        """
+        if self.uses_chat(tokenizer):
+            messages = self._chat(question, said[:-1])
+            return next_turn_tokens(messages, said[-1], words, tokens, tokenizer, self.options)
+        return following(self.next_turn(words, tokenizer, question, said), tokenizer)
+
+    # ---------------------------------------------------------------- parts
+
+    def _asked(self, question: str) -> str:
+        return self.instruction.replace("{question}", question)
+
+    def _chat(self, question: str, said: Sequence[str]) -> list[Message]:
+        """The chat up to the user's last words. said: answers and words in turn after the question."""
+        roles = ("assistant", "user")
+        later = [{"role": roles[place % 2], "content": text} for place, text in enumerate(said)]
+        return [*self.messages(question), *later]
 
 
 def _is_pair(example: Any) -> bool:
@@ -121,11 +190,22 @@ def check_text(value: Any, what: str) -> None:
         ) from error
 
 
-def prompt_tokens(text: str, tokenizer: Any) -> list[int]:
-    """A prompt's text as tokens, with a beginning-of-sequence token where the tokenizer wants one and none stands."""
-    tokens = list(tokenizer.encode(text, add_special_tokens=False))
-    bos = getattr(tokenizer, "bos_token_id", None)
-    wanted = list(tokenizer.encode("", add_special_tokens=True))[:1]
-    if bos is not None and wanted == [bos] and tokens[:1] != [bos]:
-        tokens = [bos, *tokens]
-    return tokens
+def raw_tokens(text: str, tokenizer: Any) -> list[int]:
+    """A text that no chat template has written as tokens: `tokenizer(text)["input_ids"]`, whatever special tokens the
+    tokenizer puts around it."""
+    if callable(tokenizer):
+        return list(tokenizer(text)["input_ids"])
+    return list(tokenizer.encode(text, add_special_tokens=True))
+
+
+def _warn_of_end(tokens: Sequence[int], text: str, tokenizer: Any) -> None:
+    """Say so where the tokenizer ends a raw prompt with its end of sequence."""
+    eos = getattr(tokenizer, "eos_token_id", None)
+    if eos is None or list(tokens[-1:]) != [eos] or text.endswith(str(getattr(tokenizer, "eos_token", None))):
+        return
+    warnings.warn(
+        f"the tokenizer puts its end of sequence, token {eos}, after a raw prompt, for transformers "
+        "as well, so that the model is asked to go on after an end; load the tokenizer with "
+        "add_eos_token=False, or use a chat template",
+        stacklevel=3,
+    )

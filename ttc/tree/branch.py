@@ -56,6 +56,8 @@ class Branch:
         "gate" (a `DecodeGate` stopped it).
     thoughts: how the model's thoughts are told from its answers, None where all of a text is answer.
     thinking_ended: `len(tokens)` where thinking was ended by words that ask for the answer, None where it was not.
+    cut: what the text leaves out at its end, "" for nothing: a string of `leave_out`, and what its last token holds
+        beyond.
     substituted: the prompt that this branch was meant to stand on, where it stands on another one's KV (approximate).
     score, step_scores: what the last `Rate` left.
     used_at: the engine's count of calls when one last worked on the branch.
@@ -91,6 +93,7 @@ class Branch:
         self.finish_reason: StepEnd | None = None
         self.thoughts: Thoughts | None = None
         self.thinking_ended: int | None = None
+        self.cut = ""
         self.substituted: Substitution | None = None
         self.score: float | None = None
         self.step_scores: list[float] = []
@@ -109,6 +112,7 @@ class Branch:
         twin.path, twin.parent = (*self.path, self.forks), self
         twin.thoughts, twin.thinking_ended = self.thoughts, self.thinking_ended
         twin.finish_reason, twin.used_at, twin.substituted = self.finish_reason, self.used_at, self.substituted
+        twin.cut = self.cut
         self.forks += 1
         self.children.add(twin)
         return twin
@@ -137,7 +141,7 @@ class Branch:
         del self.tokens[len(self.tokens) - count :]
         for column in self.columns():
             del column[len(column) - count :]
-        self.finish_reason = None
+        self.finish_reason, self.cut = None, ""
 
     def reopen(self, drop: int = 0) -> None:
         """Let a finished branch go on; `drop` says how many of its last tokens are taken back first, none or one.
@@ -175,6 +179,14 @@ class Branch:
         self.step_ends.append(len(self.tokens))
         self.step_reasons.append(reason)
 
+    def leave_out(self, strings: Sequence[str]) -> None:
+        """Leave out of the text whichever of these strings has finished the branch, and what follows it."""
+        if self.finish_reason != "end" or self.cut:
+            return
+        text, before = self.text, self._decode(self.generated[:-1]).rstrip("\ufffd")
+        places = [at for string in strings if (at := text.rfind(string)) + len(string) > len(before) and at >= 0]
+        self.cut = text[min(places) :] if places else ""
+
     @property
     def leaf(self) -> Segment:
         if self._leaf is None:
@@ -211,8 +223,8 @@ class Branch:
 
     @property
     def text(self) -> str:
-        """The generated tokens as text, without special tokens."""
-        return self._decode(self.generated)
+        """The generated tokens as text, without special tokens and without `cut`."""
+        return self._decode(self.generated).removesuffix(self.cut)
 
     @property
     def answer_text(self) -> str | None:
@@ -228,6 +240,14 @@ class Branch:
         """The thought and the answer up to the token numbered `end`, by default all.
 
         Words that ask for the answer end all thinking: what stands from there on is the answer, marks left out."""
+        thought, answer = self._parted(end)
+        cut = self.cut if end is None or end >= len(self.tokens) else ""
+        if answer is None:
+            return Parted(thought.removesuffix(cut), None)
+        return Parted(thought, answer.removesuffix(cut))
+
+    def _parted(self, end: int | None) -> Parted:
+        """`parted` with what the text leaves out."""
         given, thoughts = self.tokens[self.prompt_length : end], self.thoughts
         if thoughts is None:
             return Parted("", self._decode(given))
@@ -247,6 +267,8 @@ class Branch:
         """
         texts = [self._decode(self.tokens[self.prompt_length : end]) for end in self.step_ends]
         ends = [len(text.rstrip("\ufffd")) for text in texts[:-1]] + [len(text) for text in texts[-1:]]
+        if self.cut and texts and texts[-1].endswith(self.cut):
+            ends = [min(end, len(texts[-1]) - len(self.cut)) for end in ends]
         ends = list(accumulate(ends, max, initial=0))
         return [texts[-1][a:b] for a, b in pairwise(ends)]
 

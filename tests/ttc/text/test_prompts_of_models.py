@@ -1,0 +1,209 @@
+"""The prompts of published chat templates and tokenizers: as transformers makes them, and as they are documented."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+from tests.helpers.chats import (
+    ANSWER,
+    CHATS,
+    EXAMPLES,
+    QUESTION,
+    SYSTEM,
+    WORDS,
+    Chat,
+    by_hand,
+    tokenizer,
+)
+from ttc import InvalidInput
+from ttc.text.prompt import PromptTemplate
+
+USER, MODEL = {"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}
+AGAIN, ORDER = {"role": "user", "content": WORDS}, {"role": "system", "content": SYSTEM}
+SHOT = [{"role": "user", "content": EXAMPLES[0][0]}, {"role": "assistant", "content": EXAMPLES[0][1]}]
+
+cases = pytest.mark.parametrize("chat", CHATS.values(), ids=CHATS)
+
+
+def whole(chat: Chat, messages: list[dict[str, str]]) -> list[int]:
+    """Transformers' own call."""
+    ids = chat.tokenizer.apply_chat_template(
+        messages, tokenize=True, add_generation_prompt=True, return_dict=False, **chat.options
+    )
+    assert isinstance(ids, list)
+    return ids
+
+
+def asked(chat: Chat, **settings: Any) -> PromptTemplate:
+    return PromptTemplate("{question}", options=chat.options, **settings)
+
+
+@cases
+def test_a_prompt_is_what_the_chat_template_writes(chat: Chat) -> None:
+    plain = asked(chat)
+    assert plain.text(QUESTION, chat.tokenizer) == chat.prompt
+    assert plain.tokens(QUESTION, chat.tokenizer) == chat.ids(chat.prompt) == whole(chat, [USER])
+    assert plain.ends(chat.tokenizer) == ()
+
+
+@cases
+def test_a_system_text_and_examples_go_through_the_chat_template(chat: Chat) -> None:
+    expected = [
+        (chat.system, asked(chat, system=SYSTEM), [ORDER, USER]),
+        (chat.shot, asked(chat, examples=EXAMPLES), [*SHOT, USER]),
+    ]
+    for text, template, messages in expected:
+        if text == "":
+            with pytest.raises(InvalidInput, match=r"refuses these messages: .*; leave the system"):
+                template.tokens(QUESTION, chat.tokenizer)
+        elif text is not None:
+            assert template.text(QUESTION, chat.tokenizer) == text
+            assert template.tokens(QUESTION, chat.tokenizer) == chat.ids(text) == whole(chat, messages)
+
+
+@cases
+def test_a_next_turn_makes_the_whole_chat_where_the_template_keeps_the_answer(chat: Chat) -> None:
+    template, before = asked(chat), chat.ids(chat.prompt)
+    given = chat.ids(chat.prompt + chat.said)
+    assert given[: len(before)] == before  # the answer goes on from the prompt
+    new = template.next_turn_tokens(WORDS, chat.tokenizer, QUESTION, [chat.said], given)
+    assert whole(chat, [USER, MODEL, AGAIN]) == chat.ids(chat.turned)
+    text = template.next_turn(WORDS, chat.tokenizer, QUESTION, [chat.said])
+    if chat.rewrites:
+        assert new == chat.ids(chat.follows) and text == chat.follows
+        assert given + new != chat.ids(chat.turned)
+    else:
+        assert given + new == chat.ids(chat.turned)
+        assert chat.turned.endswith(text) and text.strip() and ANSWER not in text
+
+
+@cases
+def test_a_third_turn_follows_the_second(chat: Chat) -> None:
+    if chat.rewrites:
+        return
+    given = chat.ids(chat.turned + chat.said)
+    new = asked(chat).next_turn_tokens("And?", chat.tokenizer, QUESTION, [ANSWER, WORDS, chat.said], given)
+    third = [USER, MODEL, AGAIN, MODEL, {"role": "user", "content": "And?"}]
+    assert given + new == whole(chat, third)
+
+
+def test_the_table_is_long_enough_to_say_something() -> None:
+    kinds = {chat.kind for chat in CHATS.values()}
+    prompts = [text for chat in CHATS.values() for text in (chat.prompt, chat.system, chat.shot) if text is not None]
+    assert len(CHATS) >= 25 and len(prompts) + len(CHATS) >= 90 and kinds == {"bytes", "pieces", "first"}
+
+
+# ---------------------------------------------------------------- raw prompts
+
+SPECIAL = ("<s>", "</s>", "[gMASK]", "<sop>", "[CLS]", "[SEP]")
+RAW = {
+    # name: (kind, bos, eos, what is put before, what is put after)
+    "gpt_2": ("bytes", "<s>", "</s>", (), ()),  # it has a first token, and puts none
+    "llama_3": ("bytes", "<s>", "</s>", ("<s>",), ()),
+    "llama_2": ("pieces", "<s>", "</s>", ("<s>",), ()),
+    "llama_2_not_legacy": ("first", "<s>", "</s>", ("<s>",), ()),
+    "yi": ("first", "<s>", "</s>", (), ()),
+    "glm_4": ("bytes", None, "</s>", ("[gMASK]", "<sop>"), ()),
+    "two_of_one": ("bytes", "<s>", "</s>", ("<s>", "<s>"), ()),
+    "t5": ("pieces", None, "</s>", (), ("</s>",)),
+    "llama_that_adds_an_end": ("pieces", "<s>", "</s>", ("<s>",), ("</s>",)),
+    "bert": ("bytes", None, None, ("[CLS]",), ("[SEP]",)),
+}
+
+
+@pytest.mark.parametrize("name", RAW)
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_raw_prompt_is_what_the_tokenizer_makes_of_its_text(name: str, raw: bool) -> None:
+    kind, bos, eos, before, after = RAW[name]
+    made = tokenizer(SPECIAL, kind, bos, eos, before, after)
+    template = PromptTemplate("{question}", raw=raw, examples=EXAMPLES)
+    text = "1 + 1? two\n\n2 + 2?"
+    if not raw:
+        text = "Question: 1 + 1?\nAnswer: two\n\nQuestion: 2 + 2?\nAnswer:"
+    around = [SPECIAL.index(token) for token in before], [SPECIAL.index(token) for token in after]
+    expected = [*around[0], *by_hand(text, SPECIAL, kind), *around[1]]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert template.tokens(QUESTION, made) == expected == made(text)["input_ids"]
+    assert [("add_eos_token=False" in str(w.message)) for w in told] == [True] * ("</s>" in after)
+    assert template.text(QUESTION, made) == text
+    assert template.ends(made) == (() if raw else ("Question:",))
+
+
+@pytest.mark.parametrize("kind", ["bytes", "pieces", "first"])
+def test_a_next_turn_without_a_chat_template_goes_on_in_the_same_form(kind: str) -> None:
+    made = tokenizer(SPECIAL, kind, "<s>", "</s>", ("<s>",))
+    template = PromptTemplate("{question}")
+    start = template.text(QUESTION, made)
+    for said, after in (
+        (" four.", "\n\nQuestion: Sure?\nAnswer:"),
+        (" four.\n\nQuestion:", " Sure?\nAnswer:"),  # the model has begun it
+    ):
+        given = made(start + said)["input_ids"]
+        new = template.next_turn_tokens(WORDS, made, QUESTION, [said], given)
+        assert given + new == made(start + said + after)["input_ids"]
+
+
+# ---------------------------------------------------------------- what may go otherwise
+
+
+def test_a_first_token_that_transformers_leaves_out_is_put_on_request_alone() -> None:
+    zephyr = CHATS["zephyr"]
+    bos = zephyr.tokenizer.bos_token_id
+    usual = asked(zephyr).tokens(QUESTION, zephyr.tokenizer)
+    assert bos not in usual and asked(zephyr, add_bos=True).tokens(QUESTION, zephyr.tokenizer) == [bos, *usual]
+    llama = CHATS["llama_2"]
+    assert asked(llama, add_bos=True).tokens(QUESTION, llama.tokenizer) == llama.ids(llama.prompt)
+
+
+@pytest.mark.parametrize(
+    "name", ["truncation", "max_length", "return_dict", "return_tensors", "continue_final_message"]
+)
+def test_options_that_would_change_what_the_call_gives_are_refused(name: str) -> None:
+    with pytest.raises(InvalidInput, match=f"options holds '{name}'"):
+        PromptTemplate(options={name: 1})
+
+
+class Calls:
+    """A tokenizer whose call gives the tokens in a way of its own."""
+
+    chat_template, bos_token_id = "own", None
+
+    def __init__(self, give: Any):
+        self.give = give
+
+    def apply_chat_template(self, messages: Any, *, tokenize: bool, add_generation_prompt: bool) -> Any:
+        return self.give if tokenize else "text"
+
+
+@pytest.mark.parametrize("give", [[5, 6], {"input_ids": [5, 6]}, {"input_ids": [[5, 6]]}, [[5, 6]]])
+def test_tokens_are_read_out_of_whatever_the_call_gives(give: Any) -> None:
+    assert PromptTemplate("{question}").tokens("q", Calls(give)) == [5, 6]
+
+
+def test_a_template_that_leaves_answers_out_is_refused_a_second_turn() -> None:
+    made = tokenizer(SPECIAL, "bytes", "<s>", "</s>", (), (), "{{ 'U: ' + messages[-1]['content'] + ' A:' }}")
+    template = PromptTemplate("{question}")
+    for ask in (
+        lambda: template.next_turn(WORDS, made),
+        lambda: template.next_turn_tokens(WORDS, made, QUESTION, ["four"], made("U: 2 + 2? A:four")["input_ids"]),
+    ):
+        with pytest.raises(InvalidInput, match=r"leaves out what the model has answered.*asks in one turn"):
+            ask()
+
+
+def test_a_template_that_refuses_a_second_turn_says_why() -> None:
+    one = "{% if messages | length > 1 %}{{ raise_exception('one message') }}{% endif %}{{ messages[0]['content'] }}"
+    made = tokenizer(SPECIAL, "bytes", "<s>", "</s>", (), (), one)
+    with pytest.raises(InvalidInput, match="refuses these messages: one message; use a search"):
+        PromptTemplate("{question}").next_turn_tokens(WORDS, made, QUESTION, ["four"], [1])
+
+
+def test_tokens_that_the_tokenizer_would_not_make_stay_as_the_model_wrote_them() -> None:
+    chat = CHATS["chatml"]
+    odd = [*chat.ids(chat.prompt), *chat.ids("<|im_start|>four")]
+    new = asked(chat).next_turn_tokens(WORDS, chat.tokenizer, QUESTION, ["four"], odd)
+    assert new == chat.ids("<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n")

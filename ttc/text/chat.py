@@ -1,0 +1,142 @@
+"""A chat as a model reads it: the text that its chat template writes, and the tokens of that text.
+
+Everything goes through `apply_chat_template`, so that the tokens are those of transformers: no token is put before or
+after what the template writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+
+from ttc.errors import InvalidInput
+
+Message = Mapping[str, str]
+"""One message of a chat: its "role" and its "content"."""
+
+QUESTION: tuple[Message, ...] = ({"role": "user", "content": "?"},)
+"""A chat that stands for any other, where only what follows the answer is asked for."""
+
+ANSWER = "THE-ANSWER"
+"""Stands for an answer, to see what a template writes after it. Letters, as some templates escape other signs."""
+
+ANCHOR = "a"
+"""Stands before a text that is to be cut into tokens as a later part of a longer text."""
+
+
+def has_template(tokenizer: Any) -> bool:
+    """Whether the tokenizer has a chat template."""
+    return getattr(tokenizer, "chat_template", None) is not None
+
+
+def chat_text(
+    messages: Sequence[Message],
+    tokenizer: Any,
+    options: Mapping[str, Any] | None = None,
+    *,
+    way_out: str = "send other messages",
+) -> str:
+    """Messages as the chat template writes them, with the start of the model's answer.
+
+    options: what else the template takes. way_out: what to do, says the InvalidInput that is raised where the template
+    refuses the messages.
+    """
+    return str(_applied(messages, tokenizer, options, way_out, tokenize=False))
+
+
+def chat_tokens(
+    messages: Sequence[Message],
+    tokenizer: Any,
+    options: Mapping[str, Any] | None = None,
+    *,
+    way_out: str = "send other messages",
+) -> list[int]:
+    """The tokens of `chat_text`: `apply_chat_template(messages, tokenize=True, add_generation_prompt=True)`.
+
+    That call gives a list or a dictionary with `input_ids`, of one chat or of a batch of one, by the tokenizer's kind.
+    """
+    given = _applied(messages, tokenizer, options, way_out, tokenize=True)
+    if isinstance(given, str):  # a tokenizer that knows its template as text alone
+        return encoded(given, tokenizer)
+    if isinstance(given, Mapping):
+        given = given["input_ids"]
+    if hasattr(given, "tolist"):
+        given = given.tolist()
+    if given and isinstance(given[0], Sequence):
+        given = given[0]
+    return [int(token) for token in given]
+
+
+def next_turn_text(
+    messages: Sequence[Message], words: str, tokenizer: Any, options: Mapping[str, Any] | None = None
+) -> str:
+    """What the template writes after an answer to `messages` when the user goes on with `words`.
+
+    It is the end of the answer's turn, the words, and the start of the next answer.
+    Raises InvalidInput for a template that refuses a second turn, and for one that leaves answers out, so that nothing
+    can follow them.
+    """
+    mark = ANSWER
+    while any(mark in text for text in (words, *(message["content"] for message in messages))):
+        mark += "-"
+    text = chat_text(_answered(messages, mark, words), tokenizer, options, way_out=ONE_TURN)
+    _, written, after = text.rpartition(mark)
+    if not written:
+        raise InvalidInput(
+            "the chat template leaves out what the model has answered, so that no turn can follow an answer; "
+            + ONE_TURN
+        )
+    return after
+
+
+def next_turn_tokens(
+    messages: Sequence[Message],
+    answer: str,
+    words: str,
+    tokens: Sequence[int],
+    tokenizer: Any,
+    options: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """The tokens that go on from `tokens`, which are `messages` and the model's answer, to the user's next `words`.
+
+    Together they are the tokens of the whole chat wherever these begin with `tokens`. They do not where the template
+    rewrites an answer (leaves its thoughts out, trims it), and where the model wrote its text in other pieces than the
+    tokenizer. Then the model's own tokens stay, and what the template writes after the answer follows them.
+    """
+    for said in dict.fromkeys((answer, answer.strip())):  # the template may put blanks around it
+        whole = chat_tokens(_answered(messages, said, words), tokenizer, options, way_out=ONE_TURN)
+        if len(whole) > len(tokens) and whole[: len(tokens)] == list(tokens):
+            return whole[len(tokens) :]
+    return following(next_turn_text(messages, words, tokenizer, options), tokenizer)
+
+
+def encoded(text: str, tokenizer: Any) -> list[int]:
+    """A text as tokens, with no special tokens added."""
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def following(text: str, tokenizer: Any) -> list[int]:
+    """The tokens of a text that comes after another one: without the blank that SentencePiece puts first."""
+    before, both = encoded(ANCHOR, tokenizer), encoded(ANCHOR + text, tokenizer)
+    if len(both) > len(before) and both[: len(before)] == before:
+        return both[len(before) :]
+    return encoded(text, tokenizer)
+
+
+ONE_TURN = "use a search or a verifier that asks in one turn, or leave the chat template out (chat=false)"
+
+
+def _answered(messages: Sequence[Message], answer: str, words: str) -> list[Message]:
+    return [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": words}]
+
+
+def _applied(
+    messages: Sequence[Message], tokenizer: Any, options: Mapping[str, Any] | None, way_out: str, *, tokenize: bool
+) -> Any:
+    plain = [dict(message) for message in messages]
+    try:
+        return tokenizer.apply_chat_template(plain, tokenize=tokenize, add_generation_prompt=True, **(options or {}))
+    except TemplateError as error:
+        raise InvalidInput(f"the chat template refuses these messages: {error}; {way_out}") from error

@@ -105,7 +105,7 @@ class MCTS(Search):
                 node = top
                 while node.children:
                     node = self._select(node)
-                if not node.branch.finished and len(node.branch.path) < self.max_depth:
+                if not node.branch.finished and len(node.branch.path) - len(root.path) < self.max_depth:
                     node.children = yield from self._expand(node, case)
                     states += node.children
                     node = self._select(node)

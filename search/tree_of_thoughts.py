@@ -51,7 +51,7 @@ class TreeOfThoughts(Search):
                 if state.finished:
                     finished.append(stack.pop())
                     yield Release([state])
-                elif len(state.path) == self.max_depth:
+                elif len(state.path) - len(root.path) == self.max_depth:
                     dropped.append(stack.pop())
                 else:
                     children: list[Branch] = yield Expand([state], self.beam_width, step, self.sampling)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search import Result, TreeOfThoughts, solve
+from search import MCTS, Case, Result, Search, SearchSteps, TreeOfThoughts, Vary, solve
 from tests.helpers.scripted import Scores, Scripted
-from ttc import InvalidInput
+from ttc import Branch, InvalidInput
 from ttc.sampling import random_key
 
 Path = tuple[int, ...]
@@ -147,3 +148,27 @@ def test_a_thought_that_is_cut_short_is_rated_as_it_is() -> None:
 def test_bad_settings_are_named(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         TreeOfThoughts(**wrong)
+
+
+@dataclass(frozen=True)
+class Hinted(Search):
+    """Another search, from a prompt of its own that is a child of the root."""
+
+    inner: Search = field(default_factory=TreeOfThoughts)
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        (start,) = yield Vary(root, 1, hints=[" so"])
+        return (yield from self.inner.run(start, case))
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        TreeOfThoughts(beam_width=1, max_depth=2, step_tokens=1, threshold=0.1),
+        MCTS(iterations=4, beam_width=1, max_depth=2, step_tokens=1, rollout=False),
+    ],
+)
+def test_depth_is_counted_from_where_the_search_begins(inner: Search) -> None:
+    backend = Scripted(lambda branch: "x")
+    result = solve(Hinted(inner=inner), problem="q", engine=backend, verifier=Scores(lambda branch: 0.5))
+    assert [branch.text for branch in result.branches] == ["xx"] and not backend.live

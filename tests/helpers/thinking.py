@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import cache
+from math import inf
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.helpers.backends import FakeBackend
+from ttc.model.limits import ModelLimits
 from ttc.tree.branch import Branch
 
 EOS = "<eos>"
@@ -71,3 +74,50 @@ class Thinking(FakeBackend):
             branch.usage.generated_tokens += 1
             branch.finish_reason = "eos"
         branch.end_step(reason)  # type: ignore[arg-type]
+
+    @property
+    def limits(self) -> ModelLimits:
+        return ModelLimits(len(self.tokenizer), self.longest, frozenset({self.tokenizer.eos_token_id}))
+
+    def kv_bytes(self) -> int:
+        return 0
+
+
+class Slowly:
+    """A batch whose branches write a token each time (see `ttc.protocols.Batch`). pause_s: how long a token takes."""
+
+    def __init__(self, backend: Thinking, pause_s: float):
+        self.backend, self.pause_s = backend, pause_s
+        self.limits: dict[Branch, int] = {}
+
+    def add(self, branches: Sequence[Branch], max_tokens: int, **_: Any) -> None:
+        self.limits |= {branch: len(branch.tokens) + max_tokens for branch in branches}
+
+    def step(self) -> list[Branch]:
+        time.sleep(self.pause_s)
+        ended = []
+        for branch, limit in list(self.limits.items()):
+            self.backend._step(branch, 1, (), ())
+            if branch.finished or len(branch.tokens) >= limit:
+                ended.append(branch)
+                del self.limits[branch]
+        return ended
+
+    def close(self) -> None:
+        self.limits = {}
+
+    def forget(self, branches: Sequence[Branch]) -> None:
+        self.limits = {branch: limit for branch, limit in self.limits.items() if branch not in branches}
+
+    def fits(self, tokens: int, states: int) -> float:
+        return inf
+
+    def __len__(self) -> int:
+        return len(self.limits)
+
+
+class Written(Thinking):
+    """The same, a token at a time, so that whoever follows sees texts grow."""
+
+    def running_batch(self, max_rows: int | None = None) -> Slowly:
+        return Slowly(self, 0.002)

@@ -1,0 +1,126 @@
+"""The server over models that think: thoughts and answers apart, whole and streamed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Thread
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("openai")
+
+import openai
+
+from experiments.serve.app import Api
+from experiments.serve.job import bind, server
+from experiments.serve.offer import Offer
+from experiments.serve.service import Service
+from search import SelfConsistency
+from tests.helpers.thinking import OPENING, SWITCHED, TURNS, Written, thinker
+
+TAGS = ("<think>", "</think>")
+R1, QWEN3 = thinker(OPENING, plain=TAGS), thinker(SWITCHED, plain=TAGS)
+OLMO3 = thinker(OPENING)  # marks of several tokens
+CHANNELS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>")
+GPT_OSS = thinker(TURNS, CHANNELS)
+HARMONY = "<|channel|>analysis<|message|>12?<|end|><|start|>assistant<|channel|>final<|message|>The answer is 18."
+GO: list[Any] = [{"role": "user", "content": "go"}]
+
+
+@contextmanager
+def served(says: Sequence[str], tokenizer: Any, **options: Any) -> Iterator[openai.OpenAI]:
+    offer = Offer("m", {"self_consistency": SelfConsistency(n=3, max_tokens=90)}, 200, 16)
+    api = Api(Service(Written(says, tokenizer), 16), offer, None, 20_000, **options)
+    socket = bind("127.0.0.1", 0)
+    web = server(api)
+    thread = Thread(target=lambda: web.run(sockets=[socket]), daemon=True)
+    thread.start()
+    until = time.monotonic() + 30
+    while not web.started:
+        assert time.monotonic() < until, "the server has not started"
+        time.sleep(0.01)
+    url = f"http://127.0.0.1:{socket.getsockname()[1]}/v1"
+    try:
+        with openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=30) as client:
+            yield client
+    finally:
+        web.should_exit = True
+        thread.join(30)
+
+
+def whole(client: openai.OpenAI, **options: Any) -> tuple[str | None, str | None]:
+    """(thought, answer) of a reply."""
+    asked: Any = {"model": "m", "messages": GO, "max_tokens": 90} | options
+    message = client.chat.completions.create(**asked).choices[0].message
+    return (message.model_extra or {}).get("reasoning_content"), message.content
+
+
+def streamed(client: openai.OpenAI, **options: Any) -> tuple[str, str, int]:
+    """The same, put together, and in how many pieces they came."""
+    asked: Any = {"model": "m", "messages": GO, "max_tokens": 90, "stream": True} | options
+    thought, answer, pieces = "", "", 0
+    for chunk in client.chat.completions.create(**asked):
+        delta = chunk.choices[0].delta
+        more = (delta.model_extra or {}).get("reasoning_content") or ""
+        assert not (more and answer), "a thought came after the answer"
+        assert "think" not in more + (delta.content or "")  # no mark, and no part of one
+        thought, answer = thought + more, answer + (delta.content or "")
+        pieces += bool(more or delta.content)
+    return thought, answer, pieces
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "thought", "answer"),
+    [
+        (R1, "Is it 12?\n</think>\n\nThe answer is 18.", "Is it 12?\n", "\n\nThe answer is 18."),
+        (R1, "Is it 12, or", "Is it 12, or", None),
+        (QWEN3, "<think>12</think>18", "12", "18"),
+        (QWEN3, "The answer is 18.", None, "The answer is 18."),
+        (OLMO3, "1 < 2</think>The answer is 18.", "1 < 2", "The answer is 18."),
+        (GPT_OSS, HARMONY, "12?", "The answer is 18."),
+    ],
+    ids=["r1", "r1-cut-off", "qwen3", "qwen3-no-thought", "olmo3", "gpt-oss"],
+)
+def test_a_thought_is_given_apart_whole_and_streamed(
+    tokenizer: Any, text: str, thought: str | None, answer: str | None
+) -> None:
+    with served([text], tokenizer) as client:
+        assert whole(client) == (thought, answer)
+        *parts, pieces = streamed(client)
+        assert parts == [thought or "", answer or ""] and pieces > 2
+        raw = client.completions.create(model="m", prompt="go", max_tokens=90).choices[0].text
+        special = text if tokenizer is not GPT_OSS else "analysis12?assistantfinalThe answer is 18."
+        assert raw == special  # a completion is the text as it is
+
+
+def test_a_search_votes_by_answers_and_replies_with_one() -> None:
+    said = ["The answer is 3", "The answer is 3", "3, no</think>The answer is 4."]
+    with served(said, R1) as client:
+        assert whole(client, model="m+self_consistency") == ("3, no", "The answer is 4.")
+        assert streamed(client, model="m+self_consistency")[:2] == ("3, no", "The answer is 4.")
+    with served(said, R1, thinking_marks=False) as client:
+        assert whole(client, model="m+self_consistency") == (None, "The answer is 3")
+
+
+def test_an_answer_that_is_cut_off_in_the_thought_has_no_content() -> None:
+    with served(["Is it 12?</think>18"], R1) as client:
+        asked: Any = {"model": "m", "messages": GO, "max_tokens": 5}
+        (choice,) = client.chat.completions.create(**asked).choices
+        assert (choice.finish_reason, choice.message.content) == ("length", None)
+        assert (choice.message.model_extra or {})["reasoning_content"] == "Is it"
+
+
+def test_an_empty_thought_in_the_prompt_makes_all_content() -> None:
+    with served(["The answer is 18."], QWEN3, chat_options={"enable_thinking": False}) as client:
+        assert whole(client) == (None, "The answer is 18.")
+        assert streamed(client)[:2] == ("", "The answer is 18.")
+
+
+def test_an_earlier_reply_may_be_sent_back_with_its_thought() -> None:
+    earlier = {"role": "assistant", "content": "18", "reasoning_content": "12?"}
+    with served(["</think>19"], R1) as client:
+        assert whole(client, messages=[*GO, earlier, *GO]) == (None, "19")

@@ -13,13 +13,15 @@ pytest.importorskip("inspect_ai", reason="Inspect is not installed: pip install 
 
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
-from inspect_ai.model import GenerateConfig, get_model
+from inspect_ai.model import ChatMessageUser, ContentReasoning, GenerateConfig, get_model
 from inspect_ai.scorer import includes
 from inspect_ai.solver import generate
 
 from experiments.integrations import inspect_provider
-from search import Greedy, solve
+from experiments.integrations.solver import Solver
+from search import Greedy, SelfConsistency, solve
 from tests.experiments.test_lm_eval import tiny, tokenizer
+from tests.helpers.thinking import OPENING, Thinking, thinker
 from ttc import Engine
 from ttc.text.prompt import PromptTemplate
 
@@ -70,6 +72,23 @@ def test_what_a_search_cannot_do_is_refused(model: str, tmp_path: Path) -> None:
     task = Task(dataset=SAMPLES[:1], solver=generate(), scorer=includes(), config=GenerateConfig(num_choices=3))
     (log,) = eval(task, model=f"ttc/{model}", log_dir=str(tmp_path), display="none")
     assert log.status == "error" and "num_choices=3 means nothing to a search" in log.error.message
+
+
+def test_a_thought_is_reasoning_and_its_answer_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = ["The answer is 3", "The answer is 3", "3?</think>The answer is 4."]
+    backend: Any = Thinking(said, thinker(OPENING, plain=("<think>", "</think>")))
+    monkeypatch.setattr(inspect_provider.Solver, "of", lambda settings: Solver(backend, SelfConsistency(n=3)))
+    task = Task(dataset=[Sample(input="q", target="4", id=1)], solver=generate(), scorer=includes())
+    (log,) = eval(task, model="ttc/thinker", log_dir=str(tmp_path), display="none")
+    assert log.status == "success", log.error
+    (sample,) = log.samples
+    reasoning, text = sample.output.message.content
+    assert isinstance(reasoning, ContentReasoning) and reasoning.reasoning == "3?"
+    assert text.text == sample.output.completion == "The answer is 4."
+    assert log.results.scores[0].metrics["accuracy"].value == 1.0
+    api = get_model("ttc/thinker", memoize=False).api
+    prompt = api._prompt([ChatMessageUser(content="q"), sample.output.message, ChatMessageUser(content="and?")])
+    assert "3?" not in prompt and "The answer is 4." in prompt  # an earlier thought is left out
 
 
 def test_inspect_finds_the_provider_by_its_entry_point(model: str) -> None:

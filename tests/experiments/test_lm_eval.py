@@ -29,6 +29,7 @@ from experiments.integrations.lm import SearchLM
 from experiments.integrations.lm_eval import evaluate, own_settings, register
 from experiments.integrations.solver import Solver, configuration
 from search import Greedy, SelfConsistency
+from tests.helpers.thinking import OPENING, Thinking, thinker
 from ttc import Engine, InvalidInput
 from ttc.model.loading import load
 
@@ -266,6 +267,24 @@ def test_newer_releases_find_the_model_by_its_entry_point() -> None:
     from lm_eval.api.registry import get_model
 
     assert get_model("ttc") is SearchLM
+
+
+@pytest.mark.parametrize(
+    ("text", "own", "with_token"),
+    [
+        ("The answer is 3.\n\nQ</think>\n\nThe answer is 4.Q5", "The answer is 4.", "The answer is 4."),
+        ("The answer is 3.", "", "The answer is 3."),  # what ends no thought is all text to `think_end_token`
+        ("</think>4", "4", "4"),
+    ],
+)
+def test_thoughts_are_cut_off_before_stop_strings_are_looked_for(text: str, own: str, with_token: str) -> None:
+    words = thinker(OPENING, plain=("<think>", "</think>"))
+    chat = "<turn>user\nq<eos><turn>assistant\n<think>\n"
+    for options, answer in (({}, own), ({"think_end_token": "</think>"}, with_token)):
+        solver: Any = Solver(Thinking([text], words), SelfConsistency(n=1))  # type: ignore[arg-type]
+        lm = SearchLM(solver, **options)
+        asked = _request("generate_until", chat, {"max_gen_toks": 90, "until": ["Q"]})
+        assert lm.generate_until([asked], disable_tqdm=True) == [answer]
 
 
 @pytest.mark.slow

@@ -1,0 +1,151 @@
+"""What runs, grades and training make of models that think."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.fit.train_verifier.evaluation import Together, candidates
+from experiments.fit.train_verifier.problems import Part
+from experiments.fit.train_verifier.rollouts import Rollouts, solutions
+from experiments.runs.build import thinking_marks
+from experiments.runs.data import Task, graded
+from experiments.runs.job import _record, run
+from search import BestOfN, Greedy, SelfConsistency, solve
+from tests.helpers.configurations import configuration
+from tests.helpers.runs import composed, save_model, save_rows
+from tests.helpers.scripted import Scores
+from tests.helpers.thinking import OPENING, TURNS, Thinking, thinker
+from ttc import InvalidInput, Problem, Result, ThinkingMarks
+from ttc.text.equality import same_answer
+from ttc.text.reader import AnswerReader
+from ttc.text.thoughts import Thoughts
+
+R1 = thinker(OPENING, plain=("<think>", "</think>"))
+MAGISTRAL = thinker(TURNS, ("[THINK]", "[/THINK]"))
+
+
+def solved(search: Any, says: Any, gold: str, tokenizer: Any = R1, **options: Any) -> Result:
+    problem, backend = Problem("q", "q-1", gold), Thinking(says, tokenizer)
+    result: Result = solve(search, problem=problem, engine=backend, **options)
+    return result
+
+
+def task(kind: str) -> Task:
+    def right(problem: Problem, answer: str | None) -> bool:
+        return same_answer(str(problem.answer), answer, kind)
+
+    return Task([], [], right)
+
+
+# ---------------------------------------------------------------- grades and records
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "gold", "correct", "strict"),
+    [
+        ("The answer is 12.</think>The result: 18", "number", "18", True, False),
+        ("The answer is 12.</think>The result: 18", "number", "12", False, False),
+        ("Could it be \\boxed{3}?", "math", "3", False, False),
+        ("Could it be \\boxed{3}?</think>It is \\boxed{4}.", "math", "4", True, True),
+        ("The answer is (A)</think>The answer is (B).", "choice", "B", True, True),
+        ("The answer is (A)", "choice", "A", False, False),
+        ("12", "text", "12", False, False),
+    ],
+)
+def test_no_grade_is_given_for_a_thought(text: str, kind: str, gold: str, correct: bool, strict: bool) -> None:
+    result = solved(Greedy(), [text], gold, answer_kind=kind)
+    grades = graded(task(kind), result, kind)
+    assert (grades["correct"], grades["correct_strict"]) == (correct, strict)
+
+
+def test_marks_that_texts_leave_out_are_graded_alike() -> None:
+    said = "[THINK]The answer is 12.[/THINK]The answer is 18."
+    grades = graded(task("number"), solved(Greedy(), [said], "18", MAGISTRAL), "number")
+    assert grades == {"answer": "18", "correct": True, "correct_strict": True}
+    cut_off = graded(task("number"), solved(Greedy(), [said[:24]], "12", MAGISTRAL), "number")
+    assert cut_off == {"answer": None, "correct": False, "correct_strict": False}
+
+
+def test_a_record_keeps_whole_texts_and_the_answers_of_what_was_answered() -> None:
+    said = ["The answer is 3", "The answer is 3", "3?</think>The answer is 4."]
+    record = _record(solved(SelfConsistency(n=3), said, "4"), task("number"), "number")
+    branches = {branch["text"]: (branch["answer"], branch["correct"]) for branch in record["branches"]}
+    assert branches == {"The answer is 3": (None, False), "3?</think>The answer is 4.": ("4", True)}
+    assert (record["answer"], record["correct"], record["correct_strict"]) == ("4", True, True)
+    assert {node["text"] for node in record["tree"]} == {"", *said}
+    json.dumps(record)
+
+
+def test_a_result_tells_thought_and_answer_apart_only_where_there_is_a_thought() -> None:
+    (thinking,) = solved(Greedy(), ["3?</think>4"], "4").to_dict()["branches"]
+    assert (thinking["text"], thinking["thought"], thinking["answer_text"]) == ("3?</think>4", "3?", "4")
+    (plain,) = solved(Greedy(), ["4"], "4", thinker(TURNS)).to_dict()["branches"]
+    assert "thought" not in plain and "answer_text" not in plain
+
+
+# ---------------------------------------------------------------- the setting
+
+
+def test_marks_are_a_setting_of_the_model() -> None:
+    for words, marks in (
+        ([], None),
+        (["model.thinking_marks=false"], False),
+        (["model.thinking_marks=['((','))']"], ThinkingMarks("((", "))")),
+        (["model.thinking_marks=[['(','['],')']"], ThinkingMarks(("(", "["), ")")),
+    ):
+        assert thinking_marks(configuration("run", *words)) == marks
+    for wrong in ("true", "auto", "['<think>']", "['','</think>']"):
+        with pytest.raises(InvalidInput, match=r"model\.thinking_marks|begin="):
+            thinking_marks(configuration("run", f"model.thinking_marks={wrong}"))
+
+
+def test_a_run_reads_by_the_marks_that_are_set(tmp_path: Path) -> None:
+    save_model(tmp_path / "model")
+    rows = [{"question": f"{i} and {i} ?", "answer": "1"} for i in range(4)]
+    save_rows(tmp_path / "rows.jsonl", rows)
+    marks = ThinkingMarks("3", ["5", "7"])
+    records: dict[str, list[dict[str, Any]]] = {}
+    for name, setting in (("whole", "false"), ("parted", "[['3'],['5','7']]")):
+        words = (f"run.name={name}", f"run.output_dir={tmp_path}", f"model.thinking_marks={setting}")
+        run(composed(tmp_path, *words, search=("search=greedy", "search.max_tokens=9")))
+        lines = (tmp_path / name / "records.jsonl").read_text().splitlines()
+        records[name] = sorted(map(json.loads, lines), key=lambda record: record["id"])
+    texts = [[record["branches"][0]["text"] for record in found] for found in records.values()]
+    assert texts[0] == texts[1]  # what is written does not change
+    reads = partial(AnswerReader, "number")
+    for whole, parted in zip(records["whole"], records["parted"], strict=True):
+        text = whole["branches"][0]["text"]
+        assert whole["answer"] == reads()(text) and parted["answer"] == reads(marks=marks)(text)
+
+
+# ---------------------------------------------------------------- trained verifiers
+
+
+@pytest.mark.parametrize(("tokenizer", "end"), [(R1, "</think>"), (MAGISTRAL, "[/THINK]")], ids=["text", "special"])
+def test_solutions_are_right_by_their_answers(tokenizer: Any, end: str) -> None:
+    begun = "" if tokenizer is R1 else "[THINK]"
+    written = {(0,): f"{begun}r\n", (1,): f"{begun}x{end}\n", (0, 0): f"r{end}x", (0, 1): f"x{end}r", (1, 0): "r"}
+    backend = Thinking(lambda branch: written.get(branch.path, ""), tokenizer)
+    search = Rollouts(n=2, continuations=2, step_tokens=20, max_steps=2)
+    result = solve(search, problem="?", engine=backend)
+    thoughts = Thoughts.of(tokenizer)
+    found = solutions(result, lambda text: "r" in text, "\n", thoughts)
+    assert [one.correct for one in found] == [
+        "r" in (branch.answer_text or "") for branch in sorted(result.branches, key=lambda branch: branch.path)
+    ]
+    assert len(found) == 2 and {one.correct for one in found} <= {True, False}
+    assert [one.correct for one in solutions(result, lambda text: "r" in text, "\n", thoughts)] != [True, True]
+
+
+def test_candidates_of_a_verifier_answer_after_their_thoughts() -> None:
+    together = Together({"score": Scores(lambda branch: float(branch.path[0]))})
+    said = ["The answer is 3", "3?</think>The answer is 4."]
+    result = solved(BestOfN(n=2), said, "3", verifier=together)
+    part = Part([], task("number").is_correct, "number")
+    (found,) = candidates([result], together, part)
+    assert found.answers == [None, "4"] and found.right == [False, False]

@@ -1,0 +1,71 @@
+"""Servers that keep a model's thoughts apart from its texts, as those with a reasoning parser do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from search import Greedy, solve
+from tests.helpers.servers import Ascii, Fault, ServedModel, connected
+from ttc import RemoteError, Result
+
+
+class Thinker(Ascii):
+    """One token per character, of a model whose chat template knows marks."""
+
+    chat_template = "</think>"  # type: ignore[assignment]
+
+    def apply_chat_template(self, messages: Any, **_: Any) -> str:
+        return "go:"
+
+
+def says(**fields: Any) -> Fault:
+    choice = {"index": 0, "text": "", "finish_reason": "stop", **fields}
+    usage = {"prompt_tokens": 3, "completion_tokens": 7}
+    return lambda handler, body: handler.answer({"choices": [choice], "usage": usage})
+
+
+def asked(*faults: Fault, tokenizer: Any = None, ids_out: bool = False) -> Result:
+    served = ServedModel(faults=list(faults), ids_out=ids_out, logprobs=0, seeds=False)
+    served.tokenizer = tokenizer or Thinker()
+    with connected(served, concurrency=1) as backend:
+        result: Result = solve(Greedy(max_tokens=40), problem="q", engine=backend)
+        return result
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_a_thought_that_is_kept_apart_is_put_back_and_not_read(field: str) -> None:
+    result = asked(says(text="The answer is 18.", **{field: "The answer is 12."}))
+    assert result.answer == "18" and result.best is not None
+    assert result.best.text == "<think>The answer is 12.</think>The answer is 18."
+    assert (result.best.thought, result.best.answer_text) == ("The answer is 12.", "The answer is 18.")
+
+
+def test_a_thought_that_was_cut_off_has_no_answer() -> None:
+    for text in ("", None):
+        result = asked(says(text=text, reasoning_content="The answer is 12.", finish_reason="stop"))
+        assert result.answer is None and result.best is not None
+        assert result.best.text == "<think>The answer is 12."
+
+
+def test_the_tokens_of_a_reply_hold_its_thought_already() -> None:
+    whole = "<think>12</think>18"
+    tokens = Thinker().encode(whole)
+    result = asked(says(text="18", reasoning_content="12", token_ids=tokens), ids_out=True)
+    assert result.answer == "18" and result.best is not None and result.best.text == whole
+
+
+def test_a_prompt_that_has_begun_the_thought_is_not_begun_again() -> None:
+    class Opening(Thinker):
+        def apply_chat_template(self, messages: Any, **_: Any) -> str:
+            return "go:<think>\n"
+
+    result = asked(says(text="18", reasoning_content="12"), tokenizer=Opening())
+    assert result.best is not None and result.best.text == "12</think>18"
+    assert result.answer == "18"
+
+
+def test_a_thought_that_the_tokenizer_has_no_marks_for_is_refused_by_name() -> None:
+    with pytest.raises(RemoteError, match="keeps the model's thoughts apart"):
+        asked(says(text="18", reasoning_content="12"), tokenizer=Ascii())

@@ -139,6 +139,8 @@ class SearchModel(ModelAPI):
         content: str | list[Content] = ""
         if best is not None and best.thought:
             content = [ContentReasoning(reasoning=best.thought), ContentText(text=best.answer_text or "")]
+        elif best is not None and best.answer_text != best.text:  # an empty thought
+            content = best.answer_text or ""
         elif best is not None:
             content = self.tokenizer.decode(best.generated, skip_special_tokens=True)
         ended = STOPPED.get(None if best is None else best.finish_reason, "max_tokens")

@@ -207,7 +207,7 @@ class SearchLM(TemplateLM):
         told what ends them, or where there are none."""
         if result.best is None:
             return ""
-        if self.think_end_token or not result.best.thought:
+        if self.think_end_token or result.best.answer_text == result.best.text:
             return str(self.tokenizer.decode(result.best.generated, skip_special_tokens=True))
         return (result.best.answer_text or "").lstrip()  # as the harness does after its own `think_end_token`
 

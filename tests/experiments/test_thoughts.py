@@ -14,6 +14,7 @@ from experiments.fit.train_verifier.problems import Part
 from experiments.fit.train_verifier.rollouts import Rollouts, solutions
 from experiments.runs.build import thinking_marks
 from experiments.runs.data import Task, graded
+from experiments.runs.grading import Reading
 from experiments.runs.job import _record, run
 from search import BestOfN, Greedy, SelfConsistency, solve
 from tests.helpers.configurations import configuration
@@ -21,7 +22,6 @@ from tests.helpers.runs import composed, save_model, save_rows
 from tests.helpers.scripted import Scores
 from tests.helpers.thinking import OPENING, TURNS, Thinking, thinker
 from ttc import InvalidInput, Problem, Result, ThinkingMarks
-from ttc.text.equality import same_answer
 from ttc.text.reader import AnswerReader
 from ttc.text.thoughts import Thoughts
 
@@ -36,10 +36,8 @@ def solved(search: Any, says: Any, gold: str, tokenizer: Any = R1, **options: An
 
 
 def task(kind: str) -> Task:
-    def right(problem: Problem, answer: str | None) -> bool:
-        return same_answer(str(problem.answer), answer, kind)
-
-    return Task([], [], right)
+    reading = Reading(kind)
+    return Task([], [], reading, reading.is_correct)
 
 
 # ---------------------------------------------------------------- grades and records
@@ -59,21 +57,21 @@ def task(kind: str) -> Task:
 )
 def test_no_grade_is_given_for_a_thought(text: str, kind: str, gold: str, correct: bool, strict: bool) -> None:
     result = solved(Greedy(), [text], gold, answer_kind=kind)
-    grades = graded(task(kind), result, kind)
+    grades = graded(task(kind), result)
     assert (grades["correct"], grades["correct_strict"]) == (correct, strict)
 
 
 def test_marks_that_texts_leave_out_are_graded_alike() -> None:
     said = "[THINK]The answer is 12.[/THINK]The answer is 18."
-    grades = graded(task("number"), solved(Greedy(), [said], "18", MAGISTRAL), "number")
+    grades = graded(task("number"), solved(Greedy(), [said], "18", MAGISTRAL))
     assert grades == {"answer": "18", "correct": True, "correct_strict": True}
-    cut_off = graded(task("number"), solved(Greedy(), [said[:24]], "12", MAGISTRAL), "number")
+    cut_off = graded(task("number"), solved(Greedy(), [said[:24]], "12", MAGISTRAL))
     assert cut_off == {"answer": None, "correct": False, "correct_strict": False}
 
 
 def test_a_record_keeps_whole_texts_and_the_answers_of_what_was_answered() -> None:
     said = ["The answer is 3", "The answer is 3", "3?</think>The answer is 4."]
-    record = _record(solved(SelfConsistency(n=3), said, "4"), task("number"), "number")
+    record = _record(solved(SelfConsistency(n=3), said, "4"), task("number"))
     branches = {branch["text"]: (branch["answer"], branch["correct"]) for branch in record["branches"]}
     assert branches == {"The answer is 3": (None, False), "3?</think>The answer is 4.": ("4", True)}
     assert (record["answer"], record["correct"], record["correct_strict"]) == ("4", True, True)
@@ -146,6 +144,6 @@ def test_candidates_of_a_verifier_answer_after_their_thoughts() -> None:
     together = Together({"score": Scores(lambda branch: float(branch.path[0]))})
     said = ["The answer is 3", "3?</think>The answer is 4."]
     result = solved(BestOfN(n=2), said, "3", verifier=together)
-    part = Part([], task("number").is_correct, "number")
+    part = Part([], task("number").is_correct, Reading("number"))
     (found,) = candidates([result], together, part)
     assert found.answers == [None, "4"] and found.right == [False, False]

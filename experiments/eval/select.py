@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.runs.records import read_records
 from experiments.runs.stats import wilson
-from experiments.runs.summary import failed
+from experiments.runs.summary import counted
 from search.selection import Measure, Rule, Sample, all_rules
 from ttc.errors import InvalidInput, TTCError
 from ttc.sampling import random_key
@@ -41,7 +41,7 @@ class Solved:
 
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> Solved:
-        branches = [] if failed(record) else sorted(record["branches"], key=lambda branch: branch["path"])
+        branches = sorted(counted(record), key=lambda branch: branch["path"])
         samples = [Sample.of_record(branch) for branch in branches]
         return cls(record["id"], samples, [b["correct"] for b in branches], [b["tokens"] for b in branches])
 
@@ -56,6 +56,13 @@ def load(folder: Path) -> list[Solved]:
     if not any(problem.samples for problem in problems):
         raise InvalidInput(f"none of the {len(problems)} records in {file} has a candidate; `error` in each says why")
     return problems
+
+
+def problems_left(folder: Path, solved: Collection[str]) -> int:
+    """How many problems a run has not come to, as it was stopped or goes on."""
+    file = folder / "fingerprint.json"
+    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return len(known.get("data", {}).keys() - set(solved))
 
 
 def usable(rules: Sequence[Rule], problems: Sequence[Solved]) -> tuple[list[Rule], dict[str, str]]:
@@ -173,6 +180,8 @@ def report(arguments: argparse.Namespace) -> str:
         raise InvalidInput(f"--rules: {wanted[0]} cannot be scored: {missing[wanted[0]]}")
     rows = score(problems, rules, arguments.draws, arguments.seed)
     notes = about(arguments.folder, problems, arguments.draws, arguments.seed)
+    if left := problems_left(arguments.folder, {problem.id for problem in problems}):
+        notes.append(f"{left} problems are not solved yet and count nowhere")
     if arguments.format == "json":
         found = {"about": notes, "not_scored": missing, "rows": rows}
         return json.dumps(found, indent=1)

@@ -22,7 +22,7 @@ from experiments.cli.command import perform
 from experiments.runs.bootstrap import difference
 from experiments.runs.records import read_records
 from experiments.runs.stats import wilson
-from experiments.runs.summary import failed
+from experiments.runs.summary import is_right
 from ttc.errors import InvalidInput
 
 SAMPLING = ("search.BestOfN", "search.SelfConsistency")
@@ -48,8 +48,7 @@ class Run:
         return cls(folder, OmegaConf.load(folder / "config.yaml"), read_records(folder / "records.jsonl")[0])
 
     def solved(self, problem: str) -> bool:
-        record = self.records[problem]
-        return bool(record["correct"]) and not failed(record)
+        return is_right(self.records[problem])
 
     def samples(self, problem: str, count: int) -> list[dict[str, Any]]:
         """The first scored samples of a problem by index, [] where there are not so many."""

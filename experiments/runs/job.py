@@ -43,6 +43,8 @@ from ttc.remote.client import ContentRefused
 from ttc.text.prompt import PromptTemplate
 from ttc.usage import Usage
 
+BUDGETS = ("max_tokens", "max_generated_tokens", "max_calls", "max_wall_s")
+
 TIMING = ("forward_passes", "host_to_device_bytes", "device_to_host_bytes", "wall_s")
 """The parts of a problem's usage that depend on the machine and on what ran beside it."""
 
@@ -189,6 +191,7 @@ def _solve(
             progress.solved(result.usage.generated_tokens)
             record = _record(result, task, config.run.record_tokens)
             record |= _asked(config, template, engine, result)
+            record["truncated_by"] = _truncated_by(result, config.run)
             record["timing"]["kv_peak_bytes"] = _kv_peak_bytes(engine)
             folder.append(record)
             if config.run.show_questions:
@@ -202,6 +205,30 @@ def _asked(config: DictConfig, template: PromptTemplate, engine: Backend, result
     if config.dataset.private:
         return {"question": None, "prompt": None}
     return {"prompt": None if result.best is None else template.text(result.problem.question, engine.tokenizer)}
+
+
+def _has_no_end(result: Result) -> bool:
+    """Whether the text that was chosen was cut off."""
+    return result.best is not None and result.best.finish_reason in (None, "context")
+
+
+def _truncated_by(result: Result, limits: DictConfig) -> str | None:
+    """What left the chosen text without an end: "context", a budget by the name of its setting, or
+    "search", the limits of the search itself. None where the text has an end."""
+    if result.best is None or not _has_no_end(result):
+        return None
+    if result.best.finish_reason == "context":
+        return "context"
+    generated = result.usage.generated_tokens
+    spent = {
+        "max_generated_tokens": generated,
+        "max_tokens": generated + result.usage.verifier_tokens,
+    }
+    for name, tokens in spent.items():
+        if limits[name] is not None and tokens >= limits[name]:
+            return f"run.{name}"
+    given = [f"run.{name}" for name in BUDGETS if limits[name] is not None]
+    return " or ".join(given) if result.stopped == "budget" else "search"
 
 
 def _kv_peak_bytes(engine: Backend) -> int | None:
@@ -258,7 +285,8 @@ def _record(result: Result, task: Task, with_tokens: bool = False) -> dict[str, 
         "source": problem.metadata.get("source"),
         **grades,
         "error": error,
-        "truncated": result.best is not None and result.best.finish_reason in (None, "context"),
+        "truncated": _has_no_end(result),
+        "truncated_by": None,
         "stopped": result.stopped,
         "branches": branches,
         "tree": [tree_node(node, with_tokens) for node in result.tree],

@@ -224,15 +224,21 @@ def as_time(seconds: float) -> str:
 # ---------------------------------------------------------------- at the end
 
 
+def _cut_off(summary: dict[str, Any]) -> Iterator[str]:
+    """How many answers have no end, and what would give them room: the limit that cut them."""
+    ways = {"search": "search.max_tokens or max_steps", "context": "a model with a longer context"}
+    for cause, count in summary.get("truncated_by", {}).items():
+        yield f"{count} answers have no end; more tokens: {ways.get(cause, cause)}"
+
+
 def table(name: str, summary: dict[str, Any]) -> str:
     """The summary as a small table."""
     low, high = summary["accuracy_95"]
-    n = summary["truncated"]
     moved = [summary["host_to_device_bytes"] / 2**20, summary["device_to_host_bytes"] / 2**20]
     rows = [
         ("problems", f"{summary['problems']} ({summary['failures']} failed)"),
         ("accuracy", f"{summary['accuracy']:.1%}  [95%: {low:.1%} to {high:.1%}]"),
-        *([("cut off", f"{n} answers have no end; more tokens: search.max_tokens or max_steps")] if n else []),
+        *(("cut off", text) for text in _cut_off(summary)),
         *((f"pass@{k}", f"{v:.1%}") for k, v in summary["pass_at_k"].items()),
         *((f"maj@{k}", f"{v:.1%}") for k, v in summary["maj_at_k"].items()),
         ("tokens per problem", f"{summary['generated_tokens_per_problem']:.0f}"),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.runs.records import vote_of
 from experiments.runs.stats import maj_at_k, pass_at_k, wilson
 
+KS = tuple(2**i for i in range(11))
+"""The k of pass@k and maj@k."""
 
-def failed(record: dict[str, Any]) -> bool:
+
+def failed(record: Mapping[str, Any]) -> bool:
     """Whether a problem could not be solved. One whose budget ran out has not failed: what it has counts."""
     return record["error"] is not None and not record["error"].startswith("BudgetExceeded")
 
@@ -33,11 +36,9 @@ def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     A problem that failed counts as wrong everywhere. k runs over the powers of two that every solved problem has
     branches for. Both are over all subsets of k branches; in maj@k ties count in part.
     """
-    solved = [r for r in records if r["branches"] and not failed(r)]
     right = [r for r in records if not failed(r)]
-    total, correct = len(records), sum(r["correct"] for r in right)
-    widest = min((len(r["branches"]) for r in solved), default=0)
-    ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256) if k <= widest]
+    total, correct = len(records), sum(map(is_right, records))
+    ks = widths(records)
     low, high = wilson(correct, total)
     tokens = [r["usage"]["generated_tokens"] for r in records]
     return {
@@ -45,12 +46,13 @@ def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "correct": correct,
         "accuracy": correct / total if total else 0.0,
         "accuracy_95": [low, high],
-        "accuracy_strict": sum(r["correct_strict"] for r in right) / total if total else 0.0,
+        "accuracy_strict": _mean([is_right_strictly(r) for r in records]),
         "failures": total - len(right),
         "failure_reasons": failure_reasons(records),
         "truncated": sum(r.get("truncated", False) for r in records),
-        "pass_at_k": {str(k): _mean([_pass(r, k) for r in records]) for k in ks},
-        "maj_at_k": {str(k): _mean([_majority(r, k) for r in records]) for k in ks},
+        "truncated_by": dict(Counter(cause for r in records if (cause := r.get("truncated_by")))),
+        "pass_at_k": {str(k): _mean([pass_share(r, k) for r in records]) for k in ks},
+        "maj_at_k": {str(k): _mean([majority_share(r, k) for r in records]) for k in ks},
         "generated_tokens": sum(tokens),
         "generated_tokens_per_problem": _mean(tokens),
         "verifier_tokens": sum(r["usage"]["verifier_tokens"] for r in records),
@@ -86,13 +88,39 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _pass(record: dict[str, Any], k: int) -> float:
-    branches = [] if failed(record) else record["branches"]
+# ---------------------------------------------------------------- what counts, in every table alike
+
+
+def is_right(record: Mapping[str, Any]) -> bool:
+    """Whether a problem counts as right: one that failed, or has no answer, does not."""
+    return bool(record["correct"]) and not failed(record)
+
+
+def is_right_strictly(record: Mapping[str, Any]) -> bool:
+    """The same where only what is stated in the form that is asked for counts."""
+    return bool(record.get("correct_strict", record["correct"])) and not failed(record)
+
+
+def counted(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A problem's candidates; none of one that failed."""
+    return [] if failed(record) else record["branches"]
+
+
+def widths(records: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The powers of two, up to 1024, that every solved problem has candidates for."""
+    widest = min((len(counted(r)) for r in records if counted(r)), default=0)
+    return [k for k in KS if k <= widest]
+
+
+def pass_share(record: Mapping[str, Any], k: int) -> float:
+    """pass@k of a problem, 0 without candidates."""
+    branches = counted(record)
     return pass_at_k(len(branches), sum(b["correct"] for b in branches), k) if branches else 0.0
 
 
-def _majority(record: dict[str, Any], k: int) -> float:
-    branches = [] if failed(record) else record["branches"]
+def majority_share(record: Mapping[str, Any], k: int) -> float:
+    """maj@k of a problem, 0 without candidates."""
+    branches = counted(record)
     return maj_at_k(*votes(branches), k) if branches else 0.0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,24 @@ def test_answers_that_were_cut_off_are_counted_and_shown(place: Path, capsys: py
     summary = run(composed(place, "run.name=ends", f"dataset.end=['{text.split()[0]}']", "dataset.limit=1"))
     assert summary["truncated"] == 0 and records(place, "ends")[0]["truncated"] is False
     assert "have no end" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "cause", "way"),
+    [
+        ([], "search", "search.max_tokens or max_steps"),
+        (["run.max_generated_tokens=2"], "run.max_generated_tokens", "run.max_generated_tokens"),
+        (["run.max_tokens=2"], "run.max_tokens", "run.max_tokens"),
+        (["run.max_tokens=50"], "search", "search.max_tokens or max_steps"),
+        (["search.max_tokens=5000"], "context", "a model with a longer context"),
+    ],
+)
+def test_more_room_is_advised_where_there_was_none(
+    place: Path, capsys: pytest.CaptureFixture[str], settings: list[str], cause: str, way: str
+) -> None:
+    summary = run(composed(place, *settings, "dataset.limit=1"))
+    assert records(place)[0]["truncated_by"] == cause and summary["truncated_by"] == {cause: 1}
+    assert re.search(rf"1 answers have no end; more tokens: {way}\n", capsys.readouterr().out)
 
 
 def test_a_verifier_that_is_never_asked_is_not_in_the_records(place: Path) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import combinations
 from typing import Any
 
 from experiments.eval.compare.runs import Row, Run
 from experiments.runs.parameters import flops, run_parameters
-from experiments.runs.stats import Estimate, Paired, accuracy, holm, maj_at_k, paired, pass_at_k, unpaired
-from experiments.runs.summary import failed, votes
+from experiments.runs.stats import Estimate, Paired, accuracy, holm, paired, unpaired
+from experiments.runs.summary import failed, is_right_strictly, majority_share, pass_share, widths
 
-KS = tuple(2**i for i in range(11))
 TOKENS = ("generated_tokens", "verifier_tokens", "prompt_tokens")
 
 
@@ -33,10 +33,11 @@ def row_figures(row: Row) -> dict[str, Any]:
         "accuracy_95": [found.low, found.high],
         "standard_error": None if math.isnan(found.error) else found.error,
         "interval": found.interval,
-        "accuracy_strict": _mean([_strict(record) for record in records]),
+        "accuracy_strict": row.mean(is_right_strictly),
         "failed": sum(map(failed, records)),
-        "pass_at_k": {str(k): _mean([_pass(r, k) for r in records]) for k in _widths(records)},
-        "maj_at_k": {str(k): _mean([_majority(r, k) for r in records]) for k in _widths(records)},
+        "left": sum(len(run.left) for run in row.runs),
+        "pass_at_k": {str(k): row.mean(partial(pass_share, k=k)) for k in widths(records)},
+        "maj_at_k": {str(k): row.mean(partial(majority_share, k=k)) for k in widths(records)},
         **{part: _mean([usage.get(part, 0) for usage in usages]) for part in TOKENS},
         "flops": _flops(row.runs),
         "seconds": _seconds(row.runs),
@@ -90,30 +91,6 @@ def _pair(row: Row, base: Row) -> dict[str, Any]:
 
 def _same(a: str | None, b: str | None) -> bool:
     return a is None or b is None or a == b
-
-
-def _strict(record: Mapping[str, Any]) -> float:
-    return float(record.get("correct_strict", record["correct"]) and not failed(dict(record)))
-
-
-def _branches(record: dict[str, Any]) -> list[dict[str, Any]]:
-    return [] if failed(record) else record["branches"]
-
-
-def _widths(records: Sequence[dict[str, Any]]) -> list[int]:
-    """The k that every solved problem has branches for."""
-    widest = min((len(_branches(record)) for record in records if _branches(record)), default=0)
-    return [k for k in KS if k <= widest]
-
-
-def _pass(record: dict[str, Any], k: int) -> float:
-    branches = _branches(record)
-    return pass_at_k(len(branches), sum(b["correct"] for b in branches), k) if branches else 0.0
-
-
-def _majority(record: dict[str, Any], k: int) -> float:
-    branches = _branches(record)
-    return maj_at_k(*votes(branches), k) if branches else 0.0
 
 
 def _flops(runs: Sequence[Run]) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments.runs.fingerprint import UNUSABLE, data_fingerprint
 from experiments.runs.plain import as_dict
 from experiments.runs.records import MAY_CHANGE, flat, read_records
-from experiments.runs.summary import failed
+from experiments.runs.summary import is_right
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem
 
@@ -93,8 +93,10 @@ class Run:
             return UNUSABLE if self.records[name]["error"] and gold is None else None
         return data_fingerprint([Problem(question, name, gold)], [])[name]
 
-    def correct(self, name: str) -> bool:
-        return bool(self.records[name]["correct"]) and not failed(self.records[name])
+    @property
+    def left(self) -> list[str]:
+        """The problems that the run has not come to, as it was stopped or goes on."""
+        return [name for name in self.made_from.get("data", {}) if name not in self.records]
 
 
 @dataclass(frozen=True)
@@ -107,11 +109,20 @@ class Row:
     @cached_property
     def values(self) -> dict[str, float]:
         """The share of a problem's runs that are right."""
-        found: dict[str, list[bool]] = {}
+        return self.each(is_right)
+
+    def each(self, figure: Callable[[dict[str, Any]], float]) -> dict[str, float]:
+        """A figure of each problem, the mean over its runs."""
+        found: dict[str, list[float]] = {}
         for run in self.runs:
-            for name in run.records:
-                found.setdefault(name, []).append(run.correct(name))
-        return {name: sum(marks) / len(marks) for name, marks in found.items()}
+            for name, record in run.records.items():
+                found.setdefault(name, []).append(figure(record))
+        return {name: sum(figures) / len(figures) for name, figures in found.items()}
+
+    def mean(self, figure: Callable[[dict[str, Any]], float]) -> float:
+        """The mean of a figure over the problems: each counts once, in however many runs it is."""
+        figures = self.each(figure).values()
+        return sum(figures) / len(figures)
 
     def sources(self, names: Sequence[str]) -> list[str] | None:
         """The source of each problem, itself where it has none; None where no problem has one."""

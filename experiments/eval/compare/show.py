@@ -30,6 +30,11 @@ ABOUT_PAIRS = (
 )
 
 
+def unfinished(name: str, left: int) -> str | None:
+    """What a table says of a run that was stopped or goes on."""
+    return f"{name}: {left} problems are not solved yet and count nowhere." if left else None
+
+
 def comparison(rows: Sequence[Row], every_pair: bool = False) -> Figures:
     """All figures of a comparison, as JSON has them."""
     return {
@@ -144,7 +149,8 @@ def _accuracy(rows: Sequence[Figures]) -> Table:
         ]
         for row in rows
     ]
-    return Table("Accuracy and cost", (*columns, *costs), lines, [ABOUT])
+    notes = [ABOUT, *(text for row in rows if (text := unfinished(row["row"], row["left"])))]
+    return Table("Accuracy and cost", (*columns, *costs), lines, notes)
 
 
 def _samples(rows: Sequence[Figures]) -> Table | None:

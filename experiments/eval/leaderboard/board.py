@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli.tables import Table, amount, page, percent, write_csv
-from experiments.eval.compare.figures import KS, row_figures
+from experiments.eval.compare.figures import row_figures
 from experiments.eval.compare.runs import Row, Run, prompt_settings
+from experiments.eval.compare.show import unfinished
 from experiments.eval.leaderboard.plan import Cell, Plan
-from experiments.runs.summary import failed
+from experiments.runs.summary import KS, counted
 from search.selection import Sample, best, majority, weighted_majority
 
 RULES: dict[str, Callable[[Sequence[Sample]], int | None]] = {
@@ -150,13 +151,14 @@ def _every(rows: Sequence[Figures]) -> Table:
         ]
         for row in rows
     ]
-    note = "Settings, versions, machine and a prompt of each row: leaderboard.json."
-    return Table("Every run", columns, lines, [note])
+    notes = ["Settings, versions, machine and a prompt of each row: leaderboard.json."]
+    notes += [text for row in rows if (text := unfinished(row["folder"], row["left"]))]
+    return Table("Every run", columns, lines, notes)
 
 
 def _predictions(record: dict[str, Any]) -> dict[str, tuple[str | None, bool]]:
     """Each rule's answer among the first n candidates, and whether it is right, by its column's name."""
-    branches = [] if failed(record) else sorted(record["branches"], key=lambda branch: branch["path"])
+    branches = sorted(counted(record), key=lambda branch: branch["path"])
     samples = [Sample.of_record(branch) for branch in branches]
     rated = any(sample.score is not None for sample in samples)
     found: dict[str, tuple[str | None, bool]] = {}

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments.cli.choices import FOLDERS, choices, public_classes, written
+from experiments.runs.schema import GROUPS
+from tests.helpers.configurations import configuration
 from tests.helpers.processes import finished
 
 PACKAGES = ("ttc", "search", "verifiers")
@@ -41,6 +44,24 @@ def test_every_public_name_is_the_one_that_type_checkers_see(name: str) -> None:
     for public, module in seen.items():
         assert getattr(package, public) is getattr(importlib.import_module(str(module)), public)
         assert public in dir(package)
+
+
+def test_a_public_search_verifier_or_policy_is_a_choice_by_the_name_of_its_file() -> None:
+    """So that a new one is written down in its file and in its package's list, and nowhere else."""
+    for group, folder in FOLDERS.items():
+        known = GROUPS[group]
+        assert {*public_classes(folder)} <= {*known.choices} <= {*choices(group)}
+        for choice, name in public_classes(folder).items():
+            target = known.choices[choice]
+            assert target.__name__ == name and target.__module__.startswith(f"{folder}.{choice}")
+            assert known.base is None or issubclass(target, known.base)
+    assert not {"base", "driver", "reward_model"} & {*choices("search"), *choices("verifier"), *choices("memory")}
+
+
+def test_a_choice_needs_no_file_in_conf() -> None:
+    assert "greedy" not in written("search") and "beam_search" in written("search")
+    config = configuration("run", "run.name=r", "search=greedy", "verifier=self")
+    assert config.search._target_ == "search.Greedy" and config.verifier._target_ == "verifiers.SelfVerifier"
 
 
 def test_a_name_that_does_not_exist_is_an_ordinary_attribute_error() -> None:

@@ -39,6 +39,6 @@ def test_the_readme_shows_what_the_example_prints(example_output: str) -> None:
 
 
 def test_every_link_between_the_documents_leads_somewhere() -> None:
-    for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+    for document in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#]+)", document.read_text()):
             assert target.startswith("https://") or (document.parent / target).exists(), f"{document.name}: {target}"

@@ -6,30 +6,29 @@ from pathlib import Path
 
 from ttc.lazy import public_names
 
-PACKAGES = {"search": "search", "verifier": "verifiers"}
-"""The groups whose choices are the classes of a package, each by the name of its file."""
+FOLDERS = {"search": "search", "verifier": "verifiers", "memory": "ttc.residency"}
+"""The groups whose choices are the public classes of a folder, each by the name of its file."""
 
 
 def choices(group: str) -> list[str]:
     """The names of a group's choices."""
-    package = PACKAGES.get(group)
-    if package is None:
-        return written(group)
-    homes = public_names(package)
-    files = {homes[name] for name in homes if name[0].isupper()} - {f"{package}.base"}
-    classes = {choice_of(file) for file in files if file.startswith(f"{package}.")}
-    return sorted(classes.union(written(group)))
+    return sorted({*written(group), *(public_classes(FOLDERS[group]) if group in FOLDERS else ())})
+
+
+def public_classes(folder: str) -> dict[str, str]:
+    """The names of the public classes that a folder's files define, by the names of their choices."""
+    homes = public_names(folder.partition(".")[0])
+    return {
+        file.rpartition(".")[2].removesuffix("_verifier"): name
+        for name, file in homes.items()
+        if name[0].isupper() and file.startswith(f"{folder}.") and not file.endswith(".base")
+    }
 
 
 def written(group: str) -> list[str]:
     """The choices that have a file in `conf`: those with other settings than their class's defaults, and words."""
     folder = conf() / group
     return sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml"))
-
-
-def choice_of(module: str) -> str:
-    """The name of the choice that a file's class is."""
-    return module.rpartition(".")[2].removesuffix("_verifier")
 
 
 def conf() -> Path:

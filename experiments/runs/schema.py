@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
-from types import ModuleType
+from importlib import import_module
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
@@ -13,7 +12,7 @@ from hydra.core.config_store import ConfigStore
 import search
 import ttc
 import verifiers
-from experiments.cli.choices import choice_of, written
+from experiments.cli.choices import public_classes, written
 from experiments.runs.run_name import register_names
 from ttc.approximate.early_exit import Rule
 from ttc.placement.base import Placement
@@ -270,17 +269,14 @@ WRITTEN: dict[type, type] = {
 """The configuration classes of those that are no dataclasses of plain values."""
 
 
-def public_classes(package: ModuleType, base: type) -> dict[str, type]:
-    """The public classes of a package that inherit from `base`, each by the name of its file."""
-    named = {}
-    for target in (getattr(package, name) for name in package.__all__):
-        if inspect.isclass(target) and issubclass(target, base) and target is not base:
-            named[choice_of(target.__module__)] = target
-    return named
+def classes(folder: str) -> dict[str, type]:
+    """The classes that are choices, by their names: what a package lists from this folder of it."""
+    package = import_module(folder.partition(".")[0])
+    return {choice: getattr(package, name) for choice, name in public_classes(folder).items()}
 
 
-SEARCHES = public_classes(search, search.Search)
-RATERS = public_classes(verifiers, object)
+SEARCHES = classes("search")
+RATERS = classes("verifiers")
 VERIFIERS = {name: target for name, target in RATERS.items() if target not in WRITTEN}
 """Those that other verifiers can name."""
 
@@ -289,15 +285,7 @@ SHARING = {"exact": ttc.Sharing, "none": ttc.Sharing, "similar": ttc.Sharing}
 GATES = {"decode": ttc.DecodeGate}
 PLACEMENTS = {"streamed": ttc.Streamed, "split": ttc.Split}
 BACKENDS = {"openai": ttc.Endpoint}
-POLICIES = {
-    "resident": ttc.Resident,
-    "layerwise": ttc.Layerwise,
-    "beam_groups": ttc.BeamGroups,
-    "paged": ttc.Paged,
-    "headwise": ttc.Headwise,
-    "capture": ttc.Capture,
-    "auto": ttc.Auto,
-}
+POLICIES: dict[str, type] = {**classes("ttc.residency"), "auto": ttc.Auto}
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,9 @@ def test_a_text_server_that_adds_a_first_token_gets_texts_without_it() -> None:
         assert backend.capabilities.adds_bos
         solve(Greedy(max_tokens=4), problem="1 + 1", engine=backend)
         assert served.requests[0]["prompt"].startswith("Question")
+        unmarked = backend.root(backend.encode("no first token"))  # as some chat templates write it
+        with pytest.raises(InvalidInput, match=r"leaves it out; use a server that takes token numbers"):
+            backend.generate([unmarked], 4)
 
 
 @pytest.mark.parametrize(

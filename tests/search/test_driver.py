@@ -83,7 +83,7 @@ def test_a_failed_search_gives_its_best_so_far(backend: Any) -> None:
     assert result.error is None and result.best.score == max(b.score for b in result.branches)
     result = solve(BEAM, engine=backend, verifier=FailsLater("raise"), problem="bad")
     assert result.error is not None and result.best is result.branches[0]
-    assert all(n["score"] is None for n in result.tree if n["status"] == "kept")
+    assert all(n.score is None for n in result.tree if n.status == "kept")
 
 
 # ---------------------------------------------------------------- nothing stays live
@@ -160,7 +160,7 @@ def test_a_search_that_finishes_stops(backend: Any) -> None:
     result = solve(search, engine=backend, verifier=StepLength(), problem="q")
     assert backend.calls == [6]
     assert [b.finish_reason for b in result.branches] == ["eos", "eos"]
-    assert [n["status"] for n in result.tree].count("finished") == 2
+    assert [n.status for n in result.tree].count("finished") == 2
 
 
 def test_finished_beams_are_kept_and_compete(backend: Any) -> None:
@@ -171,7 +171,7 @@ def test_finished_beams_are_kept_and_compete(backend: Any) -> None:
     search = BeamSearch(beam_size=2, beam_width=4, step_tokens=2, max_steps=30)
     result = solve(search, engine=backend, verifier=FinishedFirst(), problem="q")
     assert all(b.finished and b.score == 1 for b in result.branches)
-    first = min(len(n["path"]) for n in result.tree if n["status"] == "finished")
+    first = min(len(n.path) for n in result.tree if n.status == "finished")
     assert min(len(b.path) for b in result.branches) == first
     assert len(backend.calls) < 30
 
@@ -198,7 +198,7 @@ def test_what_a_gate_stopped_is_pruned(search: Any, backend: Any, monkeypatch: p
     result = solve(search, problem="1 + 1 = ?", engine=backend, verifier=Counting())
     assert rated and not any(branch.gated for branch in [*rated, *result.branches])
     assert not backend.live and result.best is not None
-    assert {node["status"] for node in result.tree if node["score"] is None} <= {"root", "pruned"}
+    assert {node.status for node in result.tree if node.score is None} <= {"root", "pruned"}
 
 
 def test_a_product_of_negative_scores_is_refused(backend: Any) -> None:
@@ -216,9 +216,9 @@ def test_a_product_of_negative_scores_is_refused(backend: Any) -> None:
 def test_ties_keep_the_order_of_creation(backend: Any) -> None:
     search = BeamSearch(beam_size=2, beam_width=2, step_tokens=1, max_steps=3)
     result = solve(search, engine=backend, verifier=Constant(), problem="q")
-    paths = [n["path"] for n in result.tree if n["status"] in ("kept", "finished")]
+    paths = [n.path for n in result.tree if n.status in ("kept", "finished")]
     assert [list(b.path) for b in result.branches] == paths
-    ones = [n["path"] for n in result.tree if len(n["path"]) == 1 and n["status"] != "pruned"]
+    ones = [n.path for n in result.tree if len(n.path) == 1 and n.status != "pruned"]
     assert ones == [[0], [1]]
 
 
@@ -231,7 +231,7 @@ def test_a_finished_beam_is_kept_in_a_tie_against_a_longer_one(backend: Any) -> 
 
     search = BeamSearch(beam_size=6, beam_width=4, step_tokens=2, max_steps=2)
     result = solve(search, engine=backend, verifier=Grading(), problem="q")
-    first = [n["path"] for n in result.tree if len(n["path"]) == 1 and n["score"] == 1]
+    first = [n.path for n in result.tree if len(n.path) == 1 and n.score == 1]
     assert 0 < len(first) < 6
     paths = [list(b.path) for b in result.branches]
     assert [path for path in paths if len(path) == 1] == first and len(paths) == 6
@@ -253,19 +253,19 @@ def test_a_delimiter_ends_a_step_and_an_end_string_the_branch(backend: Any) -> N
 def test_every_node_of_the_tree(backend: Any) -> None:
     result = solve(BEAM, engine=backend, verifier=StepLength(), problem="q")
     nodes = result.tree
-    assert [n["id"] for n in nodes] == list(range(len(nodes)))
-    assert {n["status"] for n in nodes} <= {"root", "expanded", "pruned", "kept", "finished"}
-    parents = {n["parent"] for n in nodes}
+    assert [n.id for n in nodes] == list(range(len(nodes)))
+    assert {n.status for n in nodes} <= {"root", "expanded", "pruned", "kept", "finished"}
+    parents = {n.parent for n in nodes}
     for node in nodes[1:]:
-        parent = nodes[node["parent"]]
-        assert parent["id"] < node["id"] and parent["path"] == node["path"][:-1]
-        assert node["tokens"] == parent["tokens"] + len(node["text"])
-        assert len(node["step_scores"]) == len(node["path"]) and node["score"] == node["step_scores"][-1]
-        assert (node["status"] == "expanded") == (node["id"] in parents)
+        parent = nodes[node.parent]
+        assert parent.id < node.id and parent.path == node.path[:-1]
+        assert node.tokens == parent.tokens + len(node.text)
+        assert len(node.step_scores) == len(node.path) and node.score == node.step_scores[-1]
+        assert (node.status == "expanded") == (node.id in parents)
     for branch in result.branches:
-        (node,) = [n for n in nodes if tuple(n["path"]) == branch.path]
-        assert node["status"] == ("finished" if branch.finished else "kept")
-        assert (node["score"], node["text"]) == (branch.score, branch.steps[-1])
+        (node,) = [n for n in nodes if tuple(n.path) == branch.path]
+        assert node.status == ("finished" if branch.finished else "kept")
+        assert (node.score, node.text) == (branch.score, branch.steps[-1])
 
 
 # ---------------------------------------------------------------- ranking and votes

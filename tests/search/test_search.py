@@ -95,12 +95,12 @@ def test_beam_search_rates_equally_many_each_step_and_prunes() -> None:
     result = run(BeamSearch(beam_size=2, beam_width=3, step_tokens=1, max_steps=3), "q", engine=backend)
     assert backend.calls[0] == 6
     assert all(n <= 6 for n in backend.calls)
-    nodes = {n["id"]: n for n in result.tree}
-    assert nodes[0]["status"] == "root" and nodes[0]["parent"] is None
-    assert sum(n["status"] in ("kept", "finished") for n in result.tree) == len(result.branches) == 2
+    nodes = {n.id: n for n in result.tree}
+    assert nodes[0].status == "root" and nodes[0].parent is None
+    assert sum(n.status in ("kept", "finished") for n in result.tree) == len(result.branches) == 2
     for node in result.tree[1:]:
-        assert nodes[node["parent"]]["path"] == node["path"][:-1]
-        assert node["score"] == node["step_scores"][-1]
+        assert nodes[node.parent].path == node.path[:-1]
+        assert node.score == node.step_scores[-1]
 
 
 def branch(text: str, score: float) -> Branch:
@@ -118,7 +118,7 @@ def test_diverse_prompts_go_round() -> None:
     bodies = ["Question: Q: one\nAnswer:", "Question: Find one\nAnswer:"]
     assert starts == {(i, 0): bodies[i % 2] + " " + "abc"[i % 3] for i in range(5)}
     assert result.best is not None and result.best.score == max(b.score or 0 for b in result.branches)
-    assert [node["parent"] for node in result.tree] == [None, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5]
+    assert [node.parent for node in result.tree] == [None, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5]
     assert not backend.live
 
 

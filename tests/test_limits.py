@@ -49,9 +49,14 @@ def test_no_example_of_hypothesis_has_a_deadline() -> None:
 
 
 def test_a_process_hears_ctrl_c_where_the_suite_does_not() -> None:
-    waiting = (
-        "import time\nprint('ready', flush=True)\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    exit(7)"
-    )
+    waiting = """
+import time
+try:
+    print("ready", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    exit(7)
+"""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as under nohup
     try:
         with started([sys.executable, "-c", waiting], stdout=subprocess.PIPE) as process:

@@ -90,11 +90,6 @@ class _Tree:
         return ExtendPlan([entry], self.positions, pieces)
 
 
-def check_model(model: Any) -> tuple[LayerShape, ...]:
-    """The first part of what `examine` gives."""
-    return examine(model)[0]
-
-
 @torch.inference_mode()
 def examine(model: Any) -> tuple[tuple[LayerShape, ...], Recurrent | None]:
     """Switch `model` to the engine's attention and return what each layer of attention stores per token, and the layers

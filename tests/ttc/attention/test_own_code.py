@@ -17,7 +17,7 @@ from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged, Samplin
 from ttc.attention.fused import SWITCH
 from ttc.attention.own_code import CallsAttention
 from ttc.attention.position_bias import with_bias
-from ttc.model.check import check_model
+from ttc.model.check import examine
 
 GREEDY = Sampling(temperature=0)
 IN_FLOAT32 = ("bloom", "codegen", "gpt_neo", "gptj", "mpt")
@@ -121,7 +121,7 @@ def test_columns_carry_the_bias(dtype: torch.dtype, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("family", OWN_CODE)
 def test_every_family_is_accepted_in_16_bits(family: str) -> None:
-    check_model(build(family, torch.bfloat16))
+    examine(build(family, torch.bfloat16))
 
 
 @pytest.mark.parametrize("family", ["falcon, alibi", "gptj", "mpt"])
@@ -191,5 +191,5 @@ def test_a_forward_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_a_window_that_only_the_module_knows_is_found() -> None:
     model = build("gpt_neo")
-    shapes = check_model(model)
+    shapes = examine(model)[0]
     assert [shape.window for shape in shapes] == [None, 8]

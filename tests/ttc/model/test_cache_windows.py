@@ -14,7 +14,7 @@ from tests.helpers.engines import GREEDY
 from tests.helpers.models import COMMON, build, prompt, small
 from ttc import Engine, UnsupportedModel
 from ttc.model.cache_windows import generates_cache, last_logits
-from ttc.model.check import check_model
+from ttc.model.check import examine
 from ttc.model.headed import HeadedModel
 
 
@@ -95,10 +95,10 @@ def test_a_cache_that_gives_something_else_is_noticed(monkeypatch: pytest.Monkey
         keys, values = own(self, keys, values, *args, **options)
         return keys, values.flip(2) if values.shape[2] == self.sliding_window else values
 
-    check_model(build("mistral"))
+    examine(build("mistral"))
     monkeypatch.setattr(DynamicSlidingWindowLayer, "update", forgetful)
     with pytest.raises(UnsupportedModel, match="logits differ between one run and its own cache"):
-        check_model(build("mistral"))
+        examine(build("mistral"))
 
 
 def test_the_cache_runs_token_by_token_at_the_end_as_in_generate() -> None:
@@ -110,5 +110,5 @@ def test_the_cache_runs_token_by_token_at_the_end_as_in_generate() -> None:
 
 def test_a_reward_model_does_not_generate_so_no_cache_says_anything_else() -> None:
     model = model_of(hf.LlamaConfig, sliding_window=8)
-    check_model(HeadedModel(model.model, torch.nn.Linear(32, 1)))
+    examine(HeadedModel(model.model, torch.nn.Linear(32, 1)))
     assert generates_cache(small()) is not None

@@ -20,7 +20,7 @@ from ttc import UnsupportedModel
 from ttc.attention.hf_hook import IMPLEMENTATION
 from ttc.attention.installing import install, uninstall
 from ttc.attention.kernels import Layer
-from ttc.model.check import check_model
+from ttc.model.check import examine
 from ttc.model.loading import load
 
 Attention = Callable[..., Any]
@@ -70,7 +70,7 @@ def small_llama(dtype: torch.dtype = torch.bfloat16) -> Any:
 def test_a_model_whose_eager_attention_is_another_is_refused(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", change(EAGER))
     with pytest.raises(UnsupportedModel, match="differs from the model's own"):
-        check_model(small_llama())
+        examine(small_llama())
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -79,7 +79,7 @@ def test_a_model_whose_registered_attention_is_another_is_refused(change: Any) -
     model = small_llama()
     model.set_attn_implementation("changed")
     with pytest.raises(UnsupportedModel, match="differs from the model's own"):
-        check_model(model)
+        examine(model)
     assert model.config._attn_implementation == "changed"
 
 
@@ -91,7 +91,7 @@ def test_one_layer_is_enough(layer: int, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", one)
     with pytest.raises(UnsupportedModel, match=f"layer {layer} "):
-        check_model(small_llama())
+        examine(small_llama())
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_an_engine_that_computes_something_else_is_noticed(
     model = small_llama() if name == "small" else load(name, device="cpu", dtype="bfloat16")[0]
     monkeypatch.setattr(ttc.attention.hf_hook, "Layer", mistake)
     with pytest.raises(UnsupportedModel, match="differs from the model's own"):
-        check_model(model)
+        examine(model)
 
 
 def test_the_default_model_is_accepted_in_16_bits_and_changes_of_it_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,17 +118,17 @@ def test_the_default_model_is_accepted_in_16_bits_and_changes_of_it_are_not(monk
     for change in CHANGES:
         monkeypatch.setattr(modeling_llama, "eager_attention_forward", change(EAGER))
         with pytest.raises(UnsupportedModel, match="differs from the model's own"):
-            check_model(model)
+            examine(model)
         assert model.config._attn_implementation == "sdpa"
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", EAGER)
-    shapes = check_model(model)
+    shapes = examine(model)[0]
     assert len(shapes) == 30 and shapes[0].kv_heads == 3
     assert model.config._attn_implementation == IMPLEMENTATION
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_supported_family_is_accepted_in_16_bits(family: str) -> None:
-    check_model(build(family, torch.bfloat16))
+    examine(build(family, torch.bfloat16))
 
 
 @pytest.mark.parametrize("window", [16, 100])  # run over; read off the mask
@@ -138,26 +138,26 @@ def test_every_supported_family_is_accepted_in_16_bits(family: str) -> None:
 )
 def test_masks_that_do_not_reach_the_attention_function_are_refused(case: str, reason: str, window: int) -> None:
     with pytest.raises(UnsupportedModel, match=reason):
-        check_model(small_models.build(case, window))
+        examine(small_models.build(case, window))
 
 
 @pytest.mark.parametrize("chunk", [16, 100])  # run over; read off the mask
 @pytest.mark.parametrize("case", ["llama4", "llama4_text"])
 def test_chunks_that_only_the_mask_has_are_found(case: str, chunk: int) -> None:
-    shapes = check_model(small_models.build(case, chunk))
+    shapes = examine(small_models.build(case, chunk))[0]
     assert [(shape.window, shape.chunk) for shape in shapes] == [(None, chunk)] * 3 + [(None, None)]
 
 
 def test_chunks_that_no_configuration_states_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ttc.model.check, "stated_windows", lambda _: [99, 101])
     with pytest.raises(UnsupportedModel, match="position 100 does not see the one at 0"):
-        check_model(small_models.build("llama4_text", 100))
+        examine(small_models.build("llama4_text", 100))
 
 
 @pytest.mark.parametrize("window", [16, 100])  # run over; read off the mask
 @pytest.mark.parametrize(("case", "layers"), [("qwen2_moe", [0]), ("phimoe", [0, 1, 2, 3])])
 def test_a_window_that_only_the_mask_has_is_found(case: str, layers: list[int], window: int) -> None:
-    shapes = check_model(small_models.build(case, window))
+    shapes = examine(small_models.build(case, window))[0]
     assert [shape.window for shape in shapes] == [window if layer in layers else None for layer in range(4)]
 
 
@@ -167,12 +167,12 @@ def test_a_window_that_only_the_mask_has_and_no_configuration_states_is_refused(
 ) -> None:
     monkeypatch.setattr(ttc.model.check, "stated_windows", lambda _: [50])
     with pytest.raises(UnsupportedModel, match="told of no sliding window"):
-        check_model(small_models.build(case, 100))
+        examine(small_models.build(case, 100))
 
 
 @pytest.mark.parametrize("case", ["llama4_text: no chunks", "qwen2_moe: no window", "phimoe: no window"])
 def test_the_same_families_without_such_masks_are_accepted(case: str) -> None:
-    assert all(shape.window is None for shape in check_model(small_models.build(case)))
+    assert all(shape.window is None for shape in examine(small_models.build(case))[0])
 
 
 @pytest.mark.parametrize("case", ["gemma4_unified", "gemma3_text"])  # the first one's masks look at tokens
@@ -183,10 +183,10 @@ def test_a_long_window_is_compared_to_the_token(case: str, told: int, accepted: 
         if getattr(module, "sliding_window", None) == 100:
             module.sliding_window = told
     if accepted:
-        check_model(model)
+        examine(model)
     else:
         with pytest.raises(UnsupportedModel, match="sliding window of"):
-            check_model(model)
+            examine(model)
 
 
 def test_a_chunk_that_no_configuration_names_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,18 +199,18 @@ def test_a_chunk_that_no_configuration_names_is_found(monkeypatch: pytest.Monkey
     monkeypatch.setattr(modeling_llama, "create_causal_mask", chunked)
     with pytest.raises(UnsupportedModel, match="position 257 does not see the one at 0"):
         model.config.max_position_embeddings = 512
-        check_model(model)
+        examine(model)
 
 
 def test_layers_that_text_alone_leaves_out_are_left_out() -> None:
     model = small_models.build("mllama")  # its fourth layer attends to images
-    assert len(check_model(model)) == 3
+    assert len(examine(model)[0]) == 3
     assert architectures.examine("mllama")["verdict"] == "exact"
 
 
 def test_a_layer_that_runs_and_calls_no_attention_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="layer 0 of 4 neither calls attention"):
-        check_model(small_models.build("recurrent_gemma"))
+        examine(small_models.build("recurrent_gemma"))
 
 
 def test_positions_that_are_not_used_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def test_positions_that_are_not_used_are_noticed(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(modeling_llama.LlamaRotaryEmbedding, "forward", by_place)
     with pytest.raises(UnsupportedModel, match="ignores the positions"):
-        check_model(small_llama())
+        examine(small_llama())
 
 
 def test_tokens_that_mix_outside_attention_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +232,7 @@ def test_tokens_that_mix_outside_attention_are_noticed(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", shifted)
     with pytest.raises(UnsupportedModel, match="mixes neighbouring tokens"):
-        check_model(small_llama())
+        examine(small_llama())
 
 
 @torch.no_grad()
@@ -242,7 +242,7 @@ def test_a_refused_model_runs_as_before(case: str) -> None:
     ids = torch.tensor([prompt(1, 30)])
     before, own = model(ids).logits, model.config._attn_implementation
     with pytest.raises(UnsupportedModel):
-        check_model(model)
+        examine(model)
     assert model.config._attn_implementation == own
     assert torch.equal(model(ids).logits, before)
 
@@ -254,7 +254,7 @@ def test_parts_of_a_model_get_their_own_attention_back() -> None:
     choice = {"": "sdpa", "vision_config": "eager", "text_config": "sdpa"}
     model.set_attn_implementation(choice)
     before = model(ids).logits
-    check_model(model)
+    examine(model)
     assert model.config.get_text_config()._attn_implementation == IMPLEMENTATION
     uninstall(model)
     assert model.config.vision_config._attn_implementation == "eager"
@@ -264,11 +264,11 @@ def test_parts_of_a_model_get_their_own_attention_back() -> None:
 
 def test_a_second_check_of_one_model_is_the_first_again() -> None:
     model = small_llama()
-    assert check_model(model) == check_model(model)
+    assert examine(model) == examine(model)
     uninstall(model)
     assert model.config._attn_implementation == "sdpa"
     install(model)
     copied = copy.deepcopy(model)
-    assert check_model(copied) == check_model(model)
+    assert examine(copied) == examine(model)
     uninstall(copied)
     assert copied.config._attn_implementation == "eager"

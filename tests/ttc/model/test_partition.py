@@ -10,7 +10,7 @@ from experiments.lab.bench import small_models
 from tests.helpers.models import COMMON, FAMILIES, build
 from ttc.cost_model.unit import held_bytes
 from ttc.errors import UnsupportedModel
-from ttc.model.check import check_model, examine
+from ttc.model.check import examine
 from ttc.model.partition import partition, partition_units
 
 
@@ -19,7 +19,7 @@ def test_units_hold_the_weights_of_the_model_and_the_kv_of_the_engine(family: st
     config_class, extra = FAMILIES[family]
     units = partition_units(config_class(**(COMMON | extra)), torch.float32)
     model = build(family)
-    shapes = check_model(model)
+    shapes = examine(model)[0]
     assert sum(unit.param_bytes for unit in units) == sum(w.numel() * 4 for w in model.parameters())
     assert [unit.kv_elements for unit in units[1:-1]] == [shape.elements for shape in shapes]
     assert [unit.window for unit in units[1:-1]] == [shape.window for shape in shapes]

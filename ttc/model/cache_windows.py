@@ -47,7 +47,7 @@ def check_windows(model: Any, sights: Iterable[tuple[int, Sight]], longest: int)
         window = _window(cache, number)
         sees = min(sight.window or sight.chunk or inf, longest)
         if window is not None and (window < sees or (window == 1 and longest > 1)):
-            raise UnsupportedModel(_reason(model, number, window, sight))
+            raise UnsupportedModel(_reason(model, number, window, sight, longest))
 
 
 def keeps_windows(cache: Any) -> list[int]:
@@ -78,14 +78,17 @@ def _window(cache: Any, number: int) -> int | None:
     return layer.sliding_window if getattr(layer, "is_sliding", False) else None  # type: ignore[union-attr]
 
 
-def _reason(model: Any, number: int, window: int, sight: Sight) -> str:
+def _reason(model: Any, number: int, window: int, sight: Sight, longest: int) -> str:
     config = model.config.get_text_config(decoder=True)
     if getattr(config, "layer_types", None) is not None:
         field, way = "layer_types", "correct layer_types in its config.json"
     else:
         by_window = getattr(config, "sliding_window", None) is not None
         field = "sliding_window" if by_window else "attention_chunk_size"
-        way = f"remove {field} from its config.json (in Python: model.config.{field} = None)"
+        way = (
+            f"remove {field} from its config.json or set it to the model's context, {longest} (in "
+            f"Python: model.config.{field} = {longest})"
+        )
     if window == 1 and sight.window == 1:
         return (
             "transformers contradicts itself: its attention has a window of 1 token, and its cache "

@@ -105,7 +105,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "gemma4_unified_assistant": {"text_config": ASSISTANT},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "granitemoehybrid": {"layer_types": [LINEAR, FULL] * 2},
-    "hrm_text": {"num_layers_per_stack": 1},
+    "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8},  # 2 high cycles of 3 + 1
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
     "kimi_linear": {"layer_types": [LINEAR, FULL] * 2},
     "lfm2_moe": {"layer_types": [FULL] * 4, "num_dense_layers": 1},
@@ -135,7 +135,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
         "index_head_dim": 8,
     },
     "mixtral: no window": {"sliding_window": None},
-    "moshi: no window": {"sliding_window": None},
+    "moshi: no window": {"sliding_window": 256},
     "phimoe: no window": {"sliding_window": None},
     "qwen2: no window": {"use_sliding_window": False},
     "qwen2_moe: no window": {"use_sliding_window": False},

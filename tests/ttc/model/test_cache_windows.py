@@ -54,12 +54,13 @@ def test_a_window_that_only_the_cache_applies_is_refused_with_the_way_out(name: 
         Engine(model_of(config_class, **settings), None)
 
 
+@pytest.mark.parametrize("way_out", [None, 256])
 @pytest.mark.parametrize("name", ["llama", "llama, chunks", "olmo 2"])
-def test_the_way_out_leads_to_what_generate_gives(name: str) -> None:
+def test_the_way_out_leads_to_what_generate_gives(name: str, way_out: int | None) -> None:
     config_class, settings, field = CONTRADICTIONS[name]
     model, tokens = model_of(config_class, **settings), prompt(1, 20)
     assert generated(model, tokens, 12) != generated(model_of(config_class), tokens, 12)
-    setattr(model.config, field, None)
+    setattr(model.config, field, way_out)
     engine = Engine(copy.deepcopy(model), None)
     branch = engine.root(tokens)
     engine.generate([branch], 12, sampling=GREEDY)

@@ -177,16 +177,57 @@ class Rounded(nn.Linear):
         return super().forward((x / step).round() * step)
 
 
+class Weight(nn.Parameter):
+    """Says that it is one of torchao's."""
+
+    __module__ = "torchao.stand_in"
+
+
+def with_rounding(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    """Its first layer is one of Rounded's kind, and it says that it is quantized."""
+    model = build()
+    old = model.model.layers[1].mlp.up_proj
+    rounded = Rounded(old.in_features, old.out_features, bias=False)
+    rounded.weight = Weight(rounded.weight.detach().to(dtype))
+    model.to(dtype).model.layers[1].mlp.up_proj = rounded
+    model.is_quantized = True
+    return model
+
+
 @pytest.mark.parametrize("by_row", [True, False])
 def test_a_layer_that_looks_at_all_rows_is_refused(monkeypatch: pytest.MonkeyPatch, by_row: bool) -> None:
     monkeypatch.setattr(Rounded, "by_row", by_row)
-    model = build()
-    old = model.model.layers[1].mlp.up_proj
-    model.model.layers[1].mlp.up_proj = Rounded(old.in_features, old.out_features, bias=False)
+    model = with_rounding(torch.bfloat16)
+    model.is_quantized = False
     check_rows_apart(model)  # nobody says that it is quantized
     model.is_quantized = True
     if by_row:
         check_rows_apart(model)
     else:
         with pytest.raises(UnsupportedModel, match=r"model.layers.1.mlp.up_proj, a Rounded, gives something else"):
+            Engine(model, None)
+
+
+def test_a_layer_that_rounds_its_inputs_is_refused_in_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Rounded, "by_row", True)
+    reason = r"model.layers.1.mlp.up_proj, a Rounded, rounds its inputs to a few bits.*bfloat16"
+    with pytest.raises(UnsupportedModel, match=reason):
+        Engine(with_rounding(), None)
+    check_rows_apart(with_rounding(torch.bfloat16))
+    monkeypatch.setattr(Rounded, "forward", nn.Linear.forward)
+    check_rows_apart(with_rounding())
+
+
+@pytest.mark.parametrize("bits", [torch.int8, torch.int4])
+def test_activations_that_torchao_quantizes_as_they_come_are_refused_in_float32(bits: Any) -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    configs = [quantization.Int8DynamicActivationIntxWeightConfig(weight_dtype=bits)]
+    configs += [quantization.Int8DynamicActivationInt8WeightConfig()] if bits == torch.int8 else []
+    for config in configs:
+        model = build()
+        quantization.quantize_(model.model, config)
+        model.is_quantized = True
+        with pytest.raises(UnsupportedModel, match="rounds its inputs to a few bits"):
             Engine(model, None)

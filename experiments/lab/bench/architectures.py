@@ -40,7 +40,7 @@ from ttc.model.check import WAY_OUT
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch
 
-PREFIX, SECONDS = 40, 60
+PREFIX, SECONDS = 40, 180
 
 
 class TookTooLong(BaseException):

@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,81 +56,164 @@ def run(config: DictConfig) -> dict[str, Any]:
         raise InvalidInput(f"{' and '.join(missing)} must be given, as in {missing[0]}=VALUE")
     show_logged()
     config = resolved(config)
-    check_backend(config)
-    search, verifier = make_search(config)
-    check_run(config)
-    if config.run.record_tokens and config.dataset.private:
-        raise InvalidInput(
-            "run.record_tokens=true would keep the questions of a data set that is not to be published "
-            "(dataset.private=true); leave it out"
-        )
-    shard = Shard.of_run(config)
-    if (count := threads(config)) is not None:
-        torch.set_num_threads(count)
-    template = make_template(config)
-    task = part_of(load_task(config.dataset), shard)
+    job = Job.of(config)
     if config.run.dry:
-        print(describe(config, template, task))
+        print(describe(config, job.template, job.task))
         return {}
-    inputs = fingerprint(config.model.name, task.problems, task.failures, template.examples)
-    if is_remote(config):
-        inputs["model"] = {}  # until the server says which it is
-    inputs["verifier"] = reward_fingerprint(as_dict(config.verifier, resolve=True))
-    inputs["code"] = code_fingerprint(config)
-    total = len(task.problems) + len(task.failures)
-    part = "" if shard is None else f", part {shard.index} of {shard.count}, threads: {torch.get_num_threads()}"
-    say(f"{_title(search, verifier)}, {config.model.name}, {config.dataset.name}: {total} problems{part}")
+    inputs = job.inputs()
+    say(f"{job.title}, {config.model.name}, {config.dataset.name}: {job.total} problems{job.part}")
     with RunFolder(config) as folder, _told_how_to_go_on(folder):
-        if config.run.retry_failed:
+        summary = job.solve(folder, inputs)
+    _show(config, job, folder, summary)
+    return summary
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is about to solve what is left of it.
+
+    shard: the part of the run's problems that this process solves, None for all.
+    """
+
+    config: DictConfig
+    search: Any
+    verifier: Any
+    template: PromptTemplate
+    task: Task
+    shard: Shard | None
+
+    @classmethod
+    def of(cls, config: DictConfig) -> Job:
+        """What a configuration describes. Raises InvalidInput for what could not run, before any weights are read."""
+        check_backend(config)
+        search, verifier = make_search(config)
+        check_run(config)
+        if config.run.record_tokens and config.dataset.private:
+            raise InvalidInput(
+                "run.record_tokens=true would keep the questions of a data set that is not to be published "
+                "(dataset.private=true); leave it out"
+            )
+        shard = Shard.of_run(config)
+        if (count := threads(config)) is not None:
+            torch.set_num_threads(count)
+        template = make_template(config)
+        task = part_of(load_task(config.dataset), shard)
+        return cls(config, search, verifier, template, task, shard)
+
+    @property
+    def title(self) -> str:
+        name = type(self.search).__name__
+        return f"{name} with {type(self.verifier).__name__}" if self.search.needs_verifier else name
+
+    @property
+    def total(self) -> int:
+        """All problems, those that cannot be used among them."""
+        return len(self.task.problems) + len(self.task.failures)
+
+    @property
+    def part(self) -> str:
+        """Which shard this is, in words."""
+        if self.shard is None:
+            return ""
+        return f", part {self.shard.index} of {self.shard.count}, threads: {torch.get_num_threads()}"
+
+    def solve(self, folder: RunFolder, inputs: dict[str, dict[str, str]]) -> dict[str, Any]:
+        """Write a record of each problem that has none yet, and then the summary. inputs: what `inputs` says."""
+        if self.config.run.retry_failed:
             folder.forget([name for name, record in folder.records.items() if failed(record)])
         folder.check_inputs(inputs)
         folder.made_by({"commit": commit(), "machine": machine()})
-        problems = [problem for problem in task.problems if problem.id not in folder.records]
-        done = total - len(problems)
-        done -= sum(name not in folder.records for name, _ in task.failures)
-        if done:
-            say(f"{done} of {total} were done already")
-        engine = make_backend(config) if problems else None
+        problems = [problem for problem in self.task.problems if problem.id not in folder.records]
+        unusable = [(name, reason) for name, reason in self.task.failures if name not in folder.records]
+        if done := self.total - len(problems) - len(unusable):
+            say(f"{done} of {self.total} were done already")
+        engine = make_backend(self.config) if problems else None
         meter = StepMeter(engine) if isinstance(engine, Engine) and engine.chosen is not None else None
+        self._check_model(engine, inputs, folder)
+        if engine is not None and self.search.needs_verifier:
+            _try_verifier(self.verifier, self.template, engine, problems)
+        for name, reason in unusable:
+            result = Result(Problem("", name), None, [], None, Usage(), [], self.config.run.seed, reason)
+            folder.append(_record(result, self.task))
+        if engine is not None:
+            self._solve(engine, problems, folder)
+        if isinstance(engine, RemoteBackend):
+            engine.close()
+        summary = summary_of(self.config, [folder.records[name] for name in self._ids()], folder.goes)
+        if meter is not None:
+            summary["plan"] = meter.record()
+        folder.write_summary(summary)
+        return summary
+
+    def _ids(self) -> list[str]:
+        return [problem.id for problem in self.task.problems] + [name for name, _ in self.task.failures]
+
+    def inputs(self) -> dict[str, dict[str, str]]:
+        """Fingerprints of all that the records are made from."""
+        config, task = self.config, self.task
+        inputs = fingerprint(config.model.name, task.problems, task.failures, self.template.examples)
+        if is_remote(config):
+            inputs["model"] = {}  # until the server says which it is
+        inputs["verifier"] = reward_fingerprint(as_dict(config.verifier, resolve=True))
+        inputs["code"] = code_fingerprint(config)
+        return inputs
+
+    def _check_model(self, engine: Backend | None, inputs: dict[str, dict[str, str]], folder: RunFolder) -> None:
+        """Refuse to go on with another model than the records', where only a loaded one shows which it is."""
         if isinstance(engine, RemoteBackend):
             can = engine.capabilities
             served = {"served": f"{can.model}, context {can.context_length}"}
             if asked := engine.generation_settings.describe():
                 served["generation settings"] = asked
             folder.check_inputs(inputs | {"model": served})
-        elif not inputs["model"] and not is_remote(config):  # it came from the hub just now
-            folder.check_inputs(inputs | {"model": model_fingerprint(config.model.name)})
-        if engine is not None and search.needs_verifier:
-            _try_verifier(verifier, template, engine, problems)
-        for name, reason in task.failures:
-            if name not in folder.records:
-                unusable = Result(Problem("", name), None, [], None, Usage(), [], config.run.seed, reason)
-                folder.append(_record(unusable, task))
-        if engine is not None:
-            _solve(config, search, verifier, template, engine, task, problems, folder)
-        if isinstance(engine, RemoteBackend):
-            engine.close()
-        ids = [p.id for p in task.problems] + [name for name, _ in task.failures]
-        summary = summary_of(config, [folder.records[i] for i in ids], folder.goes)
-        if meter is not None:
-            summary["plan"] = meter.record()
-        folder.write_summary(summary)
+        elif not inputs["model"] and not is_remote(self.config):  # it came from the hub just now
+            folder.check_inputs(inputs | {"model": model_fingerprint(self.config.model.name)})
+
+    def _solve(self, engine: Backend, problems: list[Problem], folder: RunFolder) -> None:
+        """Write the record of each problem as soon as it has ended."""
+        config, task = self.config, self.task
+        results = solve_each(
+            self.search,
+            problems=problems,
+            engine=engine,
+            verifier=self.verifier,
+            seed=config.run.seed,
+            template=self.template,
+            **task.reading.options(),
+            thinking_marks=thinking_marks(config),
+            end=tuple(config.dataset.end),
+            max_tokens=config.run.max_tokens,
+            max_generated_tokens=config.run.max_generated_tokens,
+            max_calls=config.run.max_calls,
+            max_wall_s=config.run.max_wall_s,
+            concurrency=config.run.batch,
+        )
+        with closing(results), Progress(config.dataset.name, self.total, folder.records, engine) as progress:
+            for result in results:
+                progress.solved(result.usage.generated_tokens)
+                record = _record(result, task, config.run.record_tokens)
+                record |= _asked(config, self.template, engine, result)
+                record["truncated_by"] = _truncated_by(result, config.run)
+                record["timing"]["kv_peak_bytes"] = _kv_peak_bytes(engine)
+                folder.append(record)
+                if config.run.show_questions:
+                    progress.note(
+                        f"{record['id']}: {result.problem.question}\n  -> {record['answer']} (gold {record['gold']})"
+                    )
+
+
+def _show(config: DictConfig, job: Job, folder: RunFolder, summary: dict[str, Any]) -> None:
+    """What a run says when it is done."""
     if config.run.show_example:
-        shown = telling([folder.records[p.id] for p in task.problems])
+        shown = telling([folder.records[problem.id] for problem in job.task.problems])
         print(example(shown) if shown else "\nno problem has a branch to show")
     print(table(folder.path.name, summary))
     if summary["failures"]:
         print(failures(summary))
     print(f"\nrecords and summary: {folder.path}")
-    if shard is not None:
+    if job.shard is not None:
         whole = shlex.quote(str(folder.path.with_name(config.run.name)))
-        print(f"once all {shard.count} parts are done: python -m experiments.merge {whole}")
-    return summary
-
-
-def _title(search: Any, verifier: Any) -> str:
-    name = type(search).__name__
-    return f"{name} with {type(verifier).__name__}" if search.needs_verifier else name
+        print(f"once all {job.shard.count} parts are done: python -m experiments.merge {whole}")
 
 
 @contextmanager
@@ -156,48 +240,6 @@ def _try_verifier(verifier: Any, template: PromptTemplate, engine: Backend, prob
             if isinstance(error.__cause__, ContentRefused | BranchRefused):  # of this problem alone
                 continue
             raise VerifierError(f"{error}, on a branch made to try it; no problem was solved") from error
-
-
-def _solve(
-    config: DictConfig,
-    search: Any,
-    verifier: Any,
-    template: PromptTemplate,
-    engine: Backend,
-    task: Task,
-    problems: list[Problem],
-    folder: RunFolder,
-) -> None:
-    """Write the record of each problem as soon as it has ended."""
-    total = len(task.problems) + len(task.failures)
-    results = solve_each(
-        search,
-        problems=problems,
-        engine=engine,
-        verifier=verifier,
-        seed=config.run.seed,
-        template=template,
-        **task.reading.options(),
-        thinking_marks=thinking_marks(config),
-        end=tuple(config.dataset.end),
-        max_tokens=config.run.max_tokens,
-        max_generated_tokens=config.run.max_generated_tokens,
-        max_calls=config.run.max_calls,
-        max_wall_s=config.run.max_wall_s,
-        concurrency=config.run.batch,
-    )
-    with closing(results), Progress(config.dataset.name, total, folder.records, engine) as progress:
-        for result in results:
-            progress.solved(result.usage.generated_tokens)
-            record = _record(result, task, config.run.record_tokens)
-            record |= _asked(config, template, engine, result)
-            record["truncated_by"] = _truncated_by(result, config.run)
-            record["timing"]["kv_peak_bytes"] = _kv_peak_bytes(engine)
-            folder.append(record)
-            if config.run.show_questions:
-                progress.note(
-                    f"{record['id']}: {result.problem.question}\n  -> {record['answer']} (gold {record['gold']})"
-                )
 
 
 def _asked(config: DictConfig, template: PromptTemplate, engine: Backend, result: Result) -> dict[str, Any]:

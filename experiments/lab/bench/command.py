@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from experiments.cli.command import perform
@@ -118,78 +119,171 @@ def parser() -> argparse.ArgumentParser:
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    from experiments.lab.bench import (
-        architectures,
-        breakdown,
-        cache,
-        cost_model,
-        default_task,
-        hybrid,
-        memory,
-        placement,
-        plan,
-        prefix,
-        remote,
-        reward_model,
-        sampling,
-        search,
-        searches,
-    )
+    """Do what a command asks for; its module is imported only now."""
+    MEASUREMENTS[arguments.command](arguments)
 
-    if arguments.command == "arm":
-        prefix.run_arm(arguments.name, arguments.tokens, arguments.branches, arguments.model)
-    elif arguments.command == "search":
-        search.run(
-            arguments.part, arguments.problems, arguments.searches or list(search.SEARCHES), arguments.rounds,
-            arguments.seconds, arguments.quick, arguments.data, arguments.peer, arguments.model, arguments.out,
-            arguments.ways,
-        )  # fmt: skip
-    elif arguments.command == "search-case":
-        search.run_case(
-            arguments.name,
-            arguments.quick,
-            arguments.in_flight,
-            arguments.problems,
-            arguments.seconds,
-            arguments.data,
-            arguments.model,
-        )
-    elif arguments.command == "default_task":
-        default_task.run(arguments.problems, arguments.out)
-    elif arguments.command == "architectures":
-        architectures.run(arguments.case, arguments.out)
-    elif arguments.command == "hybrid":
-        hybrid.run(arguments.out)
-    elif arguments.command == "remote":
-        remote.run(
-            arguments.base_url, arguments.problems, arguments.model, arguments.dtype, arguments.server,
-            arguments.server_pid, arguments.out,
-        )  # fmt: skip
-    elif arguments.command == "reward_model":
-        reward_model.run(arguments.problems, arguments.out)
-    elif arguments.command == "searches":
-        searches.run(
-            arguments.problems, arguments.budgets, arguments.data, arguments.data_problems, arguments.data_budgets,
-            arguments.searches or list(searches.SEARCHES), arguments.model, arguments.out,
-        )  # fmt: skip
-    elif arguments.command == "cache":
-        cache.run(arguments.problems, arguments.model, arguments.out)
-    elif arguments.command == "breakdown":
-        breakdown.run(arguments.model, arguments.out)
-    elif arguments.command == "cost_model":
-        cost_model.run(arguments.quick, arguments.profile, arguments.out)
-    elif arguments.command == "placement":
-        placement.run(arguments.out)
-    elif arguments.command == "plan":
-        plan.run(arguments.out)
-    elif arguments.command == "sampling":
-        sampling.run(arguments.model, arguments.out)
-    elif arguments.command == "memory" and arguments.part == "device":
+
+def _prefix(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import prefix
+
+    name = "prefix" if arguments.size == "full" else f"prefix_{arguments.size}"
+    prefix.run(arguments.size, arguments.model, arguments.out or RESULTS / f"{name}.json")
+
+
+def _arm(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import prefix
+
+    prefix.run_arm(arguments.name, arguments.tokens, arguments.branches, arguments.model)
+
+
+def _hybrid(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import hybrid
+
+    hybrid.run(arguments.out)
+
+
+def _default_task(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import default_task
+
+    default_task.run(arguments.problems, arguments.out)
+
+
+def _cache(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import cache
+
+    cache.run(arguments.problems, arguments.model, arguments.out)
+
+
+def _breakdown(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import breakdown
+
+    breakdown.run(arguments.model, arguments.out)
+
+
+def _sampling(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import sampling
+
+    sampling.run(arguments.model, arguments.out)
+
+
+def _memory(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import memory
+
+    if arguments.part == "device":
         out = arguments.out or RESULTS / "memory_device.json"
         memory.run_device(arguments.shape, arguments.beams, arguments.step, arguments.quick, out)
-    elif arguments.command == "memory":
+    else:
         out = arguments.out or RESULTS / "memory.json"
         memory.run(arguments.part, arguments.quick, arguments.model, out, arguments.trace)
-    else:
-        name = "prefix" if arguments.size == "full" else f"prefix_{arguments.size}"
-        prefix.run(arguments.size, arguments.model, arguments.out or RESULTS / f"{name}.json")
+
+
+def _architectures(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import architectures
+
+    architectures.run(arguments.case, arguments.out)
+
+
+def _search(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import search
+
+    search.run(
+        arguments.part,
+        arguments.problems,
+        arguments.searches or list(search.SEARCHES),
+        arguments.rounds,
+        arguments.seconds,
+        arguments.quick,
+        arguments.data,
+        arguments.peer,
+        arguments.model,
+        arguments.out,
+        arguments.ways,
+    )
+
+
+def _search_case(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import search
+
+    search.run_case(
+        arguments.name,
+        arguments.quick,
+        arguments.in_flight,
+        arguments.problems,
+        arguments.seconds,
+        arguments.data,
+        arguments.model,
+    )
+
+
+def _searches(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import searches
+
+    searches.run(
+        arguments.problems,
+        arguments.budgets,
+        arguments.data,
+        arguments.data_problems,
+        arguments.data_budgets,
+        arguments.searches or list(searches.SEARCHES),
+        arguments.model,
+        arguments.out,
+    )
+
+
+def _remote(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import remote
+
+    remote.run(
+        arguments.base_url,
+        arguments.problems,
+        arguments.model,
+        arguments.dtype,
+        arguments.server,
+        arguments.server_pid,
+        arguments.out,
+    )
+
+
+def _reward_model(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import reward_model
+
+    reward_model.run(arguments.problems, arguments.out)
+
+
+def _cost_model(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import cost_model
+
+    cost_model.run(arguments.quick, arguments.profile, arguments.out)
+
+
+def _placement(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import placement
+
+    placement.run(arguments.out)
+
+
+def _plan(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import plan
+
+    plan.run(arguments.out)
+
+
+MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "prefix": _prefix,
+    "arm": _arm,
+    "hybrid": _hybrid,
+    "default_task": _default_task,
+    "cache": _cache,
+    "breakdown": _breakdown,
+    "sampling": _sampling,
+    "memory": _memory,
+    "architectures": _architectures,
+    "search": _search,
+    "search-case": _search_case,
+    "searches": _searches,
+    "remote": _remote,
+    "reward_model": _reward_model,
+    "cost_model": _cost_model,
+    "placement": _placement,
+    "plan": _plan,
+}

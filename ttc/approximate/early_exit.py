@@ -12,6 +12,7 @@ from torch import Tensor
 from ttc.errors import InvalidInput
 from ttc.passes.chunks import batches, one_chunk
 from ttc.passes.runtime import Runtime
+from ttc.passes.segment_writer import NewRun
 from ttc.passes.shrinking import ShrinkingPass, Watch
 from ttc.tree.branch import Branch, by_problem
 
@@ -224,9 +225,11 @@ def _one_pass(
     watch: Watch | None,
 ) -> ShrinkingPass:
     """All of `runs`, in depth-first order, in one pass. What it wrote is incomplete and goes at once."""
-    leaves, usages = [b.leaf for b in branches], [b.usage for b in branches]
-    openings = [runtime.opening(b, len(run) - 1) for b, run in zip(branches, runs, strict=True)]
-    with one_chunk(runtime, leaves, runs, usages, openings) as (chunk, _):
+    new = [
+        NewRun(branch.leaf, run, branch.usage, runtime.opening(branch, len(run) - 1))
+        for branch, run in zip(branches, runs, strict=True)
+    ]
+    with one_chunk(runtime, new) as (chunk, _):
         made = ShrinkingPass(runtime.lens, chunk.plan, rule, rule.exit.first_look, watch)
         made.run(runtime.runner, chunk.tokens)
     return made

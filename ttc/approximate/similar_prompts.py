@@ -18,6 +18,7 @@ from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.lens import rows_of
 from ttc.passes.chunks import Chunk, batches, one_chunk
 from ttc.passes.runtime import Runtime
+from ttc.passes.segment_writer import NewRun
 from ttc.passes.shrinking import ShrinkingPass
 from ttc.tree.branch import Branch, Substitution
 from ttc.tree.segment import common_prefix
@@ -148,9 +149,9 @@ def _probe(runtime: Runtime, root: Branch, others: Sequence[Branch]) -> list[tup
     similar: list[tuple[Branch, float]] = []
     for chosen in batches(runtime, probed, runs, together=False):
         also = {n for n, i in enumerate(chosen) if i in known}
-        branches, seen = [probed[i] for i in chosen], [windows[i] for i in chosen]
-        leaves, usages = [b.leaf for b in branches], [b.usage for b in branches]
-        with one_chunk(runtime, leaves, [runs[i] for i in chosen], usages) as (chunk, held):
+        seen = [windows[i] for i in chosen]
+        new = [NewRun(probed[i].leaf, runs[i], probed[i].usage) for i in chosen]
+        with one_chunk(runtime, new) as (chunk, held):
             sigmas = _compare(runtime, chunk, seen, reference, offset, also)
             for i, sigma, segment in zip(chosen, sigmas, held, strict=True):
                 if sigma >= sharing.tau:
@@ -169,7 +170,7 @@ def _reference(runtime: Runtime, root: Branch, windows: Sequence[_Window]) -> tu
     leaf = runtime.tree.descend(runtime.tree.trunk, root.tokens[:start])
     run = root.tokens[leaf.end : max(max(window.root.stop, window.run) for window in windows)]
     states: list[Tensor] = []
-    with one_chunk(runtime, [leaf], [run], [root.usage]) as (chunk, _):
+    with one_chunk(runtime, [NewRun(leaf, run, root.usage)]) as (chunk, _):
         probe = _ProbePass(runtime, chunk.plan, lambda _, pieces: states.append(pieces[0]), lambda: {0})
         probe.run(runtime.runner, chunk.tokens)
     root.usage.probe_layer_rows += len(run) * runtime.sharing.probe_layers

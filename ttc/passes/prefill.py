@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from ttc.passes.chunks import chunks
 from ttc.passes.outputs import Outputs
 from ttc.passes.runtime import Runtime
+from ttc.passes.segment_writer import NewRun
 from ttc.protocols import Purpose
 from ttc.tree.branch import Branch
 from ttc.tree.segment import Segment, common_prefix, worth_sharing
@@ -27,65 +29,87 @@ def prefill(
     A prefix that stands in the tree already is shared; of new prefixes that several targets share, the first
     computes and the others wait a round. outputs: takes what the model gives at chosen places of the targets.
     """
-    tree, outputs = runtime.tree, outputs or Outputs.at([()] * len(branches))
-    openings = [runtime.opening(b, len(t) - len(b.tokens)) for b, t in zip(branches, targets, strict=True)]
-    waiting, shared = list(enumerate(zip(branches, targets, strict=True))), runtime.sharing.rule != "none"
+    outputs = outputs or Outputs.at([()] * len(branches))
+    waiting = [
+        Target(index, branch, target, runtime.opening(branch, len(target) - len(branch.tokens)))
+        for index, (branch, target) in enumerate(zip(branches, targets, strict=True))
+    ]
     while waiting:
-        chosen: list[tuple[Branch, list[int]]] = []
-        cuts: list[set[int]] = []
-        indices: list[int] = []
-        deferred = []
-        for index, (branch, target) in waiting:
-            before = branch.leaf
-            run = target[before.end : -1] if shared else []
-            leaf = tree.move(branch, tree.descend(before, run, openings[index]))
-            branch.usage.shared_tokens += max(0, leaf.end - before.end)
-            missing = list(target[leaf.end : -1])
-            alike = (
-                n
-                for n, (b, m) in enumerate(chosen)
-                if b.leaf is leaf and openings[indices[n]] == openings[index] and worth_sharing(m, missing)
-            )
-            first = next(alike, None) if shared else None
-            if first is not None:
-                cuts[first].add(common_prefix(chosen[first][1], missing))
-                deferred.append((index, (branch, target)))
-            elif missing:
-                chosen.append((branch, missing))
-                cuts.append(set())
-                indices.append(index)
-        with runtime.metered([branch for branch, _ in chosen]):
-            _compute(runtime, chosen, purpose, outputs.of(indices), cuts, [openings[i] for i in indices])
-        waiting = deferred
+        chosen, waiting = _round(runtime, waiting)
+        with runtime.metered([target.branch for target in chosen]):
+            _compute(runtime, chosen, purpose, outputs.of([target.index for target in chosen]))
 
 
-def _compute(
-    runtime: Runtime,
-    work: Sequence[tuple[Branch, list[int]]],
-    purpose: Purpose,
-    outputs: Outputs,
-    cuts: Sequence[set[int]],
-    openings: Sequence[int],
-) -> None:
+@dataclass
+class Target:
+    """A branch that is to have the KV of all of `tokens` but the last.
+
+    index: its number in the call. opening: see `Segment`.
+    missing: the tokens whose KV the tree does not have.
+    cuts: places in `missing` at which other branches go on.
+    """
+
+    index: int
+    branch: Branch
+    tokens: Sequence[int]
+    opening: int
+    missing: list[int] = field(default_factory=list)
+    cuts: set[int] = field(default_factory=set)
+
+    def waits_for(self, other: Target) -> bool:
+        """Whether the other one computes a prefix that this one can share then."""
+        same_place = other.branch.leaf is self.branch.leaf and other.opening == self.opening
+        return same_place and worth_sharing(other.missing, self.missing)
+
+
+def _round(runtime: Runtime, waiting: Sequence[Target]) -> tuple[list[Target], list[Target]]:
+    """The targets that are computed now, and those that wait for a prefix which one of these computes. All of them
+    stand on what the tree has already."""
+    tree = runtime.tree
+    shared = runtime.sharing.rule != "none"
+    chosen: list[Target] = []
+    deferred: list[Target] = []
+    for target in waiting:
+        branch = target.branch
+        before = branch.leaf
+        known = target.tokens[before.end : -1] if shared else []
+        leaf = tree.move(branch, tree.descend(before, known, target.opening))
+        branch.usage.shared_tokens += max(0, leaf.end - before.end)
+        target.missing = list(target.tokens[leaf.end : -1])
+        first = next((other for other in chosen if target.waits_for(other)), None) if shared else None
+        if first is not None:
+            first.cuts.add(common_prefix(first.missing, target.missing))
+            deferred.append(target)
+        elif target.missing:
+            chosen.append(target)
+    return chosen, deferred
+
+
+def _compute(runtime: Runtime, targets: Sequence[Target], purpose: Purpose, outputs: Outputs) -> None:
     held: list[Segment] = []
-    leaves, runs = [branch.leaf for branch, _ in work], [missing for _, missing in work]
+    runs = [NewRun(t.branch.leaf, t.missing, t.branch.usage, t.opening, t.cuts) for t in targets]
+    starts = [run.leaf.end for run in runs]
     try:
-        usages = [branch.usage for branch, _ in work]
-        for chunk in chunks(runtime, leaves, runs, usages, held, cuts=cuts, openings=openings):
-            wanted = outputs.rows(chunk, [leaf.end for leaf in leaves])
+        for chunk in chunks(runtime, runs, held):
+            rows = outputs.rows(chunk, starts)
             with chunk.plan:
-                kept = [row for _, _, row in wanted] or [len(chunk.tokens) - 1]
+                kept = [row for _, _, row in rows] or [len(chunk.tokens) - 1]
                 given = runtime.runner.forward(chunk.tokens, chunk.plan, kept)
-            for (run, place, _), output in zip(wanted, given, strict=False):
-                outputs.found[run][place] = output
-        for (branch, missing), segment in zip(work, held, strict=True):
-            runtime.tree.move(branch, segment)
-            if purpose == "verifier":
-                branch.usage.verifier_tokens += len(missing)
-            elif purpose == "recompute":
-                branch.usage.recomputed_tokens += len(missing)
-            else:
-                branch.usage.prompt_tokens += len(missing)
+            for (number, place, _), output in zip(rows, given, strict=False):
+                outputs.found[number][place] = output
+        for run, target, segment in zip(runs, targets, held, strict=True):
+            runtime.tree.move(target.branch, segment)
+            _count(run, purpose)
     finally:
         for segment in held:
             runtime.tree.drop(segment)
+
+
+def _count(run: NewRun, purpose: Purpose) -> None:
+    tokens = len(run.tokens)
+    if purpose == "verifier":
+        run.usage.verifier_tokens += tokens
+    elif purpose == "recompute":
+        run.usage.recomputed_tokens += tokens
+    else:
+        run.usage.prompt_tokens += tokens

@@ -8,11 +8,11 @@ import torch
 
 from ttc.errors import InvalidInput
 from ttc.model.limits import ModelLimits
-from ttc.passes.chunks import chunks
+from ttc.passes.chunks import Chunk, chunks
 from ttc.passes.runtime import Runtime
+from ttc.passes.segment_writer import NewRun
 from ttc.tree.branch import Branch
 from ttc.tree.segment import Segment, common_prefix
-from ttc.usage import Usage
 
 Scores = list[list[list[float]]]
 Pairs = list[list[list[tuple[float, float]]]]
@@ -27,33 +27,42 @@ def score(
     likeliest: Scores | None = None,
 ) -> Scores:
     """See `Engine.score`. Two passes: what all continuations of a branch share, then what is left of each."""
-    leaves = [b.leaf for b in branches]
-    usages = [b.usage for b in branches]
     shared = [_shared(group) for group in continuations]
     heads = [
-        [b.tokens[-1], *more, *group[0][:n]]
-        for b, more, group, n in zip(branches, given, continuations, shared, strict=True)
+        NewRun(
+            branch.leaf,
+            [branch.tokens[-1], *more, *group[0][:n]],
+            branch.usage,
+            runtime.opening(branch, len(more)),
+        )
+        for branch, more, group, n in zip(branches, given, continuations, shared, strict=True)
     ]
-    openings = [runtime.opening(b, len(more)) for b, more in zip(branches, given, strict=True)]
+    longer = [
+        (i, j)
+        for i, group in enumerate(continuations)
+        for j, continuation in enumerate(group)
+        if len(continuation) > shared[i] + 1
+    ]
+    rests = [continuations[i][j][shared[i] : -1] for i, j in longer]
     held: list[Segment] = []
     try:
-        left = [(i, j) for i, group in enumerate(continuations) for j, c in enumerate(group) if len(c) > shared[i] + 1]
-        runs = [continuations[i][j][shared[i] : -1] for i, j in left]
-        runtime.residency.require(sum(map(len, heads)) + sum(map(len, runs)))  # both passes, before either
-        targets = [[c[: n + 1] for c in group] for group, n in zip(continuations, shared, strict=True)]
-        pairs = _score_runs(runtime, leaves, heads, targets, usages, openings, held, [len(more) for more in given])
-        targets = [[continuations[i][j][shared[i] + 1 :]] for i, j in left]
-        places = [i for i, _ in left]
-        above, meters = [held[i] for i in places], [usages[i] for i in places]
-        rest = _score_runs(runtime, above, runs, targets, meters, [openings[i] for i in places], held)
-        for (i, j), (tail,) in zip(left, rest, strict=True):
+        both_passes = sum(len(head.tokens) for head in heads) + sum(map(len, rests))
+        runtime.residency.require(both_passes)  # before either of them
+        first_targets = [[c[: n + 1] for c in group] for group, n in zip(continuations, shared, strict=True)]
+        pairs = _score_runs(runtime, heads, first_targets, held, [len(more) for more in given])
+        tails = [
+            NewRun(held[i], rest, heads[i].usage, heads[i].opening) for (i, _), rest in zip(longer, rests, strict=True)
+        ]
+        last_targets = [[continuations[i][j][shared[i] + 1 :]] for i, j in longer]
+        tail_pairs = _score_runs(runtime, tails, last_targets, held, [0] * len(tails))
+        for (i, j), (tail,) in zip(longer, tail_pairs, strict=True):
             pairs[i][j] += tail
     finally:
         for segment in reversed(held):
             runtime.tree.drop(segment)
     if likeliest is not None:
         likeliest += [[[best for _, best in row] for row in group] for group in pairs]
-    return [[[own for own, _ in row] for row in group] for group in pairs]
+    return [[[logprob for logprob, _ in row] for row in group] for group in pairs]
 
 
 def checked_continuations(
@@ -92,37 +101,39 @@ def _shared(group: Sequence[list[int]]) -> int:
 
 def _score_runs(
     runtime: Runtime,
-    leaves: Sequence[Segment],
-    runs: Sequence[list[int]],
+    runs: Sequence[NewRun],
     targets: Sequence[Sequence[list[int]]],
-    usages: Sequence[Usage],
-    openings: Sequence[int],
     held: list[Segment],
-    skipped: Sequence[int] | None = None,
+    skipped: Sequence[int],
 ) -> Pairs:
-    """Feed `runs[i]` after `leaves[i]`; row t gives the log-probability of token t of each of `targets[i]`, the first
-    `skipped[i]` rows left out.
+    """Feed `runs[i]`; row t gives the log-probability of token t of each of `targets[i]`, the first `skipped[i]` rows
+    left out.
 
     The runs' segments are attached to the tree and appended to `held`, one reference each.
     """
     pairs: Pairs = [[[] for _ in group] for group in targets]
-    skipped = skipped or [0] * len(runs)
-    for chunk in chunks(runtime, leaves, runs, usages, held, openings=openings):
-        wanted: list[tuple[int, int, range]] = []  # (run, the first of its targets' tokens, rows)
-        for i, first, piece in zip(chunk.runs, chunk.firsts, chunk.plan.pieces, strict=True):
-            skip = max(0, skipped[i] - first)
-            if left := range(piece.rows.start + skip, piece.rows.stop):
-                wanted.append((i, first + skip - skipped[i], left))
-        keep = [row for _, _, left in wanted for row in left]
+    for chunk in chunks(runtime, runs, held):
+        scored = _scored_rows(chunk, skipped)
+        keep = [row for _, _, rows in scored for row in rows]
         with chunk.plan:
             logits = runtime.runner.forward(chunk.tokens, chunk.plan, keep or [len(chunk.tokens) - 1])
-        parts = logits.split([len(left) for _, _, left in wanted]) if wanted else ()
-        for (i, first, _), part in zip(wanted, parts, strict=True):
+        parts = logits.split([len(rows) for _, _, rows in scored]) if scored else ()
+        for (i, first, _), part in zip(scored, parts, strict=True):
             logprobs = part.log_softmax(-1, dtype=torch.promote_types(part.dtype, torch.float32))
             best = logprobs.amax(-1).tolist()
-            for found, target in zip(pairs[i], targets[i], strict=True):
+            for scores, target in zip(pairs[i], targets[i], strict=True):
                 tokens = target[first : first + len(logprobs)]
-                found += [(float(logprobs[row, token]), best[row]) for row, token in enumerate(tokens)]
-    for usage, run in zip(usages, runs, strict=True):
-        usage.verifier_tokens += len(run)
+                scores += [(float(logprobs[row, token]), best[row]) for row, token in enumerate(tokens)]
+    for run in runs:
+        run.usage.verifier_tokens += len(run.tokens)
     return pairs
+
+
+def _scored_rows(chunk: Chunk, skipped: Sequence[int]) -> list[tuple[int, int, range]]:
+    """(run, the first of its targets' tokens, the rows of the pass that score it and those after it)."""
+    scored = []
+    for i, first, piece in zip(chunk.runs, chunk.firsts, chunk.plan.pieces, strict=True):
+        skip = max(0, skipped[i] - first)
+        if rows := range(piece.rows.start + skip, piece.rows.stop):
+            scored.append((i, first + skip - skipped[i], rows))
+    return scored

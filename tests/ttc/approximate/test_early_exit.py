@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.helpers.backends import FakeBackend
+from tests.helpers.breaking import Breakable
 from tests.helpers.engines import words_engine
 from tests.helpers.exits import (
     ALWAYS,
@@ -193,19 +194,15 @@ def test_nothing_is_left_behind(exit: EarlyExit) -> None:
 
 
 @pytest.mark.parametrize("layer", [0, 3])
-def test_a_failing_layer_leaves_nothing_behind(layer: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(build("llama"), Letters())
+def test_a_failing_layer_leaves_nothing_behind(layer: int) -> None:
+    model = build("llama")
+    mlp = Breakable(model.model.layers[layer].mlp, "broken")
+    engine = Engine(model, Letters())
     branches, given = problems(engine)
     expected, _ = ask(engine, branches, given, ALWAYS)
     before = engine.kv_bytes(), len(engine.tree.segments())
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("broken")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.model.model.layers[layer].mlp, "forward", fail)
-        with pytest.raises(RuntimeError, match="broken"):
-            ask(engine, branches, given, NEVER)
+    with mlp.failing(), pytest.raises(RuntimeError, match="broken"):
+        ask(engine, branches, given, NEVER)
     assert untouched(engine)
     assert (engine.kv_bytes(), len(engine.tree.segments())) == before
     assert ask(engine, branches, given, ALWAYS)[0] == expected

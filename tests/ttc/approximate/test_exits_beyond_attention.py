@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from experiments.lab.bench import small_models
+from tests.helpers.breaking import Breakable
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.exits import (
@@ -37,8 +38,10 @@ from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Sharing, Unsuppo
 from ttc.approximate.decode_gate import DecodeGate
 from ttc.approximate.early_exit import EarlyExit
 from ttc.attention.plan import ExtendPlan, Piece
+from ttc.decoder_layers import decoder_layers
 from ttc.memory.kv import KV
 from ttc.passes.chunks import one_chunk
+from ttc.passes.segment_writer import NewRun
 from ttc.passes.shrinking import Remaining, ShrinkingPass
 
 GEMMA4 = "gemma4_text: shared KV"
@@ -144,8 +147,8 @@ def asked(case: str) -> Any:
 def test_whoever_leaves_where_changes_nothing_for_the_others(case: str, depths: list[int]) -> None:
     engine, branches, given, lens = asked(case)
     runs = [[b.tokens[-1], *more] for b, more in zip(branches, given, strict=True)]
-    leaves, usages = [b.leaf for b in branches], [b.usage for b in branches]
-    with torch.inference_mode(), one_chunk(engine.runtime, leaves, runs, usages) as (chunk, _):
+    new = [NewRun(b.leaf, run, b.usage) for b, run in zip(branches, runs, strict=True)]
+    with torch.inference_mode(), one_chunk(engine.runtime, new) as (chunk, _):
         made = ShrinkingPass(
             engine.lens, chunk.plan, lambda depth, live, _: {i for i in live if depths[chunk.runs[i]] == depth}, 1
         )
@@ -195,19 +198,15 @@ def test_a_least_time_step_holds_in_the_opening_of_what_is_asked() -> None:
 
 
 @pytest.mark.parametrize("case", ["jamba", GEMMA4])
-def test_a_pass_that_breaks_off_leaves_nothing_behind(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of(case)
+def test_a_pass_that_breaks_off_leaves_nothing_behind(case: str) -> None:
+    model = copy.deepcopy(plain(case))
+    layer = Breakable(decoder_layers(model)[3], "device lost")
+    engine = Engine(model, Letters())
     branches, given = problems(engine)
     expected, _ = ask(engine, branches, given, EarlyExit(theta=3.0, eps=1.0))
     before = engine.kv_bytes(), len(engine.tree.segments())
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("device lost")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.lens.layers[3], "forward", fail)
-        with pytest.raises(RuntimeError, match="device lost"):
-            ask(engine, branches, given, EarlyExit(theta=0.0))
+    with layer.failing(), pytest.raises(RuntimeError, match="device lost"):
+        ask(engine, branches, given, EarlyExit(theta=0.0))
     assert (engine.kv_bytes(), len(engine.tree.segments())) == before
     assert ask(engine, branches, given, EarlyExit(theta=3.0, eps=1.0))[0] == expected
     assert_nothing_left(engine, branches)

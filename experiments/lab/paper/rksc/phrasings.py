@@ -17,6 +17,7 @@ from experiments.runs.screen import with_progress
 from ttc.approximate.similar_prompts import compared, layer_weights, similarity
 from ttc.engine import Engine
 from ttc.passes.chunks import one_chunk
+from ttc.passes.segment_writer import NewRun
 from ttc.protocols import Problem
 from ttc.sampling import Sampling
 from ttc.text.answers import extract_answer
@@ -164,8 +165,8 @@ def _answer(branch: Branch) -> str | None:
 @torch.inference_mode()
 def _next(engine: Engine, branches: Sequence[Branch]) -> torch.Tensor:
     """Log-probabilities (branches, vocab) of the token that comes next."""
-    leaves, usages = [b.leaf for b in branches], [b.usage for b in branches]
-    with one_chunk(engine.runtime, leaves, [[b.tokens[-1]] for b in branches], usages) as (chunk, _):
+    new = [NewRun(branch.leaf, branch.tokens[-1:], branch.usage) for branch in branches]
+    with one_chunk(engine.runtime, new) as (chunk, _):
         logprobs = engine.runner.forward(chunk.tokens, chunk.plan).double().log_softmax(-1)
     found = dict(zip(chunk.runs, logprobs, strict=True))
     return torch.stack([found[i] for i in range(len(branches))])

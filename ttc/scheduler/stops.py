@@ -58,7 +58,7 @@ class Stops:
             branch.finish_reason = "eos"
         elif completes and self._has_ended(branch, start):
             branch.finish_reason = "end"
-        elif self.limits.left(length) == 0:
+        elif length == self.limits.context_length:
             branch.finish_reason = "context"
         if branch.finish_reason is not None:
             return branch.finish_reason

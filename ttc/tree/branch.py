@@ -132,9 +132,11 @@ class Branch:
     ) -> None:
         """Append a generated token and what is kept for it."""
         self.tokens.append(token)
-        figures = (logprob, top1, entropy, top_k_logprob, self_certainty)
-        for column, value in zip(self.columns(), figures, strict=True):
-            column.append(value)
+        self.logprobs.append(logprob)
+        self.top1.append(top1)
+        self.entropies.append(entropy)
+        self.top_k_logprobs.append(top_k_logprob)
+        self.self_certainties.append(self_certainty)
 
     def take_back(self, count: int) -> None:
         """Undo the last `count` generated tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -25,6 +26,7 @@ class Calls:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.steps: list[tuple[int, list[str]]] = []
+        self.names: set[str] = set()
         decode = Driver._decode
 
         def counted(driver: Driver) -> Any:
@@ -33,6 +35,7 @@ class Calls:
             def note(frame: FrameType, event: str, _: Any) -> None:
                 if event == "call":
                     files.append(frame.f_code.co_filename)
+                    self.names.add(frame.f_code.co_qualname)
 
             sys.setprofile(note)
             try:
@@ -61,3 +64,17 @@ def test_a_steady_token_of_a_beam_search_is_few_calls(monkeypatch: pytest.Monkey
     files = calls.steady(16)
     assert len(files) <= 200
     assert len({file for file in files if file.startswith(ROOMS)}) <= 19
+
+
+def test_the_drawing_of_a_token_names_what_really_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine.from_pretrained("smollm2-135m", device="cpu", dtype="float32")
+    if not isinstance(engine.runner, FusedRunner):
+        pytest.skip(f"layers are not compiled here: {engine.runner.reason}")
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    (drawing,) = re.findall(r"## The walk of a token.*?```(.*?)```", text, re.DOTALL)
+    named = set(re.findall(r"\b(?:[A-Z]\w+\.\w+|draw_tokens|draw|draw_rows)\b", drawing))
+    calls = Calls(monkeypatch)
+    search = BeamSearch(beam_size=2, beam_width=2, max_steps=2, step_tokens=8)
+    solve(search, engine=engine, verifier=ArithmeticVerifier(), problem="What is 3 * 4 - 2?", seed=0)
+    outside = {"Driver.events", "Driver.step", "Driver._decode"}  # they call what is counted
+    assert len(named) > 12 and named - outside <= calls.names

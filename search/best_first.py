@@ -49,13 +49,14 @@ class BestFirst(Search):
                 del opened[: self.beam_size]
                 yield Release(best)
                 children = yield from drop_gated(children)
-                yield Rate(children, self.aggregation)
                 finished += [child for child in children if child.finished]
-                opened = ranked([*opened, *(child for child in children if not child.finished)])
+                opened += [child for child in children if not child.finished]
+                yield Rate(children, self.aggregation)
+                opened = ranked(opened)
         except BudgetExceeded:
             if not finished and opened in ([], [root]):
                 raise
-        return ranked(finished) or opened
+        return ranked(finished) or ranked(opened)
 
     def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
         return super().choose(complete(candidates), extract)

@@ -188,9 +188,20 @@ class Run:
             self.request = None
             return
         self.told = True
+        self._stand_for_parents()
         names = ("max_tokens", "max_generated_tokens", "max_calls", "max_wall_s")
         limits = ", ".join(f"{n}={value}" for n in names if (value := getattr(self.budget, n)) is not None)
         self._take(lambda: self.steps.throw(BudgetExceeded(f"the budget of this problem is spent: {limits}")))
+
+    def _stand_for_parents(self) -> None:
+        """What the budget leaves unrated counts as the nearest rated branch that it goes on from:
+        that one was let go of for it."""
+        for branch in self.live:
+            above: Branch | None = branch
+            while above is not None and above.score is None:
+                above = above.parent
+            if above is not None:
+                branch.score = above.score
 
     def refuse(self, error: InvalidInput) -> None:
         """Raise what stands against its request in the search, which may go on without it; else it has failed."""

@@ -42,7 +42,7 @@ class TreeOfThoughts(Search):
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = Step(self.step_tokens, self.delimiter, case.end)
         stack = [root]  # what waits to be followed, the next one last
-        finished, given_up = list[Branch](), list[Branch]()
+        finished, given_up, unrated = list[Branch](), list[Branch](), list[Branch]()
         continued = 0
         try:
             while stack and continued < self.max_states:
@@ -58,18 +58,19 @@ class TreeOfThoughts(Search):
                     continued += 1
                     stack.pop()
                     yield Release([state])
-                    children = yield from drop_gated(children)
-                    yield Rate(children, self.aggregation)
+                    unrated = yield from drop_gated(children)
+                    yield Rate(unrated, self.aggregation)
+                    children, unrated = unrated, []
                     stack += [child for child in reversed(ranked(children)) if self._promising(child)]
                     dropped += [child for child in children if not self._promising(child)]
                 given_up = ranked([*given_up, *dropped])
                 yield Release(given_up[1:])
                 del given_up[1:]
         except BudgetExceeded:
-            if not (finished or given_up or stack[1:]):
+            if not (finished or given_up or unrated or stack[1:]):
                 raise
-        finished += [state for state in stack if state.finished]
-        return ranked(finished) or ranked([*stack, *given_up])
+        finished += [state for state in [*stack, *unrated] if state.finished]
+        return ranked(finished) or ranked([*stack, *unrated, *given_up])
 
     def _promising(self, state: Branch) -> bool:
         return state.score is not None and state.score > self.threshold

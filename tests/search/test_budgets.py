@@ -24,13 +24,15 @@ from search import (
     Search,
     SearchSteps,
     Step,
+    TreeOfThoughts,
     solve,
 )
 from search.run import Run
 from tests.helpers.backends import FakeBackend
 from tests.helpers.searches import Costly, RandomTree, all_searches
-from tests.helpers.trees import HandMadeTree, searched
+from tests.helpers.trees import HandMadeTree, Scores, searched
 from ttc import Branch, BudgetExceeded, InvalidInput
+from ttc.sampling import random_key
 
 SEARCHES = all_searches()
 
@@ -168,6 +170,86 @@ def test_a_search_that_answers_with_what_has_finished_does_so_when_its_budget_en
     scores = {"aa": 0.8, "bb": 0.8, "aa1.": 0.05}
     result = searched(search, backend, scores, max_tokens=6)
     assert result.answer == "aa1." and result.stopped == "budget"
+
+
+class ByToken(Scores):
+    """Scores texts as `Scores`, each for a token a token that it has not read yet, as reward models do."""
+
+    def price(self, branches: Any, questions: Any, backend: Any) -> int:
+        return sum(len(branch.generated) - self._read(branch) for branch in branches)
+
+    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
+        for branch in branches:
+            branch.usage.verifier_tokens += len(branch.generated) - self._read(branch)
+        return super().rate(branches, questions, backend)
+
+    def _read(self, branch: Branch) -> int:
+        above: Branch | None = branch
+        while above is not None and above.text not in self.asked:
+            above = above.parent
+        return 0 if above is None else len(above.generated)
+
+
+@pytest.mark.parametrize("search", [*STEPWISE, TreeOfThoughts(beam_width=2, threshold=0.1, **STEPS)])
+def test_what_a_budget_did_not_pay_to_rate_counts_as_what_it_goes_on_from(search: Search) -> None:
+    """Two branches cost 4 tokens to write and 4 to rate; their continuations are written, and not rated."""
+    backend = HandMadeTree({"": ["aa", "bb"], "aa": ["cc"], "bb": ["dd"]})
+    result = searched(search, backend, ByToken({"aa": 0.05, "bb": 0.8}), max_tokens=4 + 4 + 4)
+    assert result.best is not None and result.best.text[:2] == "bb" and result.best.score == 0.8
+    assert result.stopped == "budget"
+
+
+class Rated:
+    """Any score for any text, and each token that is new costs `cost`."""
+
+    def __init__(self, cost: int):
+        self.cost, self.read = cost, dict[Branch, int]()
+
+    def price(self, branches: Any, questions: Any, backend: Any) -> int:
+        return sum(self._new(branch) for branch in branches)
+
+    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
+        for branch in branches:
+            branch.usage.verifier_tokens += self._new(branch)
+        self.read |= {branch: len(branch.generated) for branch in branches}
+        return [[random_key(b.key, end) % 1000 / 1000 for end in b.step_ends] for b in branches]
+
+    def _new(self, branch: Branch) -> int:
+        above: Branch | None = branch
+        while above is not None and above not in self.read:
+            above = above.parent
+        return self.cost * (len(branch.generated) - self.read.get(above, 0))  # type: ignore[arg-type]
+
+
+BY_SCORE = [
+    search
+    for search in [*SEARCHES, REBASE(n=4, step_tokens=3, max_steps=5, delimiter=",", answer="best")]
+    if isinstance(search, BeamSearch | DVTS | ParticleFilter | BestFirst | TreeOfThoughts)
+    or (isinstance(search, REBASE) and search.answer == "best")
+]
+FINISHED_FIRST = (REBASE, BestFirst, TreeOfThoughts)
+"""Searches that answer with what has finished, if anything has."""
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.sampled_from(BY_SCORE), st.integers(1, 90), st.integers(0, 5), st.integers(0, 2), letters)
+def test_no_answer_is_rated_below_what_the_search_did_not_let_go(
+    search: Search, most: int, reserve: int, cost: int, letters: str
+) -> None:
+    reserve = min(reserve, most - 1)
+    budget = {"max_tokens": most, "reserve": reserve}
+    result = solve(search, problem="a", engine=RandomTree(letters), verifier=Rated(cost), **budget)
+    assert result.error is None
+    if result.best is None:
+        return
+    rated = [node for node in result.tree if node.score is not None and node.status != "pruned"]
+    if isinstance(search, FINISHED_FIRST) and result.best.finish_reason is not None:
+        rated = [node for node in rated if node.status == "finished"]
+    for node in rated:
+        depth = len(node.path)
+        later = [n for n in result.tree if n.path[:depth] == node.path and len(n.path) > depth]
+        if not any(n.score is not None for n in later):  # else its continuations stand for it
+            assert result.best.score is not None and result.best.score >= node.score  # type: ignore[operator]
 
 
 # ---------------------------------------------------------------- the reserve

@@ -44,7 +44,7 @@ class NormalInverseChiSquared:
 
 
 PRIOR = NormalInverseChiSquared(m=0.0, kappa=1.0, nu=1.0, tau2=0.1)
-"""TreeQuest's, the authors' own code, for scores in [0, 1]."""
+"""The `GaussianPrior` of TreeQuest, the authors' own code (SakanaAI/treequest), for scores in [0, 1]."""
 
 
 @dataclass(eq=False)

@@ -49,11 +49,11 @@ def test_no_example_of_hypothesis_has_a_deadline() -> None:
 
 
 def test_a_process_hears_ctrl_c_where_the_suite_does_not() -> None:
-    waiting = """
+    waiting = f"""
 import time
 try:
     print("ready", flush=True)
-    time.sleep(60)
+    time.sleep({LIMIT_S})
 except KeyboardInterrupt:
     exit(7)
 """
@@ -62,6 +62,6 @@ except KeyboardInterrupt:
         with started([sys.executable, "-c", waiting], stdout=subprocess.PIPE) as process:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
             process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=30) == 7
+            assert process.wait(timeout=LIMIT_S) == 7
     finally:
         signal.signal(signal.SIGINT, before)

@@ -53,12 +53,16 @@ def rejected(only_a: int, only_b: int, total: int, delta: float) -> bool:
 def test_mcnemar_by_its_formula() -> None:
     assert mcnemar(0, 0) == mcnemar(4, 4) == 1.0
     assert mcnemar(1, 7) == mcnemar(7, 1) == pytest.approx(0.0339, abs=5e-5)  # Fagerland, 2013
+    assert mcnemar(6, 16) == pytest.approx(0.033006, abs=5e-7)  # cavo_2012 in R's contingencytables
     assert mcnemar(59, 6) == pytest.approx(2 * (1 - NormalDist().cdf(53 / math.sqrt(65))))
 
 
 def test_tango_as_it_is_published() -> None:
-    # airway hyper-responsiveness, 1 of 21 children before and 7 after alone: Fagerland et al., 2014
+    # the two examples of Fagerland, Lydersen and Laake ("Statistical Analysis of Contingency Tables", chapter 8):
+    # airway hyper-responsiveness of 21 children, and complete response of 161 patients as R's contingencytables,
+    # which they wrote, prints it
     assert tango(1, 7, 21) == pytest.approx((-0.517, -0.026), abs=5e-4)
+    assert tango(6, 16, 161) == pytest.approx((-0.1240, -0.0054), abs=5e-5)
     none = 1.959963984540054**2 / (10 + 1.959963984540054**2)
     assert tango(0, 0, 10) == pytest.approx((-none, none))
     assert tango(10, 0, 10)[1] == 1.0 and tango(0, 10, 10)[0] == -1.0

@@ -56,7 +56,9 @@ def test_a_rating_beyond_the_budget_loses_no_finished_branch() -> None:
     result = run({(1,)}, 4, verifier=Priced, max_tokens=20)
     assert result.stopped == "budget" and [tuple(b.path) for b in result.branches] == [(1,)]
     result = run(set(), 4, verifier=Priced, max_tokens=20)
-    assert result.stopped == "budget" and [tuple(b.path) for b in result.branches] == [(1,)]
+    assert result.stopped == "budget" and [tuple(b.path) for b in result.branches] == [(0, 0), (0, 1), (1,)]
+    first, *_, other = result.branches  # of the branch that went on, its continuations have the score
+    assert first.score == result.tree[1].score > other.score  # type: ignore[operator]
 
 
 def test_nothing_is_an_answer_where_nothing_could_be_made() -> None:

@@ -18,8 +18,8 @@ from verifiers.arithmetic import ArithmeticVerifier, numbers_in
 from verifiers.equations import find_equations, stated_operands
 
 CHARS = 100_000
-CPU_S = 2.0
-"""For one text and one reader; with quadratic patterns it would be minutes."""
+CPU_S = 5.0
+"""For one text and one reader, which take 3 s at most; with quadratic patterns it would be minutes."""
 
 PIECES = [
     *(
@@ -48,6 +48,7 @@ PIECES = [
     *("\\boxed{", "\\boxed", "\\boxed ", "\\boxed{1}", "{\\boxed{", "\\frac{", "\\frac{1}{", "\\frac1", "\\text{"),
     *("answer", "answer ", "answer is", "answer is ", "answer:", "Answer: A a ", "#### ", "####=", "choice is "),
     *("choice:", "option ", "1,", "1,111,", "1/1", "1.", "1. ", "1=", "1+1=2 ", "1 1/2 ", "12 ", "1%", "9^{9^{"),
+    *("<think>", "</think>", "1=1+1=", "'", "“", "[B]", "\\text{B}", " cm", "^\\circ", "\\left", "\\,"),
     *("<<", "<<1=1", "2^", "x=1", "a b c ", "é", "²", "½", "٣", "−", "Ａ", "\u2028", "\r", "∞", "1e5", "1_0", "_"),
 ]
 READERS: dict[str, Callable[[str], object]] = {
@@ -64,16 +65,13 @@ READERS: dict[str, Callable[[str], object]] = {
     "operands": stated_operands,
     "numbers_in": numbers_in,
 }
-VERIFIERS = ("equations", "operands", "numbers_in")
-"""They read every number of a text, which is linear too but slower."""
 
 
 @pytest.mark.parametrize("reader", READERS)
 def test_every_reader_takes_time_linear_in_the_text(reader: str) -> None:
     """30,000 newlines took a quadratic pattern of a choice 7 s, and 19,000 characters of boxes 1 s."""
-    chars = CHARS // 20 if reader in VERIFIERS else CHARS
     for piece in PIECES:
-        text = ("The answer is " + piece * (chars // len(piece) + 1))[:chars] + "\\boxed{"
+        text = ("The answer is " + piece * (CHARS // len(piece) + 1))[:CHARS] + "\\boxed{"
         start = time.process_time()
         READERS[reader](text)
         assert time.process_time() - start < CPU_S, piece
@@ -81,9 +79,9 @@ def test_every_reader_takes_time_linear_in_the_text(reader: str) -> None:
 
 @pytest.mark.slow
 def test_rating_arithmetic_takes_time_linear_in_the_text() -> None:
-    for piece in PIECES:
+    for piece in [*PIECES[::5], "=", "1=", "1+1=2 ", "1=1+1="]:
         start = time.process_time()
-        ArithmeticVerifier().rate_text([piece * (CHARS // 5 // len(piece))], "1 and 2", True)
+        ArithmeticVerifier().rate_text([piece * (CHARS // len(piece))], "1 and 2", True)
         assert time.process_time() - start < CPU_S, piece
 
 

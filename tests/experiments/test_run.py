@@ -171,7 +171,7 @@ def test_a_failed_problem_counts_as_wrong_until_it_is_retried(
 
     monkeypatch.setattr(ArithmeticVerifier, "rate", sometimes)
     # an answer is found in what a failed problem has, and it is the right one
-    monkeypatch.setattr("experiments.runs.data.same_answer", lambda *_: True)
+    monkeypatch.setattr("experiments.runs.grading.same_answer", lambda *_: True)
     summary = run_here(tmp_path, *SHORT)
     assert (summary["failures"], summary["failure_reasons"]) == (
         1,

@@ -10,7 +10,7 @@ import torch
 from hypothesis import settings
 from transformers.models.mamba2 import modeling_mamba2
 
-import ttc.passes.chunks
+import ttc.passes.segment_writer
 import ttc.tree.tree
 from experiments.lab.bench import small_models
 from tests.helpers.engines import GREEDY, fail_at
@@ -175,7 +175,7 @@ def _two_levels(engine: Engine) -> tuple[Engine, list[Branch]]:
 
 
 @pytest.mark.parametrize("call", [1, 3])
-def test_a_pass_that_breaks_off_takes_its_step_back(call: int) -> None:
+def test_a_pass_that_breaks_off_takes_its_step_back(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of("jamba")
     root = engine.root(prompt(1, 14))
     branches = engine.fork(root, 2)
@@ -183,18 +183,19 @@ def test_a_pass_that_breaks_off_takes_its_step_back(call: int) -> None:
     before = [branch.generated for branch in branches]
     recurrent = engine.runner.recurrent
     assert recurrent is not None
-    last, own, calls = recurrent.modules[-1].module, type(recurrent.modules[-1].module).forward, []
+    last, calls = recurrent.modules[-1], []
+    usual = last.forward()
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
         if len(calls) == call:
             raise RuntimeError("device lost")
-        return own(last, *args, **kwargs)
+        return usual(*args, **kwargs)
 
-    last.forward = failing  # the layers before it have changed their states already
-    with pytest.raises(RuntimeError, match="device lost"):
-        engine.generate(branches, 8, sampling=GREEDY)
-    del last.forward
+    with monkeypatch.context() as patch:  # the layers before it have changed their states already
+        patch.setattr(last, "forward", lambda: failing)
+        with pytest.raises(RuntimeError, match="device lost"):
+            engine.generate(branches, 8, sampling=GREEDY)
     assert_whole(engine, [root, *branches])
     for branch, tokens in zip(branches, before, strict=True):
         assert branch.generated == tokens
@@ -240,7 +241,7 @@ def test_prompts_of_one_call_share_up_to_the_token_where_they_part(case: str) ->
 
 
 def test_a_later_prompt_shares_up_to_a_state_that_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ttc.passes.chunks, ttc.tree.tree):
+    for module in (ttc.passes.segment_writer, ttc.tree.tree):
         monkeypatch.setattr(module, "SNAPSHOT_TOKENS", 16)
     engine, head = engine_of("qwen3_5_text", prefill_tokens=11), prompt(1, 40)
     first = engine.root([*head, *prompt(2, 9)])

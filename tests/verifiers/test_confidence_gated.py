@@ -234,13 +234,13 @@ BEAM = BeamSearch(beam_size=3, beam_width=2, step_tokens=3, max_steps=4)
 
 
 def scores(result: Any) -> list[float]:
-    return [node["score"] for node in result.tree if node["score"] is not None]
+    return [node.score for node in result.tree if node.score is not None]
 
 
 def test_no_problem_of_a_beam_search_mixes_scales(engine: Engine) -> None:
     gate = ConfidenceGatedVerifier(Inner(), tau_conf=0.0, r_gap=0.05)
     results = solve(BEAM, engine=engine, verifier=gate, problem=QUESTIONS)
-    steps = [max(len(node["path"]) for node in r.tree) for r in results]
+    steps = [max(len(node.path) for node in r.tree) for r in results]
     skipped = [r.usage.verifications_skipped for r in results]
     assert gate.calls == sum(steps) and gate.skips == sum(skipped)
     assert 0 < sum(map(bool, skipped)) < len(results)  # the case is worth testing: some are, some are not

@@ -229,7 +229,7 @@ def test_the_decode_gate_stops_who_trails_and_the_leader_goes_on_exactly(case: s
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        ("hrm_text", "has no list of its 4 decoder layers"),
+        ("hrm_text", "has no list of its 8 decoder layers"),
         ("mllama", "the last of its decoder layers does not run on text alone"),
     ],
 )

@@ -39,7 +39,7 @@ def test_frequencies_that_depend_on_a_pass_bound_the_context(settings: dict[str,
 
 def limits_of(config: Any) -> ModelLimits:
     model = SimpleNamespace(config=config, modules=lambda: [])
-    return ModelLimits.of(model, None)
+    return ModelLimits.of(model)
 
 
 def test_a_context_that_is_shorter_than_the_configurations_says_why() -> None:

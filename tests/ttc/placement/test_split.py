@@ -235,7 +235,7 @@ def test_what_cannot_be_split_is_refused(profile: str) -> None:
 
 
 def test_layers_that_do_not_run_one_after_the_other_or_are_partly_one_are_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="no list of its 4 decoder layers, one of which runs after the other"):
+    with pytest.raises(UnsupportedModel, match="no list of its 8 decoder layers, one of which runs after the other"):
         Split(k=2).place(small_models.build("hrm_text"), "cpu")
     model = deeper("llama")
     model.model.layers[2].mlp = model.model.layers[0].mlp

@@ -17,7 +17,7 @@ from ttc.memory.manager import Block
 from ttc.memory.states import State
 from ttc.memory.tails import mirror
 from ttc.residency.base import Paths
-from ttc.residency.grouping import balanced_grouping, schedule_beams
+from ttc.residency.beam_scheduling import balanced_grouping, schedule_beams
 from ttc.residency.offloading import Offloading
 
 

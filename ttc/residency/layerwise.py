@@ -14,7 +14,7 @@ from ttc.memory.kv import KV
 from ttc.memory.manager import Block
 from ttc.memory.tails import Tails
 from ttc.residency.base import Paths
-from ttc.residency.grouping import balanced_sizes
+from ttc.residency.beam_scheduling import balanced_sizes
 from ttc.residency.offloading import Offloading
 
 

@@ -16,7 +16,7 @@ from ttc.memory.kv import LayerShape
 from ttc.memory.manager import Block, KVMemory
 from ttc.memory.tails import Tails
 from ttc.residency.base import Paths, Residency, free_device_bytes, machine_bytes, to_bytes
-from ttc.residency.grouping import balanced_sizes
+from ttc.residency.beam_scheduling import balanced_sizes
 
 
 @dataclass

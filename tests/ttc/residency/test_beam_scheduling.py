@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ttc import OutOfMemory
 from ttc.memory.kv import KV
-from ttc.residency.grouping import balanced_grouping, balanced_sizes, schedule_beams
+from ttc.residency.beam_scheduling import balanced_grouping, balanced_sizes, schedule_beams
 
 
 def blocks(*sizes: int) -> list[KV]:

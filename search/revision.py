@@ -92,8 +92,8 @@ class Revision(Search):
         made = [root]
         try:
             for attempt in attempts:
-                if attempt.text:
-                    made += yield Append(made[-1:], attempt.text)
+                if said := attempt.marked_text:
+                    made += yield Append(made[-1:], said)
                 made += yield Append(made[-1:], self.feedback, turn=True)
         except ContextExceeded:
             yield Release(made[1:])

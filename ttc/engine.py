@@ -101,6 +101,7 @@ class Engine:
         self.batches: WeakSet[RunningBatch] = WeakSet()
         self.calls, self.lock = 0, RLock()
         self.chosen: Chosen | None = None  # what memory="auto" came to
+        self._changes = 0  # of the model since load
         self._refused: UnsupportedModel | None = None  # for what was made of the model after load
 
     @classmethod
@@ -408,6 +409,7 @@ class Engine:
                     batch.interrupt()
             for branch in list(self.live):
                 self.tree.move(branch, self.tree.trunk)
+            self._changes += 1
             self._refused = None
             try:
                 check_adapters(self.model)
@@ -415,6 +417,13 @@ class Engine:
                 self._refused = error
         if self._refused is not None:
             raise self._refused
+
+    @one_at_a_time
+    def model_changes(self) -> int:
+        """How often the model was another one than at the look before, this look included: what somebody has computed
+        with it holds while this number stays."""
+        self._follow_model()
+        return self._changes
 
     def _trim(self, at_work: Sequence[Branch] = ()) -> None:
         """Keep the cache within its capacity, without the KV of these branches and of those that decode."""

@@ -92,6 +92,7 @@ class RewardModel(ABC):
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
         """The most verifier tokens that rating these branches takes."""
         mirror = self.mirror(backend)
+        mirror.follow_model()
         pairs = zip(branches, questions, strict=True)
         return sum(mirror.missing_tokens(branch, self.layout(branch, question)) for branch, question in pairs)
 

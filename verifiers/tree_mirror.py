@@ -83,6 +83,14 @@ class TreeMirror:
     mirrors: dict[Branch, Mirror] = field(default_factory=dict)
     _start: Read = field(default_factory=lambda: Read(None))
     _gone: WeakSet[Branch] = field(default_factory=WeakSet)
+    _changes: int = 0
+
+    def follow_model(self) -> None:
+        """Where the model has changed, as by other weights, no score of the one of before is kept."""
+        with self.engine.lock:
+            if (changes := self.engine.model_changes()) != self._changes:
+                self.clear()
+                self._start, self._changes = Read(None), changes
 
     def rate(self, branches: Sequence[Branch], layouts: Sequence[Layout]) -> list[list[Any]]:
         """The scores of each branch's text, in order of `Layout.places`.
@@ -91,6 +99,7 @@ class TreeMirror:
         before the model runs.
         """
         with self.engine.lock:
+            self.follow_model()
             reads = self.follow(branches, layouts)
             self._read_suffixes(branches, layouts, reads)
             self._sweep()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from experiments.serve.refusal import Refusal
 
@@ -38,10 +38,19 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)  # clients send an assistant's message back as they got it
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    content: str | list[Part] | None
+
+    @model_validator(mode="after")
+    def _null_of_the_assistant_alone(self) -> Message:
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"the {self.role}'s content is null; send a text")
+        return self
 
     @property
     def text(self) -> str:
+        """An assistant's null, as a reply has it whose thought was cut off, is an empty text."""
+        if self.content is None:
+            return ""
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
 
     def as_template(self) -> dict[str, str]:

@@ -97,6 +97,21 @@ def test_weights_that_changed_under_the_same_path_are_refused(place: Path) -> No
     assert len(records(place)) == 4
 
 
+def test_other_generation_settings_under_the_same_path_are_refused(place: Path) -> None:
+    """The file of the settings is part of the weights' fingerprint, and the switch of the configuration."""
+    run(composed(place, "dataset.limit=1"))
+    file = place / "model" / "generation_config.json"
+    before = file.read_text()
+    file.write_text(json.dumps(json.loads(before) | {"repetition_penalty": 1.3}))
+    with pytest.raises(InvalidInput, match=r"the model, generation_config\.json: \d+ bytes, hash \w+ -> \d+ bytes"):
+        run(composed(place, "dataset.limit=2"))
+    with pytest.raises(InvalidInput, match=r"model\.generation_settings"):
+        run(composed(place, "dataset.limit=2", "model.generation_settings=false"))
+    file.write_text(before)
+    run(composed(place, "dataset.limit=2"))
+    assert len(records(place)) == 2
+
+
 @pytest.mark.parametrize("inner", ["", "ensemble"])
 def test_weights_of_a_verifier_that_changed_under_the_same_path_are_refused(place: Path, inner: str) -> None:
     judge = save_model(place / "judge")

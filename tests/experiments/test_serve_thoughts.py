@@ -124,3 +124,7 @@ def test_an_earlier_reply_may_be_sent_back_with_its_thought() -> None:
     earlier = {"role": "assistant", "content": "18", "reasoning_content": "12?"}
     with served(["</think>19"], R1) as client:
         assert whole(client, messages=[*GO, earlier, *GO]) == (None, "19")
+        cut_off = {"role": "assistant", "content": None, "reasoning_content": "12?"}  # as a reply has it
+        assert whole(client, messages=[*GO, cut_off, *GO]) == (None, "19")
+        with pytest.raises(openai.BadRequestError, match="the user's content is null"):
+            whole(client, messages=[{"role": "user", "content": None}])

@@ -16,6 +16,7 @@ from search import (
     CertaintyProbe,
     DeepConf,
     Greedy,
+    Revision,
     SelfConsistency,
     SelfRefine,
     solve,
@@ -32,6 +33,8 @@ from verifiers import ArithmeticVerifier
 TAGS = ("<think>", "</think>")
 R1, QWEN3 = thinker(OPENING, plain=TAGS), thinker(SWITCHED, plain=TAGS)
 MAGISTRAL = thinker(TURNS, ("[THINK]", "[/THINK]"))
+GPT_OSS = thinker(TURNS, ("<|start|>", "<|end|>", "<|message|>", "<|channel|>"))
+GPT_OSS_SAYS = "<|channel|>analysis<|message|>{}?<|end|><|start|>assistant<|channel|>final<|message|>{}"
 UNDECIDED = ["The answer is 3, or not", "The answer is 3?", "</think>The answer is 4."]
 """Two thoughts that never end, and an answer."""
 
@@ -130,6 +133,28 @@ def test_a_critique_counts_by_what_it_says_and_not_by_what_it_thinks() -> None:
 def test_each_turn_begins_as_its_own_prompt_says() -> None:
     turns = iter(["</think>1", "it is correct", "2"])  # neither the critique nor the second answer ends its thought
     assert solved(SelfRefine(attempts=2), lambda branch: next(turns)).answer is None
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "said"),
+    [(MAGISTRAL, "[THINK]{}?[/THINK]{}"), (R1, "{}?</think>{}"), (GPT_OSS, GPT_OSS_SAYS)],
+    ids=["magistral", "r1", "gpt-oss"],
+)
+def test_an_attempt_that_is_told_again_keeps_the_marks_of_its_thought(tokenizer: Any, said: str) -> None:
+    """With a memory of one attempt, each prompt after the second is put together anew."""
+    turns, asked = iter("1234"), list[list[int]]()
+
+    def says(branch: Branch) -> str:
+        asked.append(list(branch.tokens))
+        return said.replace("{}", next(turns))
+
+    search = Revision(n=1, attempts=4, memory=1, feedback="Again.")
+    result = solved(search, says, tokenizer, verifier=Scores(lambda branch: 0.5))
+    assert result.answer is not None and len(asked) == 4
+    for place in (2, 3):
+        prompt = tokenizer.decode(asked[place])
+        answer = said.replace("{}", str(place)) + "<eos>"
+        assert prompt.count(answer) == 1 and prompt.count("Again.") == 1, prompt
 
 
 def test_a_probe_asks_in_the_thought_and_its_answer_counts() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -125,6 +127,25 @@ def test_another_engine_gets_a_tree_of_its_own() -> None:
         verifier.rate(grown(engine, engine.root([1, 2]), "a\n"), [QUESTION], engine)
     assert verifier.mirror(second).engine.memory.device is second.memory.device
     assert first.kv_bytes() == sum(first.memory.tier_bytes(kv)[0] for kv in first.memory.live)
+
+
+def test_no_score_of_a_reward_model_is_kept_that_has_changed_since() -> None:
+    """Of a branch that was rated before, and of one that goes on from it."""
+    body = seeded(lambda: HeadedModel(hf.Qwen2Model(configuration("qwen2", TOKENIZER)), nn.Linear(32, 2)))
+    engine, verifier = policy(), QwenPRM((body, TOKENIZER), separator="\n")
+    (old,) = grown(engine, engine.root([1, 2]), "a\nb\n")
+    before = verifier.rate([old], [QUESTION], engine)
+    (new,) = grown(engine, old, "c\n")
+    with torch.no_grad():
+        for weight in body.parameters():
+            weight.mul_(1.5)
+    assert verifier.price([old], [QUESTION], engine) > 0
+    found = verifier.rate([old, new], [QUESTION] * 2, engine)
+    fresh = policy()
+    (again,) = grown(fresh, fresh.root([1, 2]), "a\nb\nc\n")
+    expected = QwenPRM((copy.deepcopy(body), TOKENIZER), separator="\n").rate([again], [QUESTION], fresh)[0]
+    assert found[1] == pytest.approx(expected, abs=1e-5) and found[0] == pytest.approx(expected[:2], abs=1e-5)
+    assert before[0] != pytest.approx(expected[:2], abs=1e-3)
 
 
 def test_a_verifier_that_breaks_off_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ for the 397 modules and 272 weights of SmolLM2-135M.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from copy import copy
 from itertools import chain, repeat
 from operator import attrgetter, call, getitem, is_, itemgetter
@@ -48,7 +48,7 @@ class Noted:
         try:
             same = self._structure() == self._before and self._code.same()
             return same and self._weights.same_places()
-        except (KeyError, RuntimeError, ValueError):
+        except (AttributeError, KeyError, RuntimeError, ValueError):
             return False  # something is gone, or a tensor where a number was
 
     def same_numbers(self) -> bool:
@@ -77,13 +77,15 @@ class Watch:
     """Follows a model from look to look.
 
     at_load, last: the model when this was made, and when somebody looked last. as_at_load: whether
-    its structure was the same both times.
+    its structure was the same both times. on_change: called by the look that sees a change, to let go
+    of what was made of the model; what they raise is raised by every look until the cause is gone.
     """
 
     def __init__(self, model: nn.Module):
         self.model = model
         self.at_load = self.last = Noted(model)
         self.as_at_load = True
+        self.on_change: list[Callable[[], None]] = []
 
     def unchanged(self, *, samples: bool = True) -> bool:
         """Whether the model computes what it computed at the last look. This is the next look.
@@ -93,6 +95,8 @@ class Watch:
         last = self.last
         if last.same_structure() and (last.same_numbers() if samples else last.same_versions()):
             return True
+        for react in self.on_change:
+            react()
         self.last = Noted(self.model)
         self.as_at_load = self.at_load.same_structure()
         return False
@@ -104,23 +108,27 @@ class Watch:
 
 
 class _Code:
-    """The forward of each class, and the functions that it calls by name; whoever replaces one of
+    """The forward of each class, and what it calls by name (see `_reached`); whoever replaces one of
     these replaces it for all models."""
 
     def __init__(self, classes: Iterable[type]):
-        self._classes = list(classes)
-        self._forwards = self._now()
-        called = [pair for forward in self._forwards for pair in _called(forward)]
+        reached = [(kind, *_reached(kind)) for kind in classes]
+        self._classes = [kind for kind, _, methods in reached for _ in methods]
+        self._methods = [name for _, _, methods in reached for name in methods]
+        called = [pair for _, functions, _ in reached for pair in functions]
         self._scopes = [scope for scope, _ in called]
-        self._names = [name for _, name in called]
-        self._functions = [*map(getitem, self._scopes, self._names)]
+        self._functions = [name for _, name in called]
+        self._before = self._now()
 
     def same(self) -> bool:
-        functions = [*map(getitem, self._scopes, self._names)]
-        return self._now() == self._forwards and functions == self._functions
+        return self._now() == self._before
 
     def _now(self) -> list[Any]:
-        return [*map(attrgetter("forward"), self._classes)]
+        """Raises KeyError for a function that is gone, AttributeError for a method."""
+        return [
+            *map(getattr, self._classes, self._methods),
+            *map(getitem, self._scopes, self._functions),
+        ]
 
 
 class _Weights:
@@ -189,13 +197,24 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, SCALAR)
 
 
-def _called(forward: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """The functions that a forward calls by name, as (its file's names, the name)."""
-    code = getattr(inner := inspect.unwrap(forward), "__code__", None)
-    if code is not None:
-        for name in code.co_names:
-            if isinstance(inner.__globals__.get(name), FunctionType):
-                yield inner.__globals__, name
+def _reached(kind: type) -> tuple[list[tuple[dict[str, Any], str]], list[str]]:
+    """What the forward of a class calls by name: functions, each as (its file's names, the name), and
+    methods of the class, the forward among them. Those of its own file are followed to what they call."""
+    functions, methods = dict[tuple[int, str], tuple[dict[str, Any], str]](), dict.fromkeys(["forward"])
+    left: list[Any] = [kind.forward]
+    while left:
+        code = getattr(inner := inspect.unwrap(left.pop()), "__code__", None)
+        scope = {} if code is None else inner.__globals__
+        for name in () if code is None else code.co_names:
+            function, method = scope.get(name), getattr(kind, name, None)
+            method = None if method is getattr(nn.Module, name, None) else method
+            if isinstance(function, FunctionType) and (id(scope), name) not in functions:
+                functions[id(scope), name] = scope, name
+                left += [function] * (inspect.unwrap(function).__globals__ is scope)
+            if isinstance(method, FunctionType) and name not in methods:
+                methods[name] = None
+                left += [method] * (inspect.unwrap(method).__globals__ is scope)
+    return [*functions.values()], [*methods]
 
 
 def _samples(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

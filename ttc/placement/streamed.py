@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,15 +62,17 @@ class Streamed(Placement):
             move_own(module, device)
         for layer in layers[:kept]:
             layer.to(device)
-        link = Link(device)
-        if streamed := layers[kept:]:
-            weights = [_LayerWeights(layer, device, stay) for layer in streamed]
+        link, stream = Link(device), None
+        weights = [_LayerWeights(layer, device, stay) for layer in layers[kept:]]
+        if weights:
             stream = WeightStream([layer.host for layer in weights], link, device)
-            for index, (layer, its) in enumerate(zip(streamed, weights, strict=True)):
+            for index, (layer, its) in enumerate(zip(layers[kept:], weights, strict=True)):
                 add_hook_to_module(layer, _Arrives(stream, index, its))
         on_device, on_host = self._sizes(model, layers, kept)
         runner = PlacedRunner(model, device, link, self.link_gbps, on_device, on_host)
         runner.streamed_layer_bytes = on_host // len(layers)
+        if stream is not None:
+            runner.watch.on_change.append(partial(_follow, stream, weights))
         return runner
 
     @staticmethod
@@ -104,6 +107,32 @@ class _LayerWeights:
     def use(self, weights: Sequence[nn.Parameter]) -> None:
         for module, name, number in self.owners:
             module._parameters[name] = weights[number]
+
+    def take_over(self, buffers: Collection[nn.Parameter]) -> None:
+        """Take what was put in the place of a weight, other than what a pass that broke off has left there.
+
+        Raises UnsupportedModel for a weight of another kind: its place on the host holds no other.
+        """
+        passing = {id(weight) for weight in buffers}
+        for module, name, number in self.owners:
+            new, own = module._parameters.get(name), self.host.on_host[number]
+            if new is own or id(new) in passing:
+                continue
+            if new is None or (new.shape, new.dtype) != (own.shape, own.dtype):
+                given = "nothing" if new is None else f"a weight {tuple(new.shape)} of {new.dtype}"
+                raise UnsupportedModel(
+                    f"{given} was put in the place of a streamed weight, {name} of a {type(module).__name__}, which "
+                    f"is {tuple(own.shape)} of {own.dtype}; put back one of that kind, or leave placement out"
+                )
+            own.data.copy_(new.data)
+        self.use(self.host.on_host)
+
+
+def _follow(stream: WeightStream, layers: Sequence[_LayerWeights]) -> None:
+    """The model has changed: what lies in the buffers may be the weights of before."""
+    stream.forget()
+    for views, layer in zip(stream.views, layers, strict=True):
+        layer.take_over([weight for buffer in views for weight in buffer])
 
 
 class _Arrives(Leaves):

@@ -65,7 +65,7 @@ class WeightStream:
         try:
             self.link.wait(self.transfers[slot])
         except BaseException:
-            self._forget()
+            self.forget()
             raise
         return self.views[index][slot]
 
@@ -90,7 +90,7 @@ class WeightStream:
         pieces = [whole.split(piece) for whole in (self.buffers[slot][: source.numel()], source)]
         self.transfers[slot] = self.link.fetch(list(zip(*pieces, strict=True)), "weights", later=later)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Take the buffers for empty, so that all is fetched again."""
         for slot, transfer in enumerate(self.transfers):
             self.link.wait_and_ignore(transfer)

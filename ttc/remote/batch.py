@@ -14,7 +14,7 @@ from ttc.remote.replies import TOP_K, Reply, check_same_text
 from ttc.remote.server import Server
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.scheduler.stops import Stops
-from ttc.text.thoughts import Thoughts
+from ttc.text.thoughts import Thoughts, spelt
 from ttc.tree.branch import Branch, StepEnd, check_live
 
 SEEDS = 2**31
@@ -211,17 +211,18 @@ class RemoteBatch:
         return self.server.follow(branch.tokens, text) if text else [], text
 
     def _with_thought(self, branch: Branch, reply: Reply) -> str:
-        """The text of a reply as the model has written it, where the server has kept its thought apart: the tokenizer's
-        marks are put around that. A thought without a text after it has not ended."""
-        thoughts = Thoughts.of(self.server.tokenizer)
+        """The text of a reply as the model has written it, where the server has kept its thought
+        apart: the user's marks are put around that, else the tokenizer's. A thought without a text
+        after it has not ended."""
+        thoughts = branch.thoughts or Thoughts.of(self.server.tokenizer)
         if thoughts is None:
             raise RemoteError(
                 "the server keeps the model's thoughts apart (reasoning_content), and the tokenizer here names no "
-                "marks for them; give the tokenizer of the model that it serves, or start the server without "
-                "a reasoning parser"
+                "marks for them; give the tokenizer of the model that it serves, name the marks (thinking_marks), or "
+                "start the server without a reasoning parser"
             )
-        begin = "" if thoughts.begun(branch.tokens) else next(iter(thoughts.marks.begin), "")
-        end = f"{thoughts.marks.end[0]}{reply.text}" if reply.text else ""
+        begin = "" if thoughts.begun(branch.tokens) else next(map(spelt, thoughts.marks.begin), "")
+        end = f"{spelt(thoughts.marks.end[0])}{reply.text}" if reply.text else ""
         return f"{begin}{reply.thought}{end}"
 
     def _write_eos(self, branch: Branch, figures: Sequence[tuple[float, ...]]) -> None:

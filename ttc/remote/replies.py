@@ -70,8 +70,9 @@ def read_reply(data: Any) -> Reply:
         raise Passing(f"answered with {number} choices where one was asked for: {str(data)[:200]}")
     choice = choices[0]
     text, finish = choice.get("text"), choice.get("finish_reason")
-    thought = choice.get("reasoning_content") or choice.get("reasoning") or ""
-    if text is None and thought:
+    apart = [choice[name] for name in ("reasoning_content", "reasoning") if name in choice]
+    thought = next(filter(None, apart), "")
+    if text is None and apart:  # a server with a reasoning parser, and nothing follows the thought
         text = ""
     if not isinstance(text, str) or not isinstance(thought, str):
         raise Passing(f"answered without a text: {str(choice)[:200]}")

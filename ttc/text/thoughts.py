@@ -39,12 +39,26 @@ class Piece(NamedTuple):
     thought: bool
 
 
+class Header(NamedTuple):
+    """A mark that holds words of the model's own, as gpt-oss's `<|channel|>final <|constrain|>json<|message|>` does:
+    from `start` to the next `end`, which stands at most `HEADER_TOKENS` tokens or `HEADER_CHARS` characters later."""
+
+    start: str
+    end: str
+
+
+HEADER_TOKENS, HEADER_CHARS = 20, 200
+"""The first is that of vLLM's parser for gpt-oss."""
+
+Mark = str | Header
+
+
 @dataclass(frozen=True)
 class ThinkingMarks:
     r"""The strings that part a model's thoughts from its answers.
 
     begin, end: any of `begin` opens a thought, any of `end` closes it. wraps: strings that belong to neither, as the
-    tags that some models put around an answer. One string may be given for a tuple of one.
+    tags that some models put around an answer. One string may be given for a tuple of one, and a `Header` for a string.
 
     The last mark of a text says what it ends with. So what follows the last end of thinking is the answer, whatever
     stands before: thoughts don't nest, and all before an end that nothing opened was thought, as where the prompt has
@@ -52,15 +66,15 @@ class ThinkingMarks:
     Raises InvalidInput where `end` is empty, and for strings that are empty or both `begin` and `end`.
     """
 
-    begin: Sequence[str]
-    end: Sequence[str]
-    wraps: Sequence[str] = ()
+    begin: Sequence[Mark]
+    end: Sequence[Mark]
+    wraps: Sequence[Mark] = ()
 
     def __post_init__(self) -> None:
         for name in ("begin", "end", "wraps"):
             given = getattr(self, name)
-            strings = (given,) if isinstance(given, str) else given
-            listed = isinstance(strings, Sequence) and all(isinstance(s, str) and s for s in strings)
+            strings = (given,) if isinstance(given, Mark) else given
+            listed = isinstance(strings, Sequence) and all(map(_is_mark, strings))
             check_kind(name, given, listed, "a string, or a list of strings that are not empty")
             object.__setattr__(self, name, tuple(strings))
         if not self.end:
@@ -69,18 +83,35 @@ class ThinkingMarks:
             raise InvalidInput(f"{min(both)!r} is among begin and end; a mark either opens a thought or closes it")
 
     @cached_property
-    def kinds(self) -> dict[str, bool | None]:
+    def kinds(self) -> dict[Mark, bool | None]:
         """All marks; for each whether a thought follows it."""
         return dict.fromkeys(self.wraps, None) | dict.fromkeys(self.begin, True) | dict.fromkeys(self.end, False)
 
     @cached_property
+    def _ordered(self) -> list[Mark]:
+        """The marks, the longest first."""
+        return sorted(self.kinds, key=lambda mark: len(spelt(mark)), reverse=True)
+
+    @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Finds marks, the longest of those that begin at one place."""
-        return re.compile("|".join(map(re.escape, sorted(self.kinds, key=len, reverse=True))))
+        """Finds marks, the longest of those that begin at one place, each as a group of its number."""
+        starts = "|".join(re.escape(_start(mark)) for mark in self._ordered)
+        return re.compile("|".join(f"({_expression(mark, starts)})" for mark in self._ordered), re.DOTALL)
 
     def cuts(self, text: str) -> list[Cut]:
         """The marks in a text, in order."""
-        return [Cut(*found.span(), self.kinds[found.group()]) for found in self.pattern.finditer(text)]
+        kinds = [self.kinds[mark] for mark in self._ordered]
+        return [Cut(*found.span(), kinds[(found.lastindex or 1) - 1]) for found in self.pattern.finditer(text)]
+
+    def unsettled(self, text: str) -> int:
+        """How many characters at the end of a text may be the beginning of a mark."""
+        held = max(_overlap(text, spelt(mark)) for mark in self.kinds)
+        for mark in self.kinds:
+            if isinstance(mark, Header):
+                start = text.rfind(mark.start, max(0, len(text) - HEADER_CHARS - len(spelt(mark))))
+                if start >= 0 and mark.end not in text[start + len(mark.start) :]:
+                    held = max(held, len(text) - start)
+        return held
 
     def split(self, text: str, begun: bool = False) -> Parted:
         """The thought and the answer of a text. begun: whether a thought is open where the text begins, as its prompt
@@ -89,6 +120,28 @@ class ThinkingMarks:
         parts = parted(pieces(len(text), cuts, begun), cuts, begun)
         thought, answer = ("".join(text[piece.start : piece.end] for piece in part) for part in parts)
         return Parted(thought, None if ends_in_thought(cuts, begun) else answer)
+
+
+def spelt(mark: Mark) -> str:
+    """A mark as it is written where it holds no other words."""
+    return mark if isinstance(mark, str) else mark.start + mark.end
+
+
+def _is_mark(given: Any) -> bool:
+    parts = given if isinstance(given, Header) else (given,)
+    return all(isinstance(part, str) and part for part in parts)
+
+
+def _start(mark: Mark) -> str:
+    return mark if isinstance(mark, str) else mark.start
+
+
+def _expression(mark: Mark, starts: str) -> str:
+    """starts: an expression for what no header holds, the starts of all marks."""
+    if isinstance(mark, str):
+        return re.escape(mark)
+    start, end = map(re.escape, mark)
+    return f"{start}(?:(?!{starts}).){{0,{HEADER_CHARS}}}?{end}"
 
 
 def pieces(length: int, cuts: Sequence[Cut], begun: bool) -> list[Piece]:
@@ -138,8 +191,8 @@ FAMILIES = (
     Family(TAGS, ("</think>",)),
     Family(  # gpt-oss: channels of the harmony format
         ThinkingMarks(
-            ("<|channel|>analysis<|message|>", "<|channel|>commentary<|message|>"),
-            "<|channel|>final<|message|>",
+            (Header("<|channel|>analysis", "<|message|>"), Header("<|channel|>commentary", "<|message|>")),
+            Header("<|channel|>final", "<|message|>"),
             ("<|start|>assistant",),
         ),
         ("<|channel|>", "<|message|>"),
@@ -256,15 +309,13 @@ class Thoughts:
     def settled(self, tokens: Sequence[int], begun: bool = False) -> list[tuple[bool, str]]:
         """`pieces` of tokens that go on: what may be the beginning of a mark, or of a character, is left out."""
         if self.hidden:
-            held = max((_overlap(tokens, mark) for mark, _ in self._sequences), default=0)
-            found = self.pieces(tokens[: len(tokens) - held], begun)
+            found = self.pieces(tokens[: len(tokens) - self._unsettled(tokens)], begun)
         else:
             found = self.pieces(tokens, begun)
         if found:
             thought, text = found[-1]
             text = text.rstrip("\ufffd")
-            held = max(_overlap(text, mark) for mark in self.marks.kinds)
-            found[-1] = thought, text[: len(text) - held]
+            found[-1] = thought, text[: len(text) - self.marks.unsettled(text)]
         return found
 
     def begun(self, tokens: Sequence[int]) -> bool:
@@ -275,6 +326,10 @@ class Thoughts:
         cuts = self._cuts(turn) if self.hidden else self.marks.cuts(self._decode(turn))
         return ends_in_thought(cuts, begun=False)
 
+    def whole(self, tokens: Sequence[int]) -> str:
+        """The text of tokens with marks and special tokens."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
     def without_marks(self, tokens: Sequence[int]) -> str:
         """The text of tokens, marks and special tokens left out."""
         return "".join(text for _, text in self.pieces(tokens))
@@ -282,18 +337,21 @@ class Thoughts:
     @cached_property
     def end_token(self) -> str:
         """The mark that ends a thought and is one token, "" where none is."""
-        return next((mark for mark in self.marks.end if len(self._encode(mark)) == 1), "")
+        return next((mark for mark in map(spelt, self.marks.end) if len(self._encode(mark)) == 1), "")
 
     @cached_property
     def hidden(self) -> bool:
         """Whether marks hold special tokens, so that texts leave them out."""
-        return any(not self._special.isdisjoint(tokens) for tokens, _ in self._sequences)
+        return any(not self._special.isdisjoint(sequence.tokens) for sequence in self._sequences)
 
     @cached_property
-    def _sequences(self) -> list[tuple[list[int], bool | None]]:
+    def _sequences(self) -> list[_Sequence]:
         """The marks in tokens, the longest first."""
-        found = [(self._encode(mark), thinks) for mark, thinks in self.marks.kinds.items()]
-        return sorted((pair for pair in found if pair[0]), key=lambda pair: len(pair[0]), reverse=True)
+        found = list[_Sequence]()
+        for mark, thinks in self.marks.kinds.items():
+            start, end = (mark, "") if isinstance(mark, str) else mark
+            found.append(_Sequence(self._encode(start), self._encode(end) if end else [], thinks))
+        return sorted((each for each in found if each.start), key=lambda each: len(each.tokens), reverse=True)
 
     @cached_property
     def _special(self) -> frozenset[int]:
@@ -305,28 +363,65 @@ class Thoughts:
     @cached_property
     def _bounds(self) -> frozenset[int]:
         """Special tokens that are no part of a mark that opens or closes a thought."""
-        return self._special - {t for tokens, thinks in self._sequences if thinks is not None for t in tokens}
+        return self._special - {t for each in self._sequences if each.thinks is not None for t in each.tokens}
 
     def _cuts(self, tokens: Sequence[int]) -> list[Cut]:
         """The marks among tokens, in order."""
-        starts: dict[int, list[tuple[list[int], bool | None]]] = {}
-        for mark, thinks in self._sequences:
-            starts.setdefault(mark[0], []).append((mark, thinks))
+        starts: dict[int, list[_Sequence]] = {}
+        for sequence in self._sequences:
+            starts.setdefault(sequence.start[0], []).append(sequence)
         found, place = list[Cut](), 0
         while place < len(tokens):
             here = starts.get(tokens[place], ())
-            fits = ((m, t) for m, t in here if list(tokens[place : place + len(m)]) == m)
-            mark, thinks = next(fits, ([], None))
-            if mark:
-                found.append(Cut(place, place + len(mark), thinks))
-            place += len(mark) or 1
+            ends = ((end, each.thinks) for each in here if (end := self._end_of(each, tokens, place)))
+            end, thinks = next(ends, (0, None))
+            if end:
+                found.append(Cut(place, end, thinks))
+            place = end or place + 1
         return found
+
+    def _unsettled(self, tokens: Sequence[int]) -> int:
+        """How many of the last tokens may be the beginning of a mark."""
+        held = max((_overlap(tokens, each.tokens) for each in self._sequences), default=0)
+        for each in self._sequences:
+            if each.end:
+                first = max(0, len(tokens) - len(each.tokens) - HEADER_TOKENS)
+                opened = [place for place in range(first, len(tokens)) if each.opens(tokens, place)]
+                held = max([held, *(len(tokens) - place for place in opened if not self._end_of(each, tokens, place))])
+        return held
+
+    def _end_of(self, mark: _Sequence, tokens: Sequence[int], place: int) -> int:
+        """Where a mark ends that begins at a place, 0 where none does. No header holds the start of a mark."""
+        if not mark.opens(tokens, place):
+            return 0
+        first = place + len(mark.start)
+        for at in range(first, min(first + HEADER_TOKENS, len(tokens)) + 1 if mark.end else first + 1):
+            if list(tokens[at : at + len(mark.end)]) == mark.end:
+                return at + len(mark.end)
+            if any(other.opens(tokens, at) for other in self._sequences):
+                return 0
+        return 0
 
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+class _Sequence(NamedTuple):
+    """A mark in tokens. end: that of a `Header`, [] for other marks."""
+
+    start: list[int]
+    end: list[int]
+    thinks: bool | None
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.start + self.end
+
+    def opens(self, tokens: Sequence[int], place: int) -> bool:
+        return list(tokens[place : place + len(self.start)]) == self.start
 
 
 def _overlap(text: Sequence[Any], mark: Sequence[Any]) -> int:

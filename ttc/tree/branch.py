@@ -229,6 +229,15 @@ class Branch:
         return self._decode(self.generated).removesuffix(self.cut)
 
     @property
+    def marked_text(self) -> str:
+        """`text` as the model can be given it again: with the marks of its thoughts, which a text leaves out where they
+        are special tokens."""
+        if self.thoughts is None or not self.thoughts.hidden:
+            return self.text
+        ended = self.finish_reason == "eos"
+        return self.thoughts.whole(self.generated[:-1] if ended else self.generated).removesuffix(self.cut)
+
+    @property
     def answer_text(self) -> str | None:
         """The part of `text` that is the answer: what follows the model's thoughts. None while it still thinks."""
         return self.parted().answer

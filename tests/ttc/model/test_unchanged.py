@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.llama import modeling_llama
 
 from tests.helpers.engines import GREEDY, make_engine
@@ -186,3 +187,32 @@ def test_calls_of_an_engine_and_lending_the_model_are_no_changes(family: str) ->
         ids = torch.tensor([prompt(1, 12)])
         model.generate(ids, max_new_tokens=2, attention_mask=torch.ones_like(ids))
     assert watch.unchanged()
+
+
+def test_what_a_forward_calls_in_its_class_and_file_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A helper method of the class, and a function that is called by a function that the forward calls."""
+    for family, owner, name in (
+        ("gemma2", modeling_gemma2.Gemma2RMSNorm, "_norm"),
+        ("llama", modeling_llama, "rotate_half"),
+    ):
+        watch, own = Watch(build(family)), getattr(owner, name)
+        assert watch.unchanged()
+        monkeypatch.setattr(owner, name, lambda *args, own=own: 2 * own(*args))
+        assert not watch.unchanged() and not watch.may_leave_out_modules()
+        assert watch.unchanged()
+
+
+def test_what_was_made_of_a_model_is_let_go_at_a_change() -> None:
+    model = build("llama")
+    watch, seen = Watch(model), list[int]()
+    watch.on_change.append(lambda: seen.append(1))
+    watch.unchanged()
+    a_weight_in_place(model)
+    assert not watch.unchanged() and watch.unchanged() and seen == [1]
+    watch.on_change.append(lambda: 1 // 0)  # its error comes at each look until it is gone
+    a_weight_in_place(model)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            watch.unchanged()
+    watch.on_change.pop()
+    assert not watch.unchanged()

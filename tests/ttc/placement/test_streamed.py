@@ -126,3 +126,42 @@ def test_two_speeds_of_one_link_are_refused() -> None:
         streamed(small(), BeamGroups(1, link_gbps=2.0), link_gbps=1.0)
     with pytest.raises(InvalidInput, match=r"placement.budget_gib=0.0 must be positive"):
         Streamed(budget_gib=0.0)
+
+
+def heavier(model: Any) -> None:
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.down_proj.weight.mul_(-3)
+
+
+def other_weights(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight = torch.nn.Parameter(layer.self_attn.o_proj.weight.detach() * 4)
+
+
+@pytest.mark.parametrize("change", [heavier, other_weights])
+@pytest.mark.parametrize("layers", [2, 5])
+def test_weights_that_change_are_those_that_cross_from_then_on(change: Any, layers: int) -> None:
+    """The buffers may hold layers that came before the change: two of them always do."""
+    plain = small(layers=layers)
+    engine = streamed(plain)
+    branch = engine.root(prompt(1, 12))
+    engine.generate([branch], 3, sampling=GREEDY)
+    for model in (engine.model, plain):
+        change(model)
+    root = engine.root(prompt(1, 12))
+    assert root.usage.shared_tokens == 0
+    engine.generate([root], 4, sampling=GREEDY)
+    assert_like_plain(plain, root)
+
+
+def test_a_weight_of_another_kind_in_a_streamed_ones_place_is_refused() -> None:
+    engine = streamed(small(layers=3))
+    module = engine.model.model.layers[1].mlp.down_proj
+    weight = module.weight
+    module.weight = torch.nn.Parameter(weight.detach()[:, :-1])
+    for _ in range(2):
+        with pytest.raises(UnsupportedModel, match="in the place of a streamed weight"):
+            engine.root(prompt(1, 12))
+    module.weight = weight
+    engine.root(prompt(1, 12))

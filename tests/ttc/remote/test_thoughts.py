@@ -8,7 +8,7 @@ import pytest
 
 from search import Greedy, solve
 from tests.helpers.servers import Ascii, Fault, ServedModel, connected
-from ttc import RemoteError, Result
+from ttc import RemoteError, Result, ThinkingMarks
 
 
 class Thinker(Ascii):
@@ -26,11 +26,11 @@ def says(**fields: Any) -> Fault:
     return lambda handler, body: handler.answer({"choices": [choice], "usage": usage})
 
 
-def asked(*faults: Fault, tokenizer: Any = None, ids_out: bool = False) -> Result:
+def asked(*faults: Fault, tokenizer: Any = None, ids_out: bool = False, **options: Any) -> Result:
     served = ServedModel(faults=list(faults), ids_out=ids_out, logprobs=0, seeds=False)
     served.tokenizer = tokenizer or Thinker()
     with connected(served, concurrency=1) as backend:
-        result: Result = solve(Greedy(max_tokens=40), problem="q", engine=backend)
+        result: Result = solve(Greedy(max_tokens=40), problem="q", engine=backend, **options)
         return result
 
 
@@ -69,3 +69,18 @@ def test_a_prompt_that_has_begun_the_thought_is_not_begun_again() -> None:
 def test_a_thought_that_the_tokenizer_has_no_marks_for_is_refused_by_name() -> None:
     with pytest.raises(RemoteError, match="keeps the model's thoughts apart"):
         asked(says(text="18", reasoning_content="12"), tokenizer=Ascii())
+
+
+@pytest.mark.parametrize("tokenizer", [Ascii(), Thinker()], ids=["no marks", "other marks"])
+def test_a_thought_is_put_back_between_the_users_own_marks(tokenizer: Any) -> None:
+    marks = ThinkingMarks("((", "))")
+    said = says(text="18", reasoning_content="12")
+    result = asked(said, tokenizer=tokenizer, thinking_marks=marks)
+    assert result.best is not None and result.best.text == "((12))18"
+    assert result.answer == "18" and result.best.thought == "12"
+
+
+@pytest.mark.parametrize("thought", [None, ""])
+def test_a_text_that_is_null_beside_a_thought_is_empty(thought: str | None) -> None:
+    result = asked(says(text=None, reasoning_content=thought))
+    assert result.answer is None and result.error is None

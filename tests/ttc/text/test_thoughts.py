@@ -11,9 +11,9 @@ from tests.helpers.thinking import OPENING, SWITCHED, TURNS, thinker
 from ttc import InvalidInput
 from ttc.text.answers import extract_answer
 from ttc.text.prompt import PromptTemplate
-from ttc.text.thoughts import ANY, FAMILIES, TAGS, ThinkingMarks, Thoughts, marks_of
+from ttc.text.thoughts import ANY, FAMILIES, TAGS, Header, ThinkingMarks, Thoughts, marks_of
 
-HARMONY = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|constrain|>")
+HARMONY = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|constrain|>", "<|call|>")
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 NEXT = "<|end|><|start|>assistant"
 GRANITE = "... after 'Here is my thought process:' and write your response after 'Here is my response:' ..."
@@ -76,6 +76,30 @@ CASES: list[tuple[str, str, str, str | None, str]] = [
         "a preamble in the commentary channel is not the final answer",
     ),
     ("gpt-oss", f"{FINAL}18", "", "18", "no analysis, as with little reasoning effort"),
+    (
+        "gpt-oss",
+        f"{ANALYSIS}12{NEXT}<|channel|>final <|constrain|>json<|message|>{{18}}<|return|>",
+        "12",
+        "{18}",
+        "vLLM's gptoss parser: up to 20 tokens between the channel and the message",
+    ),
+    ("gpt-oss", "<|channel|>final json<|message|>{18}", "", "{18}", "the harmony guide's structured output"),
+    (
+        "gpt-oss",
+        f"{ANALYSIS}a{NEXT}<|channel|>commentary to=f <|constrain|>json<|message|>{{12}}<|call|>",
+        "a{12}",
+        None,
+        "the harmony guide: a call of a tool is no answer",
+    ),
+    ("gpt-oss", f"{ANALYSIS}a<|channel|>final{ANALYSIS}12", "afinal12", None, "a header without an end is none"),
+    ("gpt-oss", f"{ANALYSIS}a<|channel|>final", "afinal", None, "the same, cut off"),
+    (
+        "gpt-oss",
+        f"{ANALYSIS}a<|channel|>final {'very ' * 9}long<|message|>18",
+        f"afinal {'very ' * 9}long18",
+        None,
+        "vLLM's gptoss parser: more than 20 tokens are no header",
+    ),
     ("gpt-oss", "analysis 12 final 18", "", "analysis 12 final 18", "the channels' names alone are words"),
     ("magistral", "[THINK]12[/THINK]18", "12", "18", "Magistral 2507: special tokens, which texts leave out"),
     ("magistral", "[THINK]12", "12", None, "the same, cut off"),
@@ -133,9 +157,10 @@ def test_a_stream_says_nothing_that_it_takes_back(
         sent = now
     assert len(sent[True] + sent[False]) == len(thought + (answer or ""))
     assert sent[False].endswith(answer or "")
-    ends = sum(text.count(end) for end in thoughts.marks.end)
+    cuts = thoughts.marks.cuts(text)
+    ends = sum(cut.thinks is False for cut in cuts)
     if ends + (answer is None) <= 1 and (
-        begun or text.startswith(tuple(thoughts.marks.begin))
+        begun or (cuts and cuts[0].start == 0 and cuts[0].thinks)
     ):  # no answer came before the last end
         assert sent == {True: thought, False: answer or ""}
 
@@ -228,6 +253,7 @@ def test_marks_that_cannot_be_are_refused() -> None:
         ("<a>", "<a>", "'<a>' is among begin and end"),
         ("", "</a>", "begin="),
         ("<a>", [3], "end="),
+        ("<a>", Header("<b>", ""), "end="),
     ):
         with pytest.raises(InvalidInput, match=message):
             ThinkingMarks(begin, end)  # type: ignore[arg-type]
@@ -264,6 +290,24 @@ def test_no_answer_is_read_from_a_thought(text: str, kind: str, answer: str | No
     assert extract_answer(text, kind, strict=True) == strict
 
 
+def test_headers_are_found_in_plain_texts_too() -> None:
+    marks = ThinkingMarks(Header("<say", ">"), [Header("<answer", ">"), "</say>"])
+    for text, parted in (
+        ("<say loud>12<answer as=json>18", ("12", "18")),
+        ("<say>12</say>18", ("12", "18")),
+        ("<say>12<answer <answer kind>18", ("12<answer ", "18")),
+        (f"<say>12<answer {'x' * 200}>18", (f"12<answer {'x' * 200}>18", None)),
+        (
+            f"{ANALYSIS}1{NEXT}<|channel|>final json<|message|>2",
+            (f"{ANALYSIS}1{NEXT}<|channel|>final json<|message|>2", None),
+        ),
+    ):
+        assert marks.split(text, begun=True) == parted
+    whole = "<say loud>12<answer as=json>18"
+    sizes = [marks.unsettled(whole[:end]) for end in range(len(whole) + 1)]
+    assert sizes == [*range(10), 0, 0, 0, *range(1, 16), 0, 0, 0]
+
+
 def test_the_whole_text_is_read_without_marks_and_by_marks_of_ones_own() -> None:
     text = "<think>The answer is 12</think>"
     assert extract_answer(text) is None and extract_answer(text, marks=None) == "12"
@@ -276,8 +320,9 @@ def test_the_whole_text_is_read_without_marks_and_by_marks_of_ones_own() -> None
 @pytest.mark.parametrize(
     "text",
     ["<think>" * 14_300, "</think>" * 12_500, "<think></think>" * 6_700, "<" * 100_000, "<think" * 16_700,
-     "Here is my " * 9_100, "<|channel|>" * 9_100, "[" * 100_000, "<|start|>assistant" * 5_600],
-    ids=lambda text: text[:12],
+     "Here is my " * 9_100, "<|channel|>" * 9_100, "[" * 100_000, "<|start|>assistant" * 5_600,
+     "<|channel|>final" * 6_250, "<|channel|>final <" * 5_600],
+    ids=lambda text: text[:20],
 )  # fmt: skip
 def test_a_hundred_thousand_characters_take_linear_time(text: str) -> None:
     assert len(text) > 99_000
@@ -287,7 +332,9 @@ def test_a_hundred_thousand_characters_take_linear_time(text: str) -> None:
     assert time.process_time() - start < 5  # what is quadratic takes minutes
 
 
-@pytest.mark.parametrize("words", ["<|channel|>", ANALYSIS, "<", f"{FINAL}1", "<|start|>"])
+@pytest.mark.parametrize(
+    "words", ["<|channel|>", ANALYSIS, "<", f"{FINAL}1", "<|start|>", "<|channel|>final", "<|channel|>final very long"]
+)
 def test_so_do_as_many_tokens(words: str) -> None:
     tokenizer = TOKENIZERS["gpt-oss"]()
     thoughts = Thoughts.of(tokenizer)

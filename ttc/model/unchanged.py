@@ -197,7 +197,7 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, SCALAR)
 
 
-def _reached(kind: type) -> tuple[list[tuple[dict[str, Any], str]], list[str]]:
+def _reached(kind: Any) -> tuple[list[tuple[dict[str, Any], str]], list[str]]:
     """What the forward of a class calls by name: functions, each as (its file's names, the name), and
     methods of the class, the forward among them. Those of its own file are followed to what they call."""
     functions, methods = dict[tuple[int, str], tuple[dict[str, Any], str]](), dict.fromkeys(["forward"])

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from ttc.errors import InvalidInput
 
@@ -91,28 +92,36 @@ def hybrid_cache_allocation(
     the same unit. With both sizes 1, `m_host` is a number of blocks, which is how a policy asks about those that there
     are. The paper fills the host whatever there is to keep, and takes ACT_init and KV_init as they come out; here they
     are at most what the host has room for.
+
+    Where ACT blocks cross (`load_act`), each of them moves both sides of the balance. Of all ways to fill the host no
+    other has a shorter `layer_s`, and of those as short the smallest gap is chosen (Eq. 4), but for whole blocks.
     """
     m_host -= s_weight
     if m_host < 0:
         raise InvalidInput(f"the host has {m_host + s_weight:,.0f} for weights of {s_weight:,.0f}; give it more memory")
-    crossing = times.load_act.slope  # a block that is regenerated has to cross first
-    gen = max(0.0, times.kv_gen.slope - crossing)
+    load, crossing = times.load_kv.slope, times.load_act.slope
+    gen = times.kv_gen.slope - crossing  # an ACT block takes the device so much longer than the link
+    # T_budget, with what generating any number of blocks costs
+    t_budget = times.load_w - times.forward_s - times.kv_gen.intercept - times.kv_gen.slope * act_gpu
 
     def init_cache_alloc() -> tuple[int, int]:
-        t_budget = times.load_w - times.t_computation(act_gpu)
+        if gen <= 0:  # no number of ACT blocks uses up T_budget; what it is then counts in `alloc_remain`
+            return 0, 0
         if t_budget >= 0:
-            left = t_budget - (times.kv_gen.intercept if act_gpu == 0 else 0.0)
-            return _whole(Line(gen).blocks_in(left), m_host / s_act), 0
-        return 0, _whole(Line(times.load_kv.slope).blocks_in(-t_budget), m_host / s_kv)
+            return _whole(t_budget / gen, m_host / s_act), 0
+        return 0, _whole(Line(load).blocks_in(-t_budget), m_host / s_kv)
 
     def alloc_remain(act_init: int, kv_init: int) -> tuple[int, int]:
         m_remaining = m_host - s_act * act_init - s_kv * kv_init
-        load = times.load_kv.slope
-        # S_ACT × #ACT + S_KV × #KV = M_remaining and T_kv_gen(#ACT) = T_load_kv(#KV)
+        left = t_budget if gen <= 0 else 0.0
+        # S_ACT × #ACT + S_KV × #KV = M_remaining and T_kv_gen(#ACT) = left + T_load_kv(#KV) + T_load_act(#ACT)
         both = s_act * load + s_kv * gen
-        act = _whole(m_remaining * load / both, m_remaining / s_act) if both > 0 else 0
+        share = max(0.0, (m_remaining * load + s_kv * left) / both) if both > 0 else 0.0
+        act = _whole(share, m_remaining / s_act)
         return act, int((m_remaining - s_act * act) / s_kv)
 
+    if s_kv * crossing > s_act * load:  # KV that takes as much room crosses faster, and is not generated
+        return 0, int(m_host / s_kv)
     act_init, kv_init = init_cache_alloc()
     act_remain, kv_remain = alloc_remain(act_init, kv_init)
     return act_init + act_remain, kv_init + kv_remain
@@ -125,6 +134,27 @@ def act_gpu_blocks(times: CaptureTimes, room: int, blocks: int) -> int:
     left = times.load_w + times.load_kv.slope * blocks - times.forward_s - times.kv_gen.intercept
     useful = Line(slopes).blocks_in(left) if left > 0 else 0.0
     return _whole(useful, min(room, blocks))
+
+
+class Allocation(NamedTuple):
+    """Blocks of each kind and place."""
+
+    act_gpu: int
+    act_host: int
+    kv_host: int
+
+
+def allocation(times: CaptureTimes, room: int, blocks: int) -> Allocation:
+    """What becomes of `blocks` blocks where the device has room for `room` ACT blocks: Algorithm 1, or KV blocks alone
+    where a layer takes no longer with them.
+
+    The paper takes Algorithm 1 as it comes. With what copies and generating cost besides (intercepts), it may lose.
+    """
+    act_gpu = act_gpu_blocks(times, room, blocks)
+    found = Allocation(act_gpu, *hybrid_cache_allocation(times, act_gpu, blocks - act_gpu))
+    kv_only_s = times.layer_s(blocks, 0, 0)
+    gains = times.layer_s(found.kv_host, found.act_host, found.act_gpu) < kv_only_s
+    return found if gains else Allocation(0, 0, blocks)
 
 
 def _whole(blocks: float, most: float) -> int:

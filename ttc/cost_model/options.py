@@ -13,7 +13,7 @@ from math import ceil, inf
 
 from ttc.cost_model.device_profile import BUFFERS, DeviceProfile, LinkProfile
 from ttc.cost_model.idle_link import HelpedStage
-from ttc.cost_model.policies import POLICIES, Cache, Policy, Read, Steps, Traffic
+from ttc.cost_model.policies import POLICIES, Cache, Policy, Steps, Traffic
 from ttc.cost_model.roofline import roofline_time, t_comm
 from ttc.cost_model.split_search import ROUNDING
 from ttc.cost_model.unit import Pass, Unit, held_bytes
@@ -179,7 +179,7 @@ def _layouts(
     elif placement == "split":
         for k in range(1, layers + 1):
             host = held_bytes(units[:k])
-            stage = _helped(units[:k], units[k:], machine, _work(search, search.branches))
+            stage = _helped(units[:k], units[k:], machine, search.work_of(search.branches))
             most = 0.0 if machine.one_processor else stage.best_share(inf)
             for part in sorted({0.0, most / 2, most}) if share is None else [share]:
                 weights = sum(sizes[k:]) + ceil(part * stage.buffer_bytes), host
@@ -292,15 +292,10 @@ def _link_bytes(layout: Layout, traffic: Traffic, search: Steps) -> int:
 def _step_s(layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Machine, search: Steps) -> float:
     """The passes of all groups, and what crosses once a step as far as no group decodes meanwhile."""
     rows = ceil(search.branches / traffic.rounds)
-    groups_s = search.step_tokens * _pass_s(layout, traffic, rates, machine, _work(search, rows))
+    groups_s = search.step_tokens * _pass_s(layout, traffic, rates, machine, search.work_of(rows))
     bandwidth = machine.link.to_device_bandwidth
     ahead_s = min(traffic.ahead_bytes / bandwidth, (traffic.rounds - 1) * groups_s)
     return traffic.rounds * groups_s + max(0.0, traffic.step_bytes / bandwidth - ahead_s)
-
-
-def _work(search: Steps, branches: int) -> Pass:
-    prompts = search.prompts(branches)
-    return Pass(branches, own_tokens=search.own_tokens, shared_tokens=search.prompt_tokens, prefixes=prompts)
 
 
 def _helped(host: Sequence[Unit], device: Sequence[Unit], machine: Machine, work: Pass) -> HelpedStage:
@@ -325,7 +320,7 @@ def _pass_s(layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Mac
             weights = block.param_bytes
         attending_s, fetched_bytes, fetches = 0.0, 0.0, 1
         if read is not None:
-            attending_s, fetched_bytes = _piecemeal_s(block, read, rates, work), read.load_bytes
+            attending_s, fetched_bytes = read.piecemeal_s(block, rates, work) + read.generate_s, read.load_bytes
             fetches = read.fetches
         # each fetch but the first is for attention alone; what is left of the layer follows the last
         computing += [attending_s / fetches + rates.fetch_s * (read is not None)] * fetches
@@ -338,16 +333,6 @@ def _pass_s(layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Mac
 def crossing_s(link: LinkProfile, nbytes: float) -> float:
     """What one copy to the device takes; none takes nothing."""
     return link.to_device_latency_s + nbytes / link.to_device_bandwidth if nbytes else 0.0
-
-
-def _piecemeal_s(block: Unit, read: Read, rates: DeviceProfile, work: Pass) -> float:
-    """How much longer a layer attends keys and values that it reads through buffers than those that are there."""
-    flops, rows, group = 2 * block.score_elements * work.rows, work.rows, block.group
-    alike = work.rows_together
-    shared_s = read.shared_tokens * (1 / rates.p_streamed(alike, group) - 1 / rates.p_attn(alike, group))
-    own_s = read.own_tokens * (1 / rates.p_streamed(1, group) - 1 / rates.p_attn(1, group))
-    pieces = read.shared_pieces + rows * read.own_pieces
-    return max(0.0, flops * (shared_s + own_s)) + rates.piece_s * pieces + read.generate_s
 
 
 def pipelined(computing: Sequence[float], loads: Sequence[float], rest_s: float = 0.0, buffers: int = BUFFERS) -> float:

@@ -12,12 +12,13 @@ from functools import cache as remember
 from math import ceil, inf
 from typing import NamedTuple, Self
 
-from ttc.cost_model.capture import CaptureTimes, Line, act_gpu_blocks, hybrid_cache_allocation
+from ttc.cost_model.capture import CaptureTimes, Line, allocation
 from ttc.cost_model.device_profile import BUFFERS, DeviceProfile, LinkProfile
 from ttc.cost_model.dims import KVShape
+from ttc.cost_model.roofline import roofline_time
 from ttc.cost_model.split_search import Generation
 from ttc.cost_model.transfer import Workload, layers_in_device
-from ttc.cost_model.unit import Unit
+from ttc.cost_model.unit import Pass, Unit
 
 PIECE_TOKENS = 512
 """The most tokens of a segment under the policies that read KV through buffers, as by default."""
@@ -59,6 +60,11 @@ class Steps(Generation):
     def own_tokens(self) -> int:
         """Tokens of a branch's own, half way through the search and through a step."""
         return self.frozen_tokens + self.step_tokens // 2
+
+    def work_of(self, branches: int) -> Pass:
+        """A pass of so many of the branches, half way through the search and through a step."""
+        prompts = self.prompts(branches)
+        return Pass(branches, own_tokens=self.own_tokens, shared_tokens=self.prompt_tokens, prefixes=prompts)
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,15 @@ class Read:
     own_pieces: int
     fetches: int = 1
     generate_s: float = 0.0
+
+    def piecemeal_s(self, block: Unit, rates: DeviceProfile, work: Pass) -> float:
+        """How much longer a layer attends what it reads through buffers than what is there, in seconds."""
+        flops, rows, group = 2 * block.score_elements * work.rows, work.rows, block.group
+        alike = work.rows_together
+        shared_s = self.shared_tokens * (1 / rates.p_streamed(alike, group) - 1 / rates.p_attn(alike, group))
+        own_s = self.own_tokens * (1 / rates.p_streamed(1, group) - 1 / rates.p_attn(1, group))
+        pieces = self.shared_pieces + rows * self.own_pieces
+        return max(0.0, flops * (shared_s + own_s)) + rates.piece_s * pieces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,29 +337,41 @@ def _capture_tail_bytes(cache: Cache) -> float:
     return cache.tail_bytes * (1 + cache.act_bytes / cache.layer_bytes)
 
 
-def _capture(cache: Cache, room: float) -> Traffic:
-    """CAPTURE: Algorithm 1 with times from the profile, in blocks of one token. KV blocks lie on the host."""
-    search, block = cache.search, cache.blocks[0]
+def capture_times(cache: Cache, read: Read, work: Pass) -> CaptureTimes:
+    """What Algorithm 1 goes by, of a layer and per token: from the profile, in a pass that reads this."""
+    block, rates = cache.blocks[0], cache.rates
     load_s = 1 / cache.link.to_device_bandwidth
-    times = CaptureTimes(
-        kv_gen=Line(2 * block.hidden * block.kv_elements / cache.rates.p(MINI_BATCH_TOKENS)),
+    layer_s = roofline_time([block], rates, work) - rates.pass_overhead_s
+    return CaptureTimes(
+        kv_gen=Line(2 * block.hidden * block.kv_elements / rates.p(MINI_BATCH_TOKENS)),
         load_kv=Line(cache.layer_bytes * load_s),
         load_act=Line(cache.act_bytes * load_s),
         load_w=cache.weight_bytes * load_s,
+        forward_s=layer_s + read.piecemeal_s(block, rates, work),
     )
+
+
+def _capture(cache: Cache, room: float) -> Traffic:
+    """CAPTURE: Algorithm 1 with times from the profile, in blocks of one token. KV blocks lie on the host. Where it
+    would lose by these times, there are KV blocks alone."""
+    search = cache.search
     rounds, size = _rounds(cache, room, _capture_tail_bytes(cache))
+    read = Read(
+        load_bytes=0,
+        shared_tokens=search.prompt_tokens,
+        own_tokens=search.frozen_tokens,
+        shared_pieces=search.prompts(size) * ceil(search.prompt_tokens / CAPTURE_TOKENS),
+        own_pieces=segments(search.frozen_tokens, search.step_tokens, CAPTURE_TOKENS),
+    )
+    times = capture_times(cache, read, search.work_of(size))
     tokens = int(cache.tokens(size, search.frozen_tokens))
     buffers = 3 * min(tokens, MINI_BATCH_TOKENS) * cache.layer_bytes
     free = room - min(buffers, room / 2) - size * _capture_tail_bytes(cache)
     near = tokens if room == inf else int(max(0.0, free) // (cache.act_bytes * len(cache.blocks)))
-    act_gpu = act_gpu_blocks(times, near, tokens)
-    act_host, kv_host = hybrid_cache_allocation(times, act_gpu, tokens - act_gpu)
-    read = Read(
-        kv_host * cache.layer_bytes + act_host * cache.act_bytes,
-        search.prompt_tokens,
-        search.frozen_tokens,
-        search.prompts(size) * ceil(search.prompt_tokens / CAPTURE_TOKENS),
-        segments(search.frozen_tokens, search.step_tokens, CAPTURE_TOKENS),
+    act_gpu, act_host, kv_host = allocation(times, near, tokens)
+    read = replace(
+        read,
+        load_bytes=kv_host * cache.layer_bytes + act_host * cache.act_bytes,
         generate_s=times.kv_gen(act_gpu + act_host),
     )
     return Traffic(

@@ -81,6 +81,18 @@ class Link:
         self._device_waits.clear()
         return self._exposed_s
 
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Bytes and waits within count nowhere, as those of a measurement."""
+        exposed_s, counts = self.exposed_s, [Counter(n) for n in (self.to_device_bytes, self.to_host_bytes)]
+        try:
+            yield
+        finally:
+            for now, before in zip((self.to_device_bytes, self.to_host_bytes), counts, strict=True):
+                now.clear()
+                now.update(before)
+            _, self._exposed_s = self.exposed_s, exposed_s
+
     @property
     def simulated(self) -> bool:
         """Whether transfer times stand for another machine's."""

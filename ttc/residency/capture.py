@@ -13,14 +13,8 @@ import torch
 from ttc.attention.entry import Entry
 from ttc.attention.inputs import Regenerate
 from ttc.attention.stream import KVReader, Unit
-from ttc.cost_model.capture import (
-    CaptureTimes,
-    Line,
-    act_gpu_blocks,
-    hybrid_cache_allocation,
-    mini_batches,
-    next_is_act,
-)
+from ttc.cost_model.capture import CaptureTimes, Line, mini_batches, next_is_act
+from ttc.cost_model.capture import allocation as allocation_by
 from ttc.errors import InvalidInput
 from ttc.memory.kv import KV, LayerShape
 from ttc.memory.tails import Tails, tail_inputs
@@ -36,8 +30,9 @@ class Capture(Offloading):
     room, tails, and what a pass fetches or generates; other ACT blocks live on the host.
 
     act_share: the part of each branch's blocks that are ACT blocks; None for what Algorithm 1 finds with times measured
-    on this machine. mini_batch_tokens: the most tokens that a layer fetches and generates at once. balanced: give these
-    mini-batches the ratio of all blocks (Eqs. 6 and 7); off, blocks are taken as they come.
+    on this machine: none where a layer would take no less time with any, and `reason` says so.
+    mini_batch_tokens: the most tokens that a layer fetches and generates at once. balanced: give these mini-batches the
+    ratio of all blocks (Eqs. 6 and 7); off, blocks are taken as they come.
     A layer whose ACT block would be no smaller than its KV block keeps KV alone; `reason` says so.
     """
 
@@ -48,9 +43,15 @@ class Capture(Offloading):
 
     reason: str = field(init=False, repr=False, default="")
     _times: CaptureTimes | None = field(init=False, repr=False, compare=False, default=None)
-    _measure: Callable[[int], CaptureTimes] | None = field(init=False, repr=False, compare=False, default=None)
+    """Times that are given, not measured."""
+    _measure: Callable[[int, int, int], CaptureTimes] | None = field(
+        init=False, repr=False, compare=False, default=None
+    )
+    _rows: int = field(init=False, repr=False, default=1)
+    """Branches that grew together last."""
     _regenerate: Regenerate | None = field(init=False, repr=False, compare=False, default=None)
     _acts: frozenset[int] = field(init=False, repr=False, default=frozenset())
+    _warned: bool = field(init=False, repr=False, compare=False, default=False)
     _expected: int = field(init=False, repr=False, default=0)
     """Tokens, tails not counted, that there will be when the prompts or the step under way are done."""
     _tail_bytes: int = field(init=False, repr=False, default=0)
@@ -70,6 +71,7 @@ class Capture(Offloading):
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
         bound = super().bind(shapes, dtype, device)
         bound._expected, bound._tail_bytes, bound._times, memory = 0, 0, None, bound.memory
+        bound._rows, bound.reason = 1, ""
         pays = {
             layer
             for layer, shape in enumerate(memory.shapes)
@@ -81,20 +83,25 @@ class Capture(Offloading):
             warnings.warn(f"memory=capture keeps no ACT blocks: {bound.reason}", stacklevel=2)
         return bound
 
-    def use(self, regenerate: Regenerate, measure: Callable[[int], CaptureTimes]) -> None:
-        """Generate KV by `regenerate`; `measure` gives the times of a layer, per token, once they are needed."""
+    def use(self, regenerate: Regenerate, measure: Callable[[int, int, int], CaptureTimes]) -> None:
+        """Generate KV by `regenerate`; `measure` gives the times of a layer, per token, in a pass of so many rows that
+        attends so many tokens, once they are needed."""
         self._regenerate, self._measure = regenerate, measure
 
     @property
     def times(self) -> CaptureTimes | None:
-        """The times that Algorithm 1 goes by, per token of a layer; None where it has nothing to decide."""
-        if self._times is None and self._acts and self.act_share is None and self._measure is not None:
-            self._times = self._measure(min(self._acts))
-        return self._times
+        """The times that Algorithm 1 goes by, per token of a layer, with as many tokens and branches as there are; None
+        where it has nothing to decide."""
+        return self._times_at(max(self._expected, sum(self.counts())))
 
     @times.setter
     def times(self, times: CaptureTimes) -> None:
         self._times = times
+
+    def _times_at(self, tokens: int) -> CaptureTimes | None:
+        if self._times is None and self._acts and self.act_share is None and self._measure is not None:
+            return self._measure(min(self._acts), self._rows, tokens)
+        return self._times
 
     # ---------------------------------------------------------------- which blocks
 
@@ -113,18 +120,28 @@ class Capture(Offloading):
         return near, held - near, sum(kv.tokens for kv in segments) - held
 
     def allocation(self, tokens: int) -> tuple[float, float]:
-        """#ACT and #KV, in tokens, of all blocks once there are so many tokens (Algorithm 1)."""
+        """#ACT and #KV, in tokens, of all blocks once there are so many tokens (Algorithm 1).
+
+        KV blocks alone where ACT blocks would lose by the times measured, with a warning the first time."""
         if not self._acts:
             return 0, tokens
         if self.act_share is not None:
             return self.act_share * tokens, (1 - self.act_share) * tokens
-        times, near = self.times, self.counts()[0]
+        times, near = self._times_at(tokens), self.counts()[0]
         assert times is not None, "the policy is bound to no model"
         free = self._act_room(tokens)
         room = tokens if free == inf else near + max(0, int(free) // self._act_token_bytes)
-        act_gpu = act_gpu_blocks(times, room, tokens)
-        act_host, kv_host = hybrid_cache_allocation(times, act_gpu, tokens - act_gpu)
+        act_gpu, act_host, kv_host = allocation_by(times, room, tokens)
+        if tokens:
+            self._note_loss(times, tokens, loses=not act_gpu + act_host)
         return act_gpu + act_host, kv_host
+
+    def _note_loss(self, times: CaptureTimes, tokens: int, loses: bool) -> None:
+        """Leave in `reason` why there are no ACT blocks, and warn the first time."""
+        known, self.reason = self.reason, _why_it_loses(times, tokens) if loses else ""
+        if loses and not known and not self._warned:
+            self._warned = True
+            warnings.warn(f"memory=capture makes no ACT blocks for now: {self.reason}", stacklevel=3)
 
     def _is_act(self, tokens: int, path: Iterable[KV]) -> bool:
         """Whether a block that follows those of `path` is an ACT block (Eq. 5). Where its branch stays within a block
@@ -170,7 +187,7 @@ class Capture(Offloading):
     def require_host(self, tokens: int, ends: int, beside_bytes: float = 0) -> None:
         """All new tokens as KV blocks, and what the device holds beside that, if it may have to leave."""
         memory, leaving = self.memory, 0
-        self._expected = sum(self.counts()) + tokens
+        self._expected, self._rows = sum(self.counts()) + tokens, ends or self._rows
         if memory.device.budget_bytes is not None:
             leaving = sum(memory.tier_bytes(kv)[0] for kv in self.evictable()) + self.idle_bytes()
         new_bytes = tokens * memory.bytes_per_token + ends * memory.states.nbytes
@@ -276,4 +293,13 @@ def _why_none(shapes: Sequence[LayerShape], act_bytes: Sequence[int], kv_bytes: 
     return (
         f"in layer {layer} an ACT block takes {act_bytes[layer]:,} bytes a token and a KV block {kv_bytes[layer]:,}, "
         "and no layer's ACT blocks are smaller (they are with multi-head attention, seldom with grouped queries)"
+    )
+
+
+def _why_it_loses(times: CaptureTimes, tokens: int) -> str:
+    link_ms, computing_ms = times.t_pcie(tokens) * 1e3, times.t_computation(0) * 1e3
+    return (
+        f"by times measured here a layer takes no less time with them than with KV blocks alone, of which {tokens:,} "
+        f"tokens take {link_ms:.3g} ms over the link while {computing_ms:.3g} ms are computed. They pay where the link "
+        "is slow beside the device; else choose memory=paged, or set memory.act_share"
     )

@@ -5,7 +5,8 @@ out.
 
 A random model of OPT's proportions decodes branches that share nothing, its weights and cache streamed over a simulated
 link. The link is as fast as the point says, in units of what this machine takes to generate keys and values: so the
-proportions of other machines can be set, and what counts is how the times compare.
+proportions of other machines can be set, and what counts is how the times compare. Algorithm 1 goes by the times that
+the engine measures itself, as for every user; those measured here set the link's speed and make the predictions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from transformers import OPTConfig, OPTForCausalLM
 from experiments.runs.provenance import provenance
 from ttc import Capture, Engine, Paged, Sampling, Streamed
 from ttc.calibration.contexts import uncomputed
-from ttc.cost_model.capture import CaptureTimes, Line, act_gpu_blocks, fit_line, hybrid_cache_allocation
+from ttc.cost_model.capture import CaptureTimes, Line, allocation, fit_line
 from ttc.residency.offloading import Offloading
 from ttc.tree.branch import Branch
 
@@ -150,8 +151,7 @@ def sweep(times: CaptureTimes, setting: Setting) -> list[dict[str, float]]:
     rows, room = [], round(POINTS[1].act_gpu * setting.tokens)
     for gen_to_load in (0.25, 0.5, 0.65, 1.0, 1.2, 2.0, 4.0, 6.0, 10.0, 20.0):
         at = over_link(times, times.kv_gen.slope / gen_to_load, setting)
-        act_gpu = act_gpu_blocks(at, room, setting.tokens)
-        act_host, kv_host = hybrid_cache_allocation(at, act_gpu, setting.tokens - act_gpu)
+        act_gpu, act_host, kv_host = allocation(at, room, setting.tokens)
         chosen = at.layer_s(kv_host, act_host, act_gpu)
         rows.append(
             {
@@ -181,7 +181,8 @@ def engine_of(setting: Setting, memory: Offloading, gbps: float | None = None) -
 
 
 class Decoding:
-    """Branches that decode together, a token of each in a step. The first step is not counted."""
+    """Branches that decode together, a token of each in a step. The first step is not counted, and there may be one
+    more than `steps`."""
 
     def __init__(self, engine: Engine, setting: Setting, steps: int):
         self.engine, self.link = engine, engine.memory.link
@@ -240,9 +241,10 @@ class Computing:
 def measured(
     setting: Setting, point: Point, arm: str, times: CaptureTimes, times_now: Callable[[], CaptureTimes]
 ) -> dict[str, Any]:
-    """A step's time, what the model says, its bytes by cause, and the blocks that there are.
+    """A step's time, what the model says, its bytes by cause, the blocks that there are, and the times by which the
+    engine has chosen them (`engine_times`, None where there was no choice).
 
-    times: what the link's speed and Algorithm 1 go by. times_now: measures what a layer computes at this moment. In
+    times: what the link's speed goes by. times_now: measures what a layer computes at this moment. In
     each turn the model goes by that and a step is timed; the turn counts whose prediction is off by the median.
     """
     token_bytes = 2 * 2 * setting.hidden
@@ -259,13 +261,14 @@ def measured(
         batches: dict[str, Any] = {"mini_batch_tokens": setting.mini_batch_tokens, "balanced": arm == CHOSEN}
         memory = Capture(act_share=share, **batches, **options)
     engine = engine_of(setting, memory, gbps)
-    if isinstance(engine.residency, Capture) and arm == CHOSEN:
-        engine.residency.times = times
     decoding, link = Decoding(engine, setting, steps), engine.memory.link
+    chosen_by = engine.residency.times if isinstance(engine.residency, Capture) else None
+    decoding.step()  # measuring may have left other weights in the buffers
     before, (act_gpu, act_host, kv_host) = dict(link.to_device_bytes), block_tokens(engine)
-    row = {
+    row: dict[str, Any] = {
         "link_gbps": gbps,
         "device_bytes": budget,
+        "engine_times": None if chosen_by is None else asdict(chosen_by),
         "act_gpu": act_gpu,
         "act_host": act_host,
         "kv_host": kv_host,
@@ -374,9 +377,15 @@ def report(record: dict[str, Any]) -> str:
             "",
             *aims(record),
             "",
-            "What a layer computes, measured before each point (the model goes by the mean):",
+            "What a layer computes, measured before each point (the model goes by the mean), and as the engine has",
+            "measured it for Algorithm 1:",
             "",
             *(measured_line(times) for times in record["calibrations"]),
+            *(
+                f"the engine: {measured_line(row['engine_times'])}"
+                for row in record["rows"]
+                if row.get("engine_times") is not None
+            ),
         ]
     )
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import ceil, inf
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ttc.cost_model.capture import (
@@ -14,6 +14,7 @@ from ttc.cost_model.capture import (
     CaptureTimes,
     Line,
     act_gpu_blocks,
+    allocation,
     fit_line,
     hybrid_cache_allocation,
     imbalance,
@@ -54,46 +55,119 @@ def test_algorithm_1_leaves_the_least_gap_that_any_filling_of_the_host_leaves(
     assert gap(times, act_gpu, act, kv) <= least + slack
 
 
-@given(
+crossing_times = st.builds(
+    lambda times, share, forward_s: replace(times, load_act=Line(share * times.load_kv.slope), forward_s=forward_s),
     times=paper_times,
-    share=st.floats(0, 0.9),
+    share=st.floats(0, 1.2),  # above 1 an ACT block crosses slower than a KV block
     forward_s=st.floats(0, 40),
-    act_gpu=st.integers(0, 20),
-    m_host=st.integers(1, 80),
 )
-def test_with_act_blocks_that_cross_a_layer_takes_hardly_longer_than_with_any_other_counts(
-    times: CaptureTimes, share: float, forward_s: float, act_gpu: int, m_host: int
+
+
+def a_block_more_or_less(times: CaptureTimes) -> float:
+    """How far whole blocks may be from the best part of a block."""
+    return times.kv_gen.slope + times.load_kv.slope + 1e-6
+
+
+@given(times=crossing_times, act_gpu=st.integers(0, 20), m_host=st.integers(0, 80))
+@settings(deadline=None)
+def test_with_act_blocks_that_cross_no_other_counts_on_the_host_are_faster(
+    times: CaptureTimes, act_gpu: int, m_host: int
 ) -> None:
-    """An ACT block crosses faster than a KV block here, as it is smaller."""
-    times = replace(times, load_act=Line(share * times.load_kv.slope), forward_s=forward_s)
-    assume(times.kv_gen.slope >= times.load_act.slope)
     act, kv = hybrid_cache_allocation(times, act_gpu, m_host)
-    assert act + kv == m_host
+    assert act + kv == m_host and act >= 0 and kv >= 0
     least = min(times.layer_s(m_host - n, n, act_gpu) for n in range(m_host + 1))
-    assert times.layer_s(kv, act, act_gpu) <= least + 2 * (times.kv_gen.slope + times.load_kv.slope) + 1e-6
+    assert times.layer_s(kv, act, act_gpu) <= least + a_block_more_or_less(times)
 
 
 @given(
-    times=paper_times,
-    share=st.floats(0, 0.9),
-    forward_s=st.floats(0, 40),
-    room=st.integers(0, 20),
-    blocks=st.integers(1, 40),
+    times=crossing_times,
+    act_gpu=st.integers(0, 20),
+    m_host=st.integers(0, 60),
+    s_kv=st.integers(1, 4),
+    s_act=st.integers(1, 4),
 )
-def test_no_use_of_the_devices_room_and_of_the_host_is_faster(
-    times: CaptureTimes, share: float, forward_s: float, room: int, blocks: int
+@settings(deadline=None)
+def test_with_act_blocks_that_cross_no_other_filling_of_the_host_is_faster(
+    times: CaptureTimes, act_gpu: int, m_host: int, s_kv: int, s_act: int
 ) -> None:
-    times = replace(times, load_act=Line(share * times.load_kv.slope), forward_s=forward_s)
-    assume(times.kv_gen.slope >= times.load_act.slope)
-    act_gpu = act_gpu_blocks(times, room, blocks)
-    act, kv = hybrid_cache_allocation(times, act_gpu, blocks - act_gpu)
-    assert 0 <= act_gpu <= min(room, blocks) and act_gpu + act + kv == blocks
+    act, kv = hybrid_cache_allocation(times, act_gpu, m_host, 0, s_kv, s_act)
+    assert m_host - s_kv < s_act * act + s_kv * kv <= m_host
+    least = min(times.layer_s(n, m, act_gpu) for m, n in every_filling(m_host, s_kv, s_act))
+    slack = s_kv * (times.kv_gen.slope + times.load_act.slope) + s_act * times.load_kv.slope  # blocks of s_kv or s_act
+    assert times.layer_s(kv, act, act_gpu) <= least + slack + a_block_more_or_less(times)
+
+
+@given(times=crossing_times, room=st.integers(0, 20), blocks=st.integers(1, 40))
+@settings(deadline=None)
+def test_no_use_of_the_devices_room_and_of_the_host_is_faster(times: CaptureTimes, room: int, blocks: int) -> None:
+    act_gpu, act, kv = allocation(times, room, blocks)
+    assert 0 <= act_gpu <= min(room, blocks) and min(act, kv) >= 0 and act_gpu + act + kv == blocks
     least = min(
         times.layer_s(blocks - near - far, far, near)
         for near in range(min(room, blocks) + 1)
         for far in range(blocks - near + 1)
     )
-    assert times.layer_s(kv, act, act_gpu) <= least + 2 * (times.kv_gen.slope + times.load_kv.slope) + 1e-6
+    assert times.layer_s(kv, act, act_gpu) <= least + a_block_more_or_less(times)
+
+
+def test_where_regenerating_is_cheaper_than_crossing_all_blocks_are_act_blocks() -> None:
+    """Of 1,000 blocks the device has room for 500. With the others as ACT blocks, 500 cross and 1,000 are generated, in
+    500 either way; KV_init of 125 blocks, to fill the link while the first 500 are generated, would make it 625."""
+    times = CaptureTimes(kv_gen=Line(0.5), load_kv=Line(2.0), load_act=Line(1.0))
+    assert hybrid_cache_allocation(times, 500, 500) == (500, 0)
+    assert allocation(times, 500, 1000) == (500, 500, 0)
+    assert times.layer_s(0, 500, 500) == 500 and times.layer_s(125, 375, 500) == 625
+    # with 625 more to compute, the balance is 625 + 0.5 (500 + n) = 2 (500 - n) + n, so n is 83
+    busy = replace(times, forward_s=625)
+    assert hybrid_cache_allocation(busy, 500, 500) == (83, 417)
+    assert hybrid_cache_allocation(replace(times, load_act=Line(2.5)), 500, 500) == (0, 500)
+
+
+def test_capture_is_refused_where_it_would_lose_by_its_own_times() -> None:
+    """The fast link of the benchmark: loading 114,688 KV blocks takes 231, and what else a layer computes 200. Without
+    `forward_s` 16,384 blocks would be ACT blocks, which with all else take 288."""
+    kv_gen, load_kv = Line(6 * 231 / 114_688), Line(231 / 114_688)
+    paper = CaptureTimes(kv_gen=kv_gen, load_kv=load_kv)
+    assert allocation(paper, 114_688, 114_688).act_gpu == 114_688 // 7
+    assert replace(paper, forward_s=200).layer_s(98_304, 0, 16_384) > 1.7 * 231
+    act_gpu, act_host, kv_host = allocation(replace(paper, forward_s=200), 114_688, 114_688)
+    assert (act_gpu, act_host) == (int(31 / (7 * 231) * 114_688), 0) and kv_host == 114_688 - act_gpu
+    assert allocation(replace(paper, forward_s=231), 114_688, 114_688) == (0, 0, 114_688)
+    # what generating any block costs besides is more than all that it could save
+    assert allocation(CaptureTimes(kv_gen=Line(1.0, 30.0), load_kv=Line(2.0)), 10, 10) == (0, 0, 10)
+
+
+@given(
+    times=crossing_times,
+    intercepts=st.tuples(*[st.floats(0, 30)] * 3),
+    room=st.integers(0, 20),
+    blocks=st.integers(1, 40),
+)
+@settings(deadline=None)
+def test_whatever_is_allocated_is_no_slower_than_kv_blocks_alone(
+    times: CaptureTimes, intercepts: tuple[float, float, float], room: int, blocks: int
+) -> None:
+    kinds = ("kv_gen", "load_kv", "load_act")
+    lines = {kind: replace(getattr(times, kind), intercept=at) for kind, at in zip(kinds, intercepts, strict=True)}
+    times = replace(times, **lines)
+    act_gpu, act, kv = allocation(times, room, blocks)
+    assert act_gpu + act + kv == blocks
+    assert times.layer_s(kv, act, act_gpu) <= times.layer_s(blocks, 0, 0)
+
+
+def test_what_generating_any_block_costs_besides_counts_in_the_budget() -> None:
+    """Weights take 12, a KV block 2, regenerating an ACT block 1 and 4 besides."""
+    times = CaptureTimes(kv_gen=Line(1.0, 4.0), load_kv=Line(2.0), load_w=12.0)
+    # T_budget = 12 - 4: ACT_init 8. The other 30: #ACT + #KV = 30 with #ACT = 2 #KV
+    assert hybrid_cache_allocation(times, 0, 38) == (8 + 20, 10)
+    assert times.t_pcie(10) == times.t_computation(28) == 32
+    # T_budget = 0 - 4: KV_init 2. The other 30 as before
+    assert hybrid_cache_allocation(replace(times, load_w=0.0), 0, 32) == (20, 2 + 10)
+    # T_budget = 12 - 8 with 4 ACT blocks on the device: ACT_init 4
+    assert hybrid_cache_allocation(times, 4, 34) == (4 + 20, 10)
+    # on the device as well: 4 + n = 2 (17 - n), so n is 10
+    assert act_gpu_blocks(replace(times, load_w=0.0), 17, 17) == 10
+    assert act_gpu_blocks(replace(times, load_w=0.0, forward_s=3.0), 17, 17) == 9
 
 
 def test_the_two_steps_of_algorithm_1_by_hand() -> None:
@@ -124,6 +198,11 @@ def test_a_request_keeps_the_hosts_ratio_at_every_length(act: int, kv: int, bloc
 
 def test_the_papers_example_of_the_ratio() -> None:
     assert next_is_act(5, 2, 3, 1)
+
+
+def test_a_tie_goes_to_act() -> None:
+    assert next_is_act(0, 0, 1, 1) and next_is_act(6, 2, 3, 1)
+    assert not next_is_act(7, 2, 3, 1) and not next_is_act(0, 0, 0, 4)
 
 
 requests_of = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12)

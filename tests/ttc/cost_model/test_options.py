@@ -71,6 +71,25 @@ def test_a_split_has_just_so_many_units_on_the_host_as_it_must() -> None:
     assert plan(WEIGHTS + KV - 300)["split", "resident"].number == 1
 
 
+def test_a_split_waits_for_two_copies_to_begin() -> None:
+    """The states, and what layers are given beside them."""
+    slow = replace(machine(), link=replace(LINK, to_device_latency_s=3))
+    found = options(UNITS, 1, slow, SEARCH, ["split"], number=2, share=0.0)[0]
+    on_host = 1000 / 50 + (10 + 2 * 7) * 10 / 50
+    pass_s = on_host + (3 + 2 * 8 * 2 / 10) + 3 + 3 * (LAYER_S + 1) + OUTPUT_S
+    assert (found.memory, found.step_s) == ("resident", pytest.approx(4 * pass_s))
+
+
+def test_a_layers_weights_come_before_the_first_of_its_heads() -> None:
+    """Two heads come one after the other, in 0.9 each. The weights of the next layer, with its first head, come while a
+    layer is computed; the second head comes while the first is attended, which takes next to nothing."""
+    room = 2 * 34 * 10 // 2 + 2 * 4 * 40  # two buffers of a head of all tokens, and two tails
+    fast = replace(machine(2 * 1000 + 700 + room), link=replace(LINK, to_device_bandwidth=100))
+    found = {o.memory: o for o in options(UNITS, 2, fast, SEARCH, ["streamed"], number=0)}["headwise"]
+    assert found.feasible and LAYER_S + 1 > 1000 / 100 + 0.9
+    assert found.step_s == pytest.approx(4 * (4 * (LAYER_S + 1 + 0.9) + OUTPUT_S))
+
+
 def test_streamed_layers_come_while_others_compute() -> None:
     found = plan(WEIGHTS + KV - 1000)["streamed", "resident"]
     assert found.number == 1  # of four layers, three come through the room of two

@@ -46,6 +46,15 @@ def test_of_one_device_nothing_crosses() -> None:
     assert plans[0].total_s == plans[0].gpu_s and plans[5].total_s == plans[5].cpu_s
 
 
+def test_the_states_of_the_last_unit_on_the_host_are_what_crosses() -> None:
+    """Eq. 4.15: B x H x d_sz of the unit before the cut, over the bandwidth to the device, with its latency."""
+    widths = (3, 5, 7, 11)
+    units = [replace(BLOCK, hidden=hidden) for hidden in widths]
+    link = LinkProfile(to_device_bandwidth=50, to_host_bandwidth=1, to_device_latency_s=1, to_host_latency_s=9)
+    plans = [split_plan(k, units, CPU, GPU, link, CHAT) for k in range(5)]
+    assert [plan.comm_s for plan in plans] == pytest.approx([0, *[1 + 2 * h * 2 / 50 for h in widths[:3]], 0])
+
+
 def test_kv_counts_on_the_device_unless_it_is_offloaded() -> None:
     kv = 3 * (10 + 2 * 6) * 10  # three blocks, the prompt once and two branches, 10 bytes a token
     there, away = (split_plan(0, UNITS, CPU, GPU, LINK, CHAT, kv_offload=o) for o in (False, True))

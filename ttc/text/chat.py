@@ -135,8 +135,38 @@ def _answered(messages: Sequence[Message], answer: str, words: str) -> list[Mess
 def _applied(
     messages: Sequence[Message], tokenizer: Any, options: Mapping[str, Any] | None, way_out: str, *, tokenize: bool
 ) -> Any:
-    plain = [dict(message) for message in messages]
+    given = [dict(message) for message in messages]
     try:
-        return tokenizer.apply_chat_template(plain, tokenize=tokenize, add_generation_prompt=True, **(options or {}))
+        if _takes_parts(tokenizer, options):
+            given = list(map(_in_parts, given))
+        return tokenizer.apply_chat_template(given, tokenize=tokenize, add_generation_prompt=True, **(options or {}))
     except TemplateError as error:
         raise InvalidInput(f"the chat template refuses these messages: {error}; {way_out}") from error
+    except ValueError as error:
+        if not isinstance(getattr(tokenizer, "chat_template", None), Mapping):
+            raise
+        raise InvalidInput(
+            f"the tokenizer has several chat templates, and none of them was chosen: {error} Give the name of one as "
+            "an option of the chat template (+dataset.chat_options.chat_template=NAME), or set chat to false"
+        ) from error
+
+
+def _takes_parts(tokenizer: Any, options: Mapping[str, Any] | None) -> bool:
+    """Whether the template leaves out what is given as a text and writes it as one part of a list, as templates of
+    models for images do."""
+    return not _writes(ANSWER, tokenizer, options) and _writes(
+        _in_parts({"content": ANSWER})["content"], tokenizer, options
+    )
+
+
+def _writes(content: Any, tokenizer: Any, options: Mapping[str, Any] | None) -> bool:
+    messages = [{"role": "user", "content": content}]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **(options or {}))
+    except (TemplateError, TypeError):
+        return False
+    return ANSWER in str(text)
+
+
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}

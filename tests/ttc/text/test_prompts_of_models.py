@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -193,6 +194,35 @@ def test_a_template_that_leaves_answers_out_is_refused_a_second_turn() -> None:
     ):
         with pytest.raises(InvalidInput, match=r"leaves out what the model has answered.*asks in one turn"):
             ask()
+
+
+LLAVA = (
+    "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] }}{% endfor %}"
+    "{% if message['role'] == 'assistant' %}{{ '</s>' }}{% else %}{{ ' ' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+"""llava-hf/llava-1.5-7b-hf, chat_template.json, its images left out. A text in place of the list is passed over."""
+
+
+def test_a_template_that_takes_lists_of_parts_alone_is_given_these() -> None:
+    made = tokenizer(SPECIAL, "bytes", "<s>", "</s>", ("<s>",), (), LLAVA)
+    parts = [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}]
+    template = PromptTemplate("{question}")
+    expected = made.apply_chat_template(parts, tokenize=True, add_generation_prompt=True, return_dict=False)
+    assert template.tokens(QUESTION, made) == expected
+    assert template.text(QUESTION, made) == f"USER: {QUESTION} ASSISTANT:"
+    assert template.next_turn(WORDS, made) == f"</s>USER: {WORDS} ASSISTANT:"
+
+
+def test_several_templates_without_a_default_ask_for_one() -> None:
+    chatml = CHATS["chatml"]
+    made = copy.deepcopy(chatml.tokenizer)
+    made.chat_template = {"plain": chatml.template, "tool_use": "tools"}
+    with pytest.raises(InvalidInput, match=r"several chat templates.*chat_options\.chat_template=NAME"):
+        PromptTemplate("{question}").tokens(QUESTION, made)
+    chosen = PromptTemplate("{question}", options={"chat_template": "plain"})
+    assert chosen.tokens(QUESTION, made) == chatml.ids(chatml.prompt)
 
 
 def test_a_template_that_refuses_a_second_turn_says_why() -> None:

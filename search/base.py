@@ -158,6 +158,10 @@ def check_request(request: Any) -> None:
     if isinstance(request, Expand):
         check_kind("Expand.step", request.step, isinstance(request.step, Step), "a Step, as Step(64)")
         check_whole("Step.max_tokens", request.step.max_tokens, 1)
+        statistics, delimiter = request.step.statistics, request.step.delimiter
+        check_kind("Step.statistics", statistics, isinstance(statistics, bool), "True or False")
+        text = delimiter is None or isinstance(delimiter, str | tuple | list)
+        check_kind("Step.delimiter", delimiter, text, "a string, several, or None")
         check_kind("Expand.sampling", request.sampling, isinstance(request.sampling, Sampling), "a ttc.Sampling(...)")
     elif isinstance(request, Append):
         texts = [request.text] if isinstance(request.text, str) else request.text

@@ -2,7 +2,7 @@
 
 All branches decode in one batch. A search whose branches have ended their step goes on (is rated, lets branches go,
 expands others) while those of other problems decode, and new problems begin as soon as there is room. Problems may be
-added and cancelled at any time, and each has a recipe of its own; its result depends on nothing else.
+added and cancelled at any time, and each has a configuration of its own; its result depends on nothing else.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from search.batching import Room
-from search.options import statistics_option
+from search.active_search import ActiveSearch, steps_of
+from search.admission import Admission
+from search.config import SearchConfig
 from search.rating import aggregate
-from search.recipe import Recipe
-from search.run import Run, steps_of
 from ttc.errors import BranchRefused, InvalidInput, RemoteError, VerifierError
 from ttc.protocols import Aggregation, Append, Backend, Expand, Problem, Rate, Release, Vary
 from ttc.results import Did, Progress, Result
@@ -24,7 +24,16 @@ from ttc.tree.branch import Branch
 Events = Generator[tuple[int, Progress], None, None]
 """What happened, each with the number of its problem."""
 
-Tell = Callable[[Run, Did, Sequence[Branch]], None]
+
+class Family(NamedTuple):
+    """The children of one `Append`, and the tokens that each is given."""
+
+    active: ActiveSearch
+    children: list[Branch]
+    tokens: list[list[int]]
+
+
+Report = Callable[[ActiveSearch, Did, Sequence[Branch]], None]
 
 
 @dataclass
@@ -38,31 +47,31 @@ class Driver:
     """
 
     engine: Backend
-    room: Room
+    admission: Admission
     strict: bool = False
     contained: bool = False
-    waiting: dict[int, tuple[Problem, Recipe]] = field(default_factory=dict)
-    active: dict[int, Run] = field(default_factory=dict)
-    decoding: dict[Branch, Run] = field(default_factory=dict)
+    waiting: dict[int, tuple[Problem, SearchConfig]] = field(default_factory=dict)
+    active: dict[int, ActiveSearch] = field(default_factory=dict)
+    decoding: dict[Branch, ActiveSearch] = field(default_factory=dict)
     added: int = 0
 
-    def add(self, problem: Problem, recipe: Recipe) -> int:
+    def add(self, problem: Problem, config: SearchConfig) -> int:
         """Let a problem begin as soon as there is room. Returns its number: how many were added before."""
-        self.waiting[self.added] = problem, recipe
+        self.waiting[self.added] = problem, config
         self.added += 1
         return self.added - 1
 
     def cancel(self, index: int) -> None:
         """Let go of a problem, waiting or under way, and of all that it holds. Nothing more is said of it."""
         self.waiting.pop(index, None)
-        if (run := self.active.pop(index, None)) is not None:
-            for child in run.growing:
+        if (active := self.active.pop(index, None)) is not None:
+            for child in active.growing:
                 self.decoding.pop(child, None)
-            self.room.forget(run.growing)
+            self.admission.forget(active.growing)
             try:
-                run.steps.close()
+                active.steps.close()
             finally:
-                self._let_go([run])
+                self._release([active])
 
     @property
     def busy(self) -> bool:
@@ -75,7 +84,7 @@ class Driver:
             while self.busy:
                 yield from self.step()
         except Exception:
-            yield from self._finish([run for run in self.active.values() if run.done])  # what others found is not lost
+            yield from self._finish(self._done())  # what others have come to is not lost
             raise
         finally:
             self.close()
@@ -83,11 +92,11 @@ class Driver:
     def step(self) -> Events:
         """Give the results of searches that have ended; then answer the requests of those who don't decode. Where there
         are none, new problems begin; where none can, all branches that decode get a token."""
-        yield from self._finish([run for run in self.active.values() if run.done])
+        yield from self._finish(self._done())
         busy = set(self.decoding.values())
-        if resting := [run for run in self.active.values() if run not in busy]:
+        if resting := [active for active in self.active.values() if active not in busy]:
             yield from self._serve(resting)
-        elif count := self.room.problems(len(self.active), len(self.waiting)):
+        elif count := self.admission.count(len(self.active), len(self.waiting)):
             yield from self._start(list(self.waiting)[:count])
         else:
             yield from self._decode()
@@ -97,49 +106,51 @@ class Driver:
         self.decoding.clear()
         self.waiting.clear()
         try:
-            self.room.batch.close()
+            self.admission.batch.close()
         finally:
-            runs = list(self.active.values())
+            searches = list(self.active.values())
             self.active.clear()
-            self._let_go(runs)
+            self._release(searches)
 
     # ------------------------------------------------------------ start and finish
 
-    def _finish(self, ended: Sequence[Run]) -> Events:
+    def _done(self) -> list[ActiveSearch]:
+        return [active for active in self.active.values() if active.done]
+
+    def _finish(self, ended: Sequence[ActiveSearch]) -> Events:
         """The results of searches that have ended; a search may first spend its reserve."""
-        for run in ended:
-            run.close()
-            if run.done:
-                result = run.result()
-                self._let_go([run])
-                del self.active[run.index]
-                self.room.ended()
-                yield run.index, run.progress("finished", result=result)
+        for active in ended:
+            active.close()
+            if active.done:
+                result = active.result()
+                self._release([active])
+                del self.active[active.index]
+                self.admission.note_end()
+                yield active.index, active.progress("finished", result=result)
 
     def _start(self, indices: Sequence[int]) -> list[tuple[int, Progress]]:
         """Let these problems begin, and say why those fail whose prompts cannot be used."""
         failed = list[tuple[int, Progress]]()
         prompts: dict[int, list[int]] = {}
         batch = {index: self.waiting.pop(index) for index in indices}
-        for index, (problem, recipe) in batch.items():
+        for index, (problem, config) in batch.items():
             try:
-                prompts[index] = recipe.template.tokens(problem.question, self.engine.tokenizer)
+                prompts[index] = config.template.tokens(problem.question, self.engine.tokenizer)
             except InvalidInput as error:
                 if self.strict:
                     raise
-                failed.append((index, _failure(problem, recipe, error)))
+                failed.append((index, _failure(problem, config, error)))
         roots = self._roots(batch, prompts, failed)
         try:
             for index, root in roots.items():
-                problem, recipe = batch[index]
-                root.thoughts = recipe.thoughts
-                case = recipe.case(problem)
-                run = Run(
-                    problem, index, root, case, steps_of(recipe.search, root, case), recipe, contained=self.contained
-                )
-                run.record(root, None)
-                run.advance(None)
-                self.active[index] = run
+                problem, config = batch[index]
+                root.thoughts = config.thoughts
+                case = config.case(problem)
+                steps = steps_of(config.search, root, case)
+                active = ActiveSearch(problem, index, root, case, steps, config, contained=self.contained)
+                active.record(root, None)
+                active.advance(None)
+                self.active[index] = active
         except BaseException:
             self.engine.release([root for index, root in roots.items() if index not in self.active])
             raise
@@ -147,7 +158,7 @@ class Driver:
 
     def _roots(
         self,
-        batch: Mapping[int, tuple[Problem, Recipe]],
+        batch: Mapping[int, tuple[Problem, SearchConfig]],
         prompts: dict[int, list[int]],
         failed: list[tuple[int, Progress]],
     ) -> dict[int, Branch]:
@@ -157,247 +168,258 @@ class Driver:
             roots = self.engine.roots(list(prompts.values()), seeds=[seeds[index] for index in prompts])
             return dict(zip(prompts, roots, strict=True))
         except InvalidInput:
-            found: dict[int, Branch] = {}
+            usable: dict[int, Branch] = {}
         try:
-            for index, tokens in prompts.items():  # find out which
+            for index, tokens in prompts.items():  # one by one, to say which cannot be used
                 try:
-                    found[index] = self.engine.root(tokens, seed=seeds[index])
+                    usable[index] = self.engine.root(tokens, seed=seeds[index])
                 except InvalidInput as error:
                     if self.strict:
                         raise
                     failed.append((index, _failure(*batch[index], error)))
         except BaseException:
-            self.engine.release(list(found.values()))
+            self.engine.release(list(usable.values()))
             raise
-        return found
+        return usable
 
-    def _let_go(self, runs: Sequence[Run]) -> None:
+    def _release(self, searches: Sequence[ActiveSearch]) -> None:
         """Free what these problems still hold; the engine first, whatever the verifiers do."""
-        lost = {run: run.let_go(list(run.live)) for run in runs}
-        self.engine.release([branch for branches in lost.values() for branch in branches])
-        for run, branches in lost.items():
-            run.recipe.rater.released(branches)
+        retired = {active: active.retire(list(active.live)) for active in searches}
+        self.engine.release([branch for branches in retired.values() for branch in branches])
+        for active, branches in retired.items():
+            active.config.rater.released(branches)
 
     # ------------------------------------------------------------ requests
 
-    def _serve(self, resting: list[Run]) -> list[tuple[int, Progress]]:
+    def _serve(self, resting: list[ActiveSearch]) -> list[tuple[int, Progress]]:
         """Answer the requests of those who don't decode, equal kinds merged, and say what was done."""
         done: list[tuple[int, Progress]] = []
 
-        def tell(run: Run, did: Did, branches: Sequence[Branch]) -> None:
-            done.append((run.index, run.progress(did, branches)))
+        def report(active: ActiveSearch, did: Did, branches: Sequence[Branch]) -> None:
+            done.append((active.index, active.progress(did, branches)))
 
-        for run in resting:
-            while isinstance(run.request, Release):
-                lost = run.released(run.request.branches)
-                self.engine.release(lost)
-                run.recipe.rater.released(lost)
-                run.advance(None)
-        pending = [(run, run.request) for run in resting]
-        for run, request in pending:
+        for active in resting:
+            while isinstance(active.request, Release):
+                branches = active.released(active.request.branches)
+                self.engine.release(branches)
+                active.config.rater.released(branches)
+                active.advance(None)
+        pending = [(active, active.request) for active in resting]
+        for active, request in pending:
             if isinstance(request, Vary):
-                self._vary(run, request, tell)
-        self._append([(run, request) for run, request in pending if isinstance(request, Append)], tell)
-        rates: dict[tuple[int, Aggregation], list[tuple[Run, Rate]]] = defaultdict(list)
-        for run, request in pending:
+                self._vary(active, request, report)
+        self._append([(active, request) for active, request in pending if isinstance(request, Append)], report)
+        rates: dict[tuple[int, Aggregation], list[tuple[ActiveSearch, Rate]]] = defaultdict(list)
+        for active, request in pending:
             if isinstance(request, Expand):
-                self._expand(run, request)
+                self._expand(active, request)
             elif isinstance(request, Rate):
-                rates[id(run.recipe.rater.verifier), request.aggregation].append((run, request))
+                rates[id(active.config.rater.verifier), request.aggregation].append((active, request))
         for (_, aggregation), rated in rates.items():
-            self._rate(rated, aggregation, tell)
+            self._rate(rated, aggregation, report)
         return done
 
-    def _vary(self, run: Run, request: Vary, tell: Tell) -> None:
-        usual = run.recipe.template
-        templates = [replace(usual, instruction=p) for p in request.phrasings] or [usual]
-        question, tokenizer = run.problem.question, self.engine.tokenizer
-        own = [template.tokens(question, tokenizer) for template in templates]
+    def _vary(self, active: ActiveSearch, request: Vary, report: Report) -> None:
+        template = active.config.template
+        templates = [replace(template, instruction=phrasing) for phrasing in request.phrasings] or [template]
+        question, tokenizer = active.problem.question, self.engine.tokenizer
+        phrased = [template.tokens(question, tokenizer) for template in templates]
         hints = [self.engine.encode(hint) for hint in request.hints] or [[]]
-        prompts = [own[i % len(own)] for i in range(request.n)]
+        prompts = [phrased[i % len(phrased)] for i in range(request.n)]
         suffixes = [hints[i % len(hints)] for i in range(request.n)]
         try:
             branches = self.engine.variants(request.root, prompts, suffixes)
         except InvalidInput as error:
-            run.fail(f"{type(error).__name__}: {error}")
+            active.fail(f"{type(error).__name__}: {error}")
             return
         for branch in branches:
-            run.record(branch, request.root)
-        tell(run, "prompted", branches)
-        run.advance(branches)
+            active.record(branch, request.root)
+        report(active, "prompted", branches)
+        active.advance(branches)
 
-    def _append(self, requests: Sequence[tuple[Run, Append]], tell: Tell) -> None:
+    def _append(self, requests: Sequence[tuple[ActiveSearch, Append]], report: Report) -> None:
         """Children with the given text, all problems' in one pass where none of them is refused."""
-        families: list[tuple[Run, list[Branch], list[list[int]]]] = []
-        for run, request in requests:
+        families: list[Family] = []
+        for active, request in requests:
             try:
-                texts = [
-                    self._given(run, branch, text, request)
-                    for branch, text in zip(request.branches, request.texts(), strict=True)
+                texts = request.texts()
+                given = [
+                    self._given(active, branch, text, request)
+                    for branch, text in zip(request.branches, texts, strict=True)
                 ]
             except InvalidInput as error:
-                run.refuse(error)
+                active.refuse(error)
                 continue
-            children = []
-            for branch, words, (dropped, _) in zip(request.branches, request.texts(), texts, strict=True):
-                (child,) = self.engine.fork(branch, 1)
-                children.append(run.record(child, branch))
-                if request.turn:
-                    run.said[child] = (*self._said(run, branch), words)
-                child.reopen(dropped)
-                if request.turn:
-                    child.begin_answer()
-                if request.ends_thinking:
-                    child.thinking_ended = len(child.tokens)
-            families.append((run, children, [tokens for _, tokens in texts]))
+            families.append(self._forked(active, request, given))
+        for active, children, tokens in self._extended(families):
+            for child, added in zip(children, tokens, strict=True):
+                active.wrote(child, self.engine.decode(added))
+            report(active, "appended", children)
+            active.advance(children)
+
+    def _forked(self, active: ActiveSearch, request: Append, given: Sequence[tuple[int, list[int]]]) -> Family:
+        """A child of each branch, ready for its text. given: what `_given` says of each branch."""
+        children = []
+        for branch, text, (dropped, _) in zip(request.branches, request.texts(), given, strict=True):
+            (child,) = self.engine.fork(branch, 1)
+            children.append(active.record(child, branch))
+            if request.turn:
+                active.turns[child] = (*self._turns(active, branch), text)
+            child.reopen(dropped)
+            if request.turn:
+                child.begin_answer()
+            if request.ends_thinking:
+                child.thinking_ended = len(child.tokens)
+        return Family(active, children, [tokens for _, tokens in given])
+
+    def _extended(self, families: Sequence[Family]) -> list[Family]:
+        """The families whose children have their texts. Where not all can have it, each is tried by itself."""
         if not families:
-            return
+            return []
         try:
             self._extend(families)
+            return list(families)
         except InvalidInput:
-            for family in list(families):  # find out which
-                run, children, _ = family
-                try:
-                    self._extend([family])
-                except InvalidInput as error:
-                    families.remove(family)
-                    self.engine.release(run.let_go(children))
-                    run.refuse(error)
-        for run, children, tokens in families:
-            for child, given in zip(children, tokens, strict=True):
-                run.wrote(child, self.engine.decode(given))
-            tell(run, "appended", children)
-            run.advance(children)
+            extended: list[Family] = []
+        for family in families:
+            try:
+                self._extend([family])
+                extended.append(family)
+            except InvalidInput as error:
+                self.engine.release(family.active.retire(family.children))
+                family.active.refuse(error)
+        return extended
 
-    def _extend(self, families: Sequence[tuple[Run, list[Branch], list[list[int]]]]) -> None:
-        children = [child for _, children, _ in families for child in children]
-        self.engine.extend(children, [given for *_, tokens in families for given in tokens], purpose="prompt")
+    def _extend(self, families: Sequence[Family]) -> None:
+        children = [child for family in families for child in family.children]
+        tokens = [given for family in families for given in family.tokens]
+        self.engine.extend(children, tokens, purpose="prompt")
 
-    def _given(self, run: Run, branch: Branch, text: str, request: Append) -> tuple[int, list[int]]:
+    def _given(self, active: ActiveSearch, branch: Branch, text: str, request: Append) -> tuple[int, list[int]]:
         """How many last tokens of a branch give way to a text, and the text's tokens."""
-        eos, own = branch.finish_reason == "eos", branch.generated
+        eos, generated = branch.finish_reason == "eos", branch.generated
         if request.turn:
-            before, said = branch.tokens[: len(branch.tokens) - eos], self._said(run, branch)
-            template, question = run.recipe.template, run.problem.question
-            return int(eos), template.next_turn_tokens(text, self.engine.tokenizer, question, said, before)
+            before, turns = branch.tokens[: len(branch.tokens) - eos], self._turns(active, branch)
+            template, question = active.config.template, active.problem.question
+            return int(eos), template.next_turn_tokens(text, self.engine.tokenizer, question, turns, before)
         given = self.engine.encode(text)
         if not request.drop:
             return int(eos), given
-        if not eos and own and own[-1:] == self.engine.encode(request.drop):
+        if not eos and generated and generated[-1:] == self.engine.encode(request.drop):
             return 1, given
-        words = self.engine.decode(own[:-1] if eos else own)
+        words = self.engine.decode(generated[:-1] if eos else generated)
         if not words.endswith(request.drop):
             return int(eos), given
-        if eos or self.engine.decode(own[:-1]).rstrip() != words.removesuffix(request.drop).rstrip():
+        if eos or self.engine.decode(generated[:-1]).rstrip() != words.removesuffix(request.drop).rstrip():
             raise InvalidInput(
                 f"drop={request.drop!r} is more than the last token of {branch!r}, and no other can be taken back; "
                 "leave it out, or let steps end with it"
             )
         return 1, given
 
-    def _said(self, run: Run, branch: Branch) -> tuple[str, ...]:
+    def _turns(self, active: ActiveSearch, branch: Branch) -> tuple[str, ...]:
         """A branch's chat after the question, its answer last: all that it has written, without an end of sequence."""
-        own = branch.generated[:-1] if branch.finish_reason == "eos" else branch.generated
-        return (*run.said.get(branch, ()), self.engine.decode(own))
+        answer = branch.generated[:-1] if branch.finish_reason == "eos" else branch.generated
+        return (*active.turns.get(branch, ()), self.engine.decode(answer))
 
-    def _expand(self, run: Run, request: Expand) -> None:
+    def _expand(self, active: ActiveSearch, request: Expand) -> None:
         """Let the next children that the budget pays for decode their step."""
-        if not run.waiting:
-            run.advance([])
+        if not active.waiting:
+            active.advance([])
             return
         step = request.step
-        self.room.asked(len(run.waiting), len(run.root.tokens), step.max_tokens, len(run.live) - 1)
-        count, limit = run.next_part(self._price(run))
+        kept = len(active.live) - 1
+        self.admission.note_expansion(len(active.waiting), len(active.root.tokens), step.max_tokens, kept)
+        count, max_tokens = active.next_part(self._price(active))
         if count:
             children = []
-            for parent in run.waiting[:count]:
+            for parent in active.waiting[:count]:
                 (child,) = self.engine.fork(parent, 1)
-                children.append(run.record(child, parent))
-            run.growing = children
-            self.decoding.update(dict.fromkeys(children, run))
-            stop, more = (step.delimiter,) if step.delimiter else (), statistics_option(self.engine, step)
-            self.room.batch.add(children, limit, stop=stop, end=step.end, sampling=request.sampling, **more)
-        elif run.made:
-            run.cut_short()
+                children.append(active.record(child, parent))
+            active.growing = children
+            self.decoding.update(dict.fromkeys(children, active))
+            self.admission.batch.add(children, replace(step, max_tokens=max_tokens), request.sampling)
+        elif active.made:
+            active.cut_short()
         else:
-            run.run_out()
+            active.run_out()
 
     def _decode(self) -> list[tuple[int, Progress]]:
         """The next token of all that decode. A search goes on once all of its children have ended their step."""
         done: list[tuple[int, Progress]] = []
         try:
-            ended = self.room.batch.step()
+            ended = self.admission.batch.step()
         except BranchRefused as refusal:
             self._refuse(refusal)
             return done
-        for run in dict.fromkeys(self.decoding.pop(child) for child in ended):
-            if any(child in self.decoding for child in run.growing):
+        for active in dict.fromkeys(self.decoding.pop(child) for child in ended):
+            if any(child in self.decoding for child in active.growing):
                 continue
-            children, run.growing = run.growing, []
+            children, active.growing = active.growing, []
             for child in children:
-                child.leave_out(run.recipe.stops)
-                run.wrote(child, child.steps[-1])
-            del run.waiting[: len(children)]
-            run.made += children
-            done.append((run.index, run.progress("expanded", children)))
-            if not run.waiting:
-                run.advance(run.made)
+                child.leave_out(active.config.stops)
+                active.wrote(child, child.steps[-1])
+            del active.waiting[: len(children)]
+            active.made += children
+            done.append((active.index, active.progress("expanded", children)))
+            if not active.waiting:
+                active.advance(active.made)
         return done
 
     def _refuse(self, refusal: BranchRefused) -> None:
         """End the problem of a branch that a server refuses; the others go on."""
-        run = self.decoding[refusal.branch]
-        for child in run.growing:
+        active = self.decoding[refusal.branch]
+        for child in active.growing:
             self.decoding.pop(child, None)
-        run.fail(f"{RemoteError.__name__}: {refusal}")
+        active.fail(f"{RemoteError.__name__}: {refusal}")
 
-    def _price(self, run: Run) -> int:
+    def _price(self, active: ActiveSearch) -> int:
         """What rating the next child costs, as far as its parent shows."""
-        if run.tokens_left is None or run.closing is not None:
+        if active.tokens_left is None or active.closing is not None:
             return 0
-        return run.recipe.rater.price([run.waiting[0]], run.problem.question, self.engine)
+        return active.config.rater.price([active.waiting[0]], active.problem.question, self.engine)
 
-    def _rate(self, requests: Sequence[tuple[Run, Rate]], aggregation: Aggregation, tell: Tell) -> None:
-        paid: list[tuple[Run, Rate]] = []
-        for run, request in requests:
-            question, free, rater = run.problem.question, run.tokens_left is None, run.recipe.rater
-            if run.pays(0 if free else rater.price(request.branches, question, self.engine)):
-                paid.append((run, request))
+    def _rate(self, requests: Sequence[tuple[ActiveSearch, Rate]], aggregation: Aggregation, report: Report) -> None:
+        paid: list[tuple[ActiveSearch, Rate]] = []
+        for active, request in requests:
+            question, free, rater = active.problem.question, active.tokens_left is None, active.config.rater
+            if active.pays(0 if free else rater.price(request.branches, question, self.engine)):
+                paid.append((active, request))
             else:
-                run.run_out()
-        for (run, request), scores in zip(paid, self._scores(paid), strict=True):
+                active.run_out()
+        for (active, request), scores in zip(paid, self._scores(paid), strict=True):
             try:
                 if isinstance(scores, VerifierError):
                     raise scores
                 if aggregation == "product":
-                    run.recipe.rater.check_product(scores)
+                    active.config.rater.check_product(scores)
                 for branch, step_scores in zip(request.branches, scores, strict=True):
                     branch.step_scores = step_scores
                     branch.score = aggregate(step_scores, aggregation)
-                    run.rated(branch)
-                tell(run, "rated", request.branches)
-                run.advance([branch.score for branch in request.branches])
+                    active.rated(branch)
+                report(active, "rated", request.branches)
+                active.advance([branch.score for branch in request.branches])
             except VerifierError as error:  # a search may say so too, of ratings that it cannot use
-                run.fail(f"{VerifierError.__name__}: {error}")
+                active.fail(f"{VerifierError.__name__}: {error}")
 
-    def _scores(self, requests: Sequence[tuple[Run, Rate]]) -> list[list[list[float]] | VerifierError]:
+    def _scores(self, requests: Sequence[tuple[ActiveSearch, Rate]]) -> list[list[list[float]] | VerifierError]:
         """The step scores of each problem's branches, or why there are none; all have one verifier. One problem does
         not stop the others."""
-        pairs = [(branch, run.problem.question) for run, request in requests for branch in request.branches]
-        before = [replace(run.root.usage) for run, _ in requests]
+        pairs = [(branch, active.problem.question) for active, request in requests for branch in request.branches]
+        before = [replace(active.root.usage) for active, _ in requests]
         try:
             branches, questions = [branch for branch, _ in pairs], [question for _, question in pairs]
-            scores = requests[0][0].recipe.rater.scores(branches, questions, self.engine) if pairs else []
+            scores = requests[0][0].config.rater.scores(branches, questions, self.engine) if pairs else []
         except VerifierError as failure:
             if len(requests) == 1:
                 return [failure]
-            for (run, _), usage in zip(requests, before, strict=True):
-                vars(run.root.usage).update(vars(usage))  # nor do the others pay for the attempt
+            for (active, _), usage in zip(requests, before, strict=True):
+                vars(active.root.usage).update(vars(usage))  # nor do the others pay for the attempt
             return [self._scores([request])[0] for request in requests]
-        found = iter(scores)
-        return [[next(found) for _ in request.branches] for _, request in requests]
+        remaining = iter(scores)
+        return [[next(remaining) for _ in request.branches] for _, request in requests]
 
 
-def _failure(problem: Problem, recipe: Recipe, error: InvalidInput) -> Progress:
-    result = Result.failed(problem, f"{type(error).__name__}: {error}", recipe.seed)
+def _failure(problem: Problem, config: SearchConfig, error: InvalidInput) -> Progress:
+    result = Result.failed(problem, f"{type(error).__name__}: {error}", config.options.seed)
     return Progress(problem, 0, "finished", [], result.usage, result)

@@ -7,54 +7,44 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Unpack, overload
 
+from search.admission import Admission
+from search.arguments import as_problem, as_problems, check_concurrency
 from search.base import Search
-from search.batching import Room
+from search.config import SearchConfig
 from search.driver import Driver, Events
-from search.options import SearchOptions, SolveOptions, as_problem, as_problems, check_room
-from search.recipe import Recipe
+from search.options import CallKeywords, SolveKeywords, SolveOptions, check_keywords
 from ttc.checks import check_kind
-from ttc.protocols import Backend, Extract, Problem, Verifier
+from ttc.protocols import Backend, Problem
 from ttc.results import Progress, Result
-from ttc.text.prompt import PromptTemplate
-from ttc.text.thoughts import Setting
 
 
 @overload
-def solve(search: Search, *, problem: str | Problem, engine: Backend, **options: Unpack[SolveOptions]) -> Result: ...
+def solve(search: Search, *, problem: str | Problem, engine: Backend, **options: Unpack[CallKeywords]) -> Result: ...
 @overload
 def solve(
-    search: Search, *, problem: Sequence[Problem] | list[str], engine: Backend, **options: Unpack[SolveOptions]
+    search: Search, *, problem: Sequence[Problem] | list[str], engine: Backend, **options: Unpack[CallKeywords]
 ) -> list[Result]: ...
 def solve(
     search: Search,
     *,
     problem: str | Problem | Sequence[str | Problem],
     engine: Backend,
-    verifier: Verifier | None = None,
-    seed: int = 0,
-    template: PromptTemplate | None = None,
-    answer_kind: str = "number",
-    extract: Extract | None = None,
-    thinking_marks: Setting = None,
-    end: Sequence[str] = (),
-    max_tokens: int | None = None,
-    max_generated_tokens: int | None = None,
-    max_calls: int | None = None,
-    max_wall_s: float | None = None,
-    reserve: int = 0,
-    final_text: str = "",
     concurrency: int | None = None,
     max_rows: int | None = None,
     on_result: Callable[[Result], object] | None = None,
     on_step: Callable[[Progress], object] | None = None,
+    **options: Unpack[SolveKeywords],
 ) -> Result | list[Result]:
     """Run `search` on one problem, or on a list of problems that decode in one batch.
 
+    engine: what the searches run on, a `ttc.Engine` or another backend. verifier: what rates branches, for searches
+        that ask for scores.
+    template: the words around a question, `PromptTemplate()` by default.
     seed: with the problem's id it fixes every sampled token. Without an id it is the question, and how many problems
         without one ask the same before it in the list: ["q", "q"] are two problems with samples of their own, of which
         the first has those of "q" alone.
-    answer_kind: how answers are read (see `extract_answer`), unless `extract` is given, a function of the text.
-        Votes group by the grader's equality of that kind; answers of a function by their spelling, unless it is a
+    answer_kind: how answers are read (see `extract_answer`); votes group by the grader's equality of that kind.
+    extract: a function of the text that reads answers instead; votes group them by their spelling, unless it is a
         `ttc.text.reader.AnswerReader(extract=..., same=...)`.
     thinking_marks: what tells the model's thoughts, of which no answer is read, from its answers: `ttc.ThinkingMarks`,
         None for those that the model's chat template or vocabulary names, False for none.
@@ -66,42 +56,28 @@ def solve(
     max_calls: the most expansions of one problem.
     max_wall_s: seconds after which a problem begins no expansion and no rating; one that is under way ends. The only
         budget with which results depend on the machine, and on what else is solved.
-    Where a budget runs out, the search ends with the best so far and `Result.stopped` is "budget".
+    Where one of these runs out, the search ends with the best so far and `Result.stopped` is "budget".
     reserve: so many of the last tokens, and the last call, are kept to finish the best branch so far, where a budget
         ended the search before that branch was finished; no time is. final_text: put after it first, to ask for the
         answer.
+    budget: a whole `search.budget.Budget`, in the place of these six.
     concurrency: the most problems under way at once; by default as many as there are free rows and memory for (16 until
         the first has ended, and on a backend that does not say what it has). max_rows: the most branches that decode at
         once, by default 256 where `concurrency` is not given, else no limit. Results depend on neither.
     on_result: called as each problem finishes. on_step: called after each request of a search (see `Progress`).
     With a list, a problem that cannot be used or whose verifier fails gives a Result with `error`; alone it raises
-    what stopped it before any branch existed.
+    what stopped it before any branch existed. Raises InvalidInput for an option that there is not.
     Threads may share an engine (see `Engine`), and so may `asyncio.to_thread`.
     """
-    check_room(concurrency, max_rows)
+    check_concurrency(concurrency, max_rows)
     for name, called in (("on_result", on_result), ("on_step", on_step)):
         check_kind(name, called, called is None or callable(called), "a function of one argument")
+    check_keywords(solve, options)
+    config = SearchConfig.of(search, engine, SolveOptions.of(**options))
     single = isinstance(problem, str | Problem)
     problems = [as_problem(problem)] if single else as_problems(problem)
-    recipe = Recipe.make(
-        search,
-        engine,
-        verifier=verifier,
-        seed=seed,
-        template=template,
-        answer_kind=answer_kind,
-        extract=extract,
-        thinking_marks=thinking_marks,
-        end=end,
-        max_tokens=max_tokens,
-        max_generated_tokens=max_generated_tokens,
-        max_calls=max_calls,
-        max_wall_s=max_wall_s,
-        reserve=reserve,
-        final_text=final_text,
-    )
     results: dict[int, Result] = {}
-    events = _events(engine, recipe, problems, concurrency, max_rows, strict=single)
+    events = _events(engine, config, problems, concurrency, max_rows, strict=single)
     try:
         for index, progress in events:
             if on_step is not None:
@@ -122,16 +98,28 @@ def solve_each(
     engine: Backend,
     concurrency: int | None = None,
     max_rows: int | None = None,
-    **options: Unpack[SearchOptions],
+    **options: Unpack[SolveKeywords],
 ) -> Generator[Result, None, None]:
     """Run `search` on a list of problems as `solve` does, and give each result as soon as its problem has ended.
 
     The searches go on as the iterator is read. It keeps no result that it has given, so the list may be long. Closing
     it frees everything. options: as for `solve`.
     """
-    check_room(concurrency, max_rows)
-    recipe = Recipe.make(search, engine, **options)
-    return _results(_events(engine, recipe, as_problems(problems), concurrency, max_rows, strict=False))
+    check_keywords(solve_each, options)
+    config = SearchConfig.of(search, engine, SolveOptions.of(**options))
+    return results_of(engine, config, problems, concurrency, max_rows)
+
+
+def results_of(
+    engine: Backend,
+    config: SearchConfig,
+    problems: Sequence[str | Problem],
+    concurrency: int | None = None,
+    max_rows: int | None = None,
+) -> Generator[Result, None, None]:
+    """`solve_each` for a configuration that is made already."""
+    check_concurrency(concurrency, max_rows)
+    return _results(_events(engine, config, as_problems(problems), concurrency, max_rows, strict=False))
 
 
 def _results(events: Events) -> Generator[Result, None, None]:
@@ -144,20 +132,21 @@ def _results(events: Events) -> Generator[Result, None, None]:
 
 
 def stream(
-    search: Search, *, problem: str | Problem, engine: Backend, **options: Unpack[SearchOptions]
+    search: Search, *, problem: str | Problem, engine: Backend, **options: Unpack[SolveKeywords]
 ) -> Iterator[Progress]:
     """Run `search` on one problem and give what each request did as it happens; the last one holds the result.
 
     The search goes on as the iterator is read. Closing it, or leaving a `for` loop over it, frees everything.
     options: as for `solve`.
     """
-    recipe = Recipe.make(search, engine, **options)
-    return _progress(_events(engine, recipe, [as_problem(problem)], 1, None, strict=True))
+    check_keywords(stream, options)
+    config = SearchConfig.of(search, engine, SolveOptions.of(**options))
+    return _progress(_events(engine, config, [as_problem(problem)], 1, None, strict=True))
 
 
 def _events(
     engine: Backend,
-    recipe: Recipe,
+    config: SearchConfig,
     problems: Sequence[Problem],
     concurrency: int | None,
     max_rows: int | None,
@@ -165,12 +154,12 @@ def _events(
     strict: bool,
 ) -> Events:
     """What happens to the problems, each by its place in the list. Nothing is done before the first event is read."""
-    driver = Driver(engine, Room.of(engine, concurrency, max_rows), strict)
-    asked = Counter[str]()
+    driver = Driver(engine, Admission.of(engine, concurrency, max_rows), strict)
+    repeats = Counter[str]()
     for problem in problems:
-        repeat = 0 if problem.id else asked[str(problem.question)]
-        asked[str(problem.question)] += not problem.id
-        driver.add(problem, replace(recipe, repeat=repeat) if repeat else recipe)
+        repeat = 0 if problem.id else repeats[str(problem.question)]
+        repeats[str(problem.question)] += not problem.id
+        driver.add(problem, replace(config, repeat=repeat) if repeat else config)
     yield from driver.events()
 
 

@@ -30,7 +30,13 @@ from ttc.model.generation_settings import GenerationSettings
 from ttc.model.lens import Lens
 from ttc.model.limits import ModelLimits
 from ttc.model.runner import ModelRunner
-from ttc.passes.arguments import checked_extensions, checked_prompts, checked_side_prompts, checked_variants
+from ttc.passes.arguments import (
+    checked_extensions,
+    checked_prompts,
+    checked_side_prompts,
+    checked_variants,
+    step_of,
+)
 from ttc.passes.outputs import Outputs
 from ttc.passes.prefill import prefill
 from ttc.passes.runtime import Runtime, check_parts
@@ -68,7 +74,7 @@ class Engine:
     generation_config that the engine does not have.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the engine's parts, which users name
         self,
         model: Any,
         tokenizer: Any,
@@ -308,8 +314,9 @@ class Engine:
         statistics: also keep each token's entropy, the mean log-probability of the 20 likeliest tokens and the
         self-certainty (`branch.entropies`, `branch.top_k_logprobs`, `branch.self_certainties`).
         """
+        step, limits = step_of(max_tokens, stop, end, statistics)
         batch = self.running_batch()
-        batch.add(branches, max_tokens, stop=stop, end=end, sampling=sampling, statistics=statistics)
+        batch.add(branches, step, sampling, limits)
         batch.finish()
         self._trim()
 

@@ -60,6 +60,7 @@ NEEDS: dict[Need, str] = {
 class Step:
     """One unit of expansion: at most `max_tokens` tokens, or up to and including `delimiter`.
 
+    delimiter: a string, or several of which the first to come counts; leading blanks of the step are left out.
     end: strings that finish the branch, as the model's end-of-sequence token does.
     statistics: keep each token's entropy, the mean log-probability of the likeliest tokens and the self-certainty, in
         `child.entropies`, `child.top_k_logprobs` and `child.self_certainties`; the backend must offer it
@@ -68,9 +69,16 @@ class Step:
     """
 
     max_tokens: int
-    delimiter: str | None = None
+    delimiter: str | tuple[str, ...] | None = None
     end: tuple[str, ...] = ()
     statistics: bool = False
+
+    @property
+    def delimiters(self) -> tuple[str, ...]:
+        """The strings that end the step, none where `delimiter` is none or empty."""
+        if self.delimiter is None or isinstance(self.delimiter, str):
+            return (self.delimiter,) if self.delimiter else ()
+        return tuple(self.delimiter)
 
 
 @dataclass(frozen=True)
@@ -212,14 +220,14 @@ class Batch(Protocol):
     def add(
         self,
         branches: Sequence[Branch],
-        max_tokens: int,
-        *,
-        stop: Sequence[str] = (),
-        end: Sequence[str] = (),
+        step: Step,
         sampling: Sampling = SAMPLED,
-        statistics: bool = False,
+        limits: Sequence[int] | None = None,
     ) -> None:
-        """Let branches decode one step, all of them from the same token on, as soon as there is room."""
+        """Let branches decode one step, all of them from the same token on, as soon as there is room.
+
+        limits: the most tokens of each branch, where these differ; else `step.max_tokens` of every branch.
+        """
         ...
 
     def step(self) -> list[Branch]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.text import Text
 from rich.tree import Tree
 
-from search.run import Run
+from search.active_search import ActiveSearch
 from ttc.ranking import comparable
 from ttc.results import Node, Result
 
@@ -30,11 +30,11 @@ class Step:
     chosen: bool = False
 
 
-def steps_under_way(run: Run) -> list[Step]:
+def steps_under_way(active: ActiveSearch) -> list[Step]:
     """The nodes of a problem that is under way, those that are being written with their text so far."""
-    growing = set(run.growing)
+    growing = set(active.growing)
     steps = []
-    for branch, node in run.nodes.items():
+    for branch, node in active.nodes.items():
         if branch in growing:
             texts = branch.text, "" if branch.parent is None else branch.parent.text
             steps.append(Step(node, texts[0].removeprefix(texts[1]), "growing"))

@@ -23,13 +23,11 @@ from experiments.runs.bootstrap import difference
 from experiments.runs.records import read_records
 from experiments.runs.stats import wilson
 from experiments.runs.summary import is_right
+from search.budget import LIMITS
 from ttc.errors import InvalidInput
 
 SAMPLING = ("search.BestOfN", "search.SelfConsistency")
 """Searches whose candidates are plain samples of the prompt."""
-
-BUDGETS = ("max_tokens", "max_generated_tokens", "max_calls", "max_wall_s")
-"""Limits of a whole run, which a strategy within a search does not have."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def measured(runs: Sequence[Run], samples: int) -> tuple[Table, Run, int]:
             if one != other:
                 raise InvalidInput(f"{run.folder} has {part} {other}, and {runs[0].folder} has {one}; give runs of one")
     for run in runs:
-        for name in BUDGETS:
+        for name in LIMITS:  # of a whole run, which a strategy within a search does not have
             if (limit := OmegaConf.select(run.config, f"run.{name}")) is not None:
                 raise InvalidInput(
                     f"{run.folder} was limited by run.{name}={limit}, which a strategy does not carry along; give runs "

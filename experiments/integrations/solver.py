@@ -14,6 +14,7 @@ from experiments.runs.build import (
     check_backend,
     check_run,
     make_backend,
+    make_budget,
     make_search,
     resolved,
     thinking_marks,
@@ -23,18 +24,21 @@ from experiments.runs.overrides import as_override
 from experiments.runs.own_classes import as_choices, checked_parts, code_fingerprint
 from experiments.runs.plain import as_dict
 from experiments.runs.schema import register
-from search import Search, solve_each
+from search import Search
+from search.budget import LIMITS
+from search.config import SearchConfig
+from search.options import SolveOptions
+from search.solving import results_of
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
-from ttc.protocols import Problem, Verifier
+from ttc.protocols import Problem
 from ttc.remote.backend import RemoteBackend
 from ttc.results import Result
 from ttc.text.chat import QUESTION, encoded, following, has_template, next_turn_text
 from ttc.text.prompt import PromptTemplate, raw_tokens
-from ttc.text.thoughts import Setting
 
 GROUPS = ("model", "search", "verifier", "memory", "cache", "sharing", "gate", "backend")
-RUN = ("seed", "batch", "max_tokens", "max_generated_tokens", "max_calls", "max_wall_s")
+RUN = ("seed", "batch", *LIMITS)
 """What can be set of a run: its groups, and these settings of `run`."""
 SHORT = {
     "pretrained": "model.name",
@@ -45,7 +49,6 @@ SHORT = {
 }
 """Names that other programs use, and ours."""
 DEFAULTS = {"search": "greedy", "verifier": "none"}
-BUDGETS = RUN[2:]
 
 
 @dataclass(frozen=True)
@@ -99,20 +102,16 @@ class Asked:
 class Solver:
     """A search on a backend.
 
-    thinking_marks: what tells thoughts from answers (see `search.solve`).
+    options: how problems are solved where a program does not say. batch: the most problems under way at once.
     settings: what was set by the user, as the values of Hydra's overrides. identity: all that answers depend on.
     """
 
     backend: Engine | RemoteBackend
     search: Search
-    verifier: Verifier | None = None
-    seed: int = 0
-    answer_kind: str = "number"
+    options: SolveOptions = field(default_factory=SolveOptions)
     batch: int | None = None
-    budget: dict[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     identity: dict[str, Any] = field(default_factory=dict)
-    thinking_marks: Setting = None
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Solver:
@@ -127,16 +126,20 @@ class Solver:
             remote = {"served": backend.capabilities.model, "asked": backend.generation_settings.describe()}
         identity = {
             **chosen,
-            "run": {name: config.run[name] for name in ("seed", *BUDGETS)},
+            "run": {name: config.run[name] for name in ("seed", *LIMITS)},
             "answer_kind": config.dataset.answer_kind,
             "weights": remote or model_fingerprint(config.model.name),
             "verifier_weights": reward_fingerprint(chosen["verifier"]),
             "code": code_fingerprint(config),
         }
-        budget = {name: config.run[name] for name in BUDGETS}
-        kind = config.dataset.answer_kind
-        marks = thinking_marks(config)
-        return cls(backend, search, verifier, config.run.seed, kind, config.run.batch, budget, named, identity, marks)
+        options = SolveOptions(
+            verifier=verifier,
+            seed=config.run.seed,
+            answer_kind=config.dataset.answer_kind,
+            thinking_marks=thinking_marks(config),
+            budget=make_budget(config),
+        )
+        return cls(backend, search, options, config.run.batch, named, identity)
 
     def check(self, asked: Asked) -> Search:
         """The search that answers what is asked. Raises InvalidInput where a task samples and the search does not."""
@@ -154,19 +157,9 @@ class Solver:
 
     def solve(self, problems: Sequence[Problem], template: PromptTemplate, asked: Asked) -> Iterator[Result]:
         """The results of these problems, each as soon as it is there."""
-        yield from solve_each(
-            self.check(asked),
-            problems=problems,
-            engine=self.backend,
-            verifier=self.verifier,
-            seed=self.seed,
-            template=template,
-            answer_kind=self.answer_kind,
-            thinking_marks=self.thinking_marks,
-            end=asked.end,
-            concurrency=self.batch,
-            **self.budget,
-        )
+        options = replace(self.options, template=template, end=asked.end)
+        config = SearchConfig.of(self.check(asked), self.backend, options)
+        yield from results_of(self.backend, config, problems, concurrency=self.batch)
 
     @property
     def context_length(self) -> int | None:

@@ -12,7 +12,7 @@ from experiments.cli.command import perform
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from search.recipe import Recipe
+    from search.config import SearchConfig
     from ttc.protocols import Backend
     from ttc.results import Progress, Result
 
@@ -62,13 +62,13 @@ def ask(arguments: argparse.Namespace) -> int:
         make_template,
         make_verifier,
         resolved,
-        thinking_marks,
+        solve_options,
     )
     from experiments.runs.grading import Reading
     from experiments.runs.own_classes import as_choices, checked_parts
     from experiments.runs.schema import register
     from experiments.runs.screen import show_logged
-    from search.recipe import Recipe
+    from search.config import SearchConfig
     from ttc.errors import InvalidInput
     from ttc.remote.backend import RemoteBackend
 
@@ -87,23 +87,10 @@ def ask(arguments: argparse.Namespace) -> int:
     check_backend(config)
     search = instantiate(config.search, _convert_="all")
     verifier = make_verifier(config) if search.needs_verifier else None
-    template, backend, run = make_template(config), make_backend(config), config.run
+    template, backend = make_template(config), make_backend(config)
     try:
-        recipe = Recipe.make(
-            search,
-            backend,
-            verifier=verifier,
-            seed=run.seed,
-            template=template,
-            **Reading.of(config.dataset).options(),
-            thinking_marks=thinking_marks(config),
-            end=tuple(config.dataset.end),
-            max_tokens=run.max_tokens,
-            max_generated_tokens=run.max_generated_tokens,
-            max_calls=run.max_calls,
-            max_wall_s=run.max_wall_s,
-        )
-        result = watched(arguments.question, recipe, backend)
+        options = solve_options(config, Reading.of(config.dataset), verifier, template)
+        result = watched(arguments.question, SearchConfig.of(search, backend, options), backend)
     finally:
         if isinstance(backend, RemoteBackend):
             backend.close()
@@ -111,20 +98,20 @@ def ask(arguments: argparse.Namespace) -> int:
     return int(result.error is not None)
 
 
-def watched(question: str, recipe: Recipe, backend: Backend, console: Console | None = None) -> Result:
+def watched(question: str, config: SearchConfig, backend: Backend, console: Console | None = None) -> Result:
     """The result of a search, which is shown while it runs: as a tree on a terminal, else in plain lines."""
     from rich.console import Console
     from rich.live import Live
 
     from experiments.cli.tree_view import drawn, steps_of, steps_under_way
-    from search.batching import Room
+    from search.admission import Admission
     from search.driver import Driver
     from ttc.results import Problem
 
     console = console or Console()
-    driver, shown = Driver(backend, Room.of(backend, 1, None), strict=True), 0.0
+    driver, shown = Driver(backend, Admission.of(backend, 1), strict=True), 0.0
     result: Result | None = None
-    number = driver.add(Problem(question), recipe)
+    number = driver.add(Problem(question), config)
     try:
         with Live(console=console, auto_refresh=False, transient=False) as live:
             while driver.busy:

@@ -11,12 +11,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli.escapes import resolve_escapes
 from experiments.runs.data import load_examples
+from experiments.runs.grading import Reading
 from experiments.runs.plain import as_dict
 from experiments.runs.planned import auto_of, is_auto
 from experiments.runs.schema import VERIFIERS, CalibratedExitConfig, schema_of
 from experiments.runs.screen import say
 from search import Search
-from search.recipe import Budget
+from search.budget import LIMITS, Budget
+from search.options import SolveOptions
 from ttc.approximate.early_exit import EarlyExit
 from ttc.calibration.confidence_gate import GateCalibration
 from ttc.calibration.early_exit import ExitCalibration
@@ -123,10 +125,29 @@ def make_template(config: DictConfig) -> PromptTemplate:
     return PromptTemplate(data.instruction, data.system, examples, data.chat, data.raw, options)
 
 
+def make_budget(config: DictConfig) -> Budget:
+    """What each problem may cost. Raises InvalidInput for a limit with which nothing would be solved."""
+    return Budget(**{name: config.run[name] for name in LIMITS})
+
+
+def solve_options(
+    config: DictConfig, reading: Reading, verifier: Verifier | None = None, template: PromptTemplate | None = None
+) -> SolveOptions:
+    """How the problems of a configuration are solved."""
+    return SolveOptions(
+        verifier=verifier,
+        seed=config.run.seed,
+        template=template,
+        **reading.options(),
+        thinking_marks=thinking_marks(config),
+        end=tuple(config.dataset.end),
+        budget=make_budget(config),
+    )
+
+
 def check_run(config: DictConfig) -> None:
     """Refuse budgets and a number of problems with which nothing would be solved."""
-    limits = config.run
-    Budget(limits.max_tokens, limits.max_generated_tokens, limits.max_calls, limits.max_wall_s)
+    make_budget(config)
     if config.run.batch is not None and config.run.batch < 1:
         raise InvalidInput(f"run.batch={config.run.batch} must be at least 1, or null for what there is room for")
 

@@ -20,7 +20,7 @@ from experiments.runs.build import (
     make_search,
     make_template,
     resolved,
-    thinking_marks,
+    solve_options,
 )
 from experiments.runs.data import Task, graded, load_task, part_of
 from experiments.runs.dry import describe
@@ -35,7 +35,10 @@ from experiments.runs.records import RunFolder, own_figures, tree_node
 from experiments.runs.screen import Progress, failures, say, show_logged, table
 from experiments.runs.shards import Shard, threads
 from experiments.runs.summary import failed, seconds_at_work, summarise
-from search import solve_each, try_verifier
+from search import try_verifier
+from search.budget import LIMITS
+from search.config import SearchConfig
+from search.solving import results_of
 from ttc.engine import Engine
 from ttc.errors import BranchRefused, InvalidInput, VerifierError
 from ttc.protocols import Backend, Problem, Result
@@ -43,8 +46,6 @@ from ttc.remote.backend import RemoteBackend
 from ttc.remote.client import ContentRefused
 from ttc.text.prompt import PromptTemplate
 from ttc.usage import Usage
-
-BUDGETS = ("max_tokens", "max_generated_tokens", "max_calls", "max_wall_s")
 
 TIMING = ("forward_passes", "host_to_device_bytes", "device_to_host_bytes", "wall_s")
 """The parts of a problem's usage that depend on the machine and on what ran beside it."""
@@ -172,22 +173,9 @@ class Job:
     def _solve(self, engine: Backend, problems: list[Problem], folder: RunFolder) -> None:
         """Write the record of each problem as soon as it has ended."""
         config, task = self.config, self.task
-        results = solve_each(
-            self.search,
-            problems=problems,
-            engine=engine,
-            verifier=self.verifier,
-            seed=config.run.seed,
-            template=self.template,
-            **task.reading.options(),
-            thinking_marks=thinking_marks(config),
-            end=tuple(config.dataset.end),
-            max_tokens=config.run.max_tokens,
-            max_generated_tokens=config.run.max_generated_tokens,
-            max_calls=config.run.max_calls,
-            max_wall_s=config.run.max_wall_s,
-            concurrency=config.run.batch,
-        )
+        options = solve_options(config, task.reading, self.verifier, self.template)
+        search_config = SearchConfig.of(self.search, engine, options)
+        results = results_of(engine, search_config, problems, concurrency=config.run.batch)
         with closing(results), Progress(config.dataset.name, self.total, folder.records, engine) as progress:
             for result in results:
                 progress.solved(result.usage.generated_tokens)
@@ -269,7 +257,7 @@ def _truncated_by(result: Result, limits: DictConfig) -> str | None:
     for name, tokens in spent.items():
         if limits[name] is not None and tokens >= limits[name]:
             return f"run.{name}"
-    given = [f"run.{name}" for name in BUDGETS if limits[name] is not None]
+    given = [f"run.{name}" for name in LIMITS if limits[name] is not None]
     return " or ".join(given) if result.stopped == "budget" else "search"
 
 

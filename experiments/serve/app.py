@@ -8,7 +8,7 @@ import hmac
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from secrets import randbelow
 from typing import Any
@@ -31,12 +31,13 @@ from experiments.serve.replies import Reply, comment, event
 from experiments.serve.requests import Body, ChatBody, CompletionBody, read
 from experiments.serve.service import STOPPING, Service, Ticket
 from search import Search
-from search.recipe import Recipe
+from search.budget import Budget
+from search.config import SearchConfig
+from search.options import SolveOptions
 from ttc.errors import ContextExceeded, InvalidInput
-from ttc.protocols import Problem, Verifier
+from ttc.protocols import Problem
 from ttc.results import Result
 from ttc.text.prompt import PromptTemplate
-from ttc.text.thoughts import Setting
 
 BODY_S = 30
 """Seconds within which a request's body must have come."""
@@ -55,21 +56,18 @@ CLIENT_LEFT = 499
 class Api:
     """What the paths do.
 
-    verifier: for searches that rate. budget: what one problem may cost, as options of `search.solve`.
-    reading: how answers are read where a request does not say. chat_options: what else the chat template takes.
+    options: how problems are solved where a request does not say: the verifier for searches that rate, how answers are
+    read, what tells thoughts from them, and the most that one problem may cost.
     max_prompt_tokens: None for what the model's context holds.
-    thinking_marks: what tells thoughts from answers (see `search.solve`).
+    chat_options: further variables for the chat template.
     """
 
     service: Service
     offer: Offer
-    verifier: Verifier | None
+    options: SolveOptions
     max_body_bytes: int
     max_prompt_tokens: int | None = None
-    reading: Reading = field(default_factory=lambda: Reading("number"))
     chat_options: Mapping[str, Any] = field(default_factory=dict)
-    budget: Mapping[str, Any] = field(default_factory=dict)
-    thinking_marks: Setting = None
 
     def __post_init__(self) -> None:
         self.metrics, self.started = Metrics(self.service), int(time.time())
@@ -133,10 +131,10 @@ class Api:
         try:
             body = read(kind, await self._body(request))
             name, search = self.offer.search(body)
-            recipe, problems, prompt_tokens, begun = await asyncio.to_thread(self._prepared, body, search)
-            tickets = [Ticket(p, recipe, follow=body.stream and name == PLAIN) for p in problems]
-            about = body.model, name, recipe.seed, recipe.end, body.most_tokens, prompt_tokens
-            reply = Reply(self.service.engine, isinstance(body, ChatBody), *about, recipe.thoughts, begun)
+            config, problems, prompt_tokens, begun = await asyncio.to_thread(self._prepared, body, search)
+            tickets = [Ticket(p, config, follow=body.stream and name == PLAIN) for p in problems]
+            about = body.model, name, config.options.seed, config.end, body.most_tokens, prompt_tokens
+            reply = Reply(self.service.engine, isinstance(body, ChatBody), *about, config.thoughts, begun)
             self.service.submit(tickets)
             if body.stream:
                 over = partial(self._stream_over, tickets[0], reply, began)
@@ -174,9 +172,9 @@ class Api:
             raise Refusal(CLIENT_LEFT, "the client has left") from None
         return bytes(body)
 
-    def _prepared(self, body: Body, search: Search) -> tuple[Recipe, list[Problem], int, bool]:
-        """A request as problems with a recipe, the number of their prompts' tokens, and whether the last prompt begins
-        a thought. Raises Refusal for what cannot be."""
+    def _prepared(self, body: Body, search: Search) -> tuple[SearchConfig, list[Problem], int, bool]:
+        """A request as problems with a configuration, the number of their prompts' tokens, and whether the last prompt
+        begins a thought. Raises Refusal for what cannot be."""
         if len(body.stops) > MOST_STOPS:
             raise Refusal(400, f"stop holds {len(body.stops)} strings; give at most {MOST_STOPS}", param="stop")
         field = "messages" if isinstance(body, ChatBody) else "prompt"
@@ -194,38 +192,42 @@ class Api:
             if len(questions) != 1 and (body.stream or not questions):
                 raise Refusal(400, f"prompt holds {len(questions)} texts; give one, or leave stream out", param=field)
         try:
-            recipe = Recipe.make(
-                search,
-                self.service.engine,
-                verifier=self.verifier if search.needs_verifier else None,
-                seed=randbelow(2**31) if body.seed is None else body.seed,
-                template=template,
-                **(Reading(body.answer_kind) if body.answer_kind else self.reading).options(),
-                thinking_marks=self.thinking_marks,
-                end=body.stops,
-                **self._budget(body),
-            )
+            config = SearchConfig.of(search, self.service.engine, self._options(body, search, template))
         except InvalidInput as error:
             raise Refusal.of(error) from error
         try:
             prompts = [self._prompt(template, question) for question in questions]
         except InvalidInput as error:
             raise Refusal.of(error, field) from error
-        begun = recipe.thoughts is not None and recipe.thoughts.begun(prompts[-1])
-        return recipe, [Problem(question) for question in questions], sum(map(len, prompts)), begun
+        begun = config.thoughts is not None and config.thoughts.begun(prompts[-1])
+        return config, [Problem(question) for question in questions], sum(map(len, prompts)), begun
 
-    def _budget(self, body: Body) -> dict[str, Any]:
+    def _options(self, body: Body, search: Search, template: PromptTemplate) -> SolveOptions:
+        """The server's options with what a request says itself. Raises InvalidInput and Refusal for what cannot be."""
+        given: dict[str, Any] = Reading(body.answer_kind).options() if body.answer_kind else {}
+        return replace(
+            self.options,
+            verifier=self.options.verifier if search.needs_verifier else None,
+            seed=randbelow(2**31) if body.seed is None else body.seed,
+            template=template,
+            end=body.stops,
+            budget=self._budget(body),
+            **given,
+        )
+
+    def _budget(self, body: Body) -> Budget:
         """What each problem may cost: what the server allows, or less."""
-        asked, most = body.max_generated_tokens, self.budget.get("max_generated_tokens")
-        if asked is None:
-            return dict(self.budget)
-        if most is not None and asked > most:
+        budget, tokens = self.options.budget, body.max_generated_tokens
+        if tokens is None:
+            return budget
+        limit = budget.max_generated_tokens
+        if limit is not None and tokens > limit:
             raise Refusal(
                 400,
-                f"max_generated_tokens={asked} is more than this server's {most}; give less",
+                f"max_generated_tokens={tokens} is more than this server's {limit}; give less",
                 param="max_generated_tokens",
             )
-        return {**self.budget, "max_generated_tokens": asked}
+        return replace(budget, max_generated_tokens=tokens)
 
     def _prompt(self, template: PromptTemplate, question: str) -> list[int]:
         """The tokens of a prompt. Raises InvalidInput for one that is too long."""

@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 from omegaconf import DictConfig
 
-from experiments.runs.build import check_backend, check_run, make_backend, make_verifier, resolved, thinking_marks
+from experiments.runs.build import check_backend, check_run, make_backend, make_verifier, resolved, solve_options
 from experiments.runs.grading import Reading
 from experiments.runs.plain import as_dict
 from experiments.runs.screen import say, show_logged
@@ -25,8 +25,6 @@ from ttc.remote.backend import RemoteBackend
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 """The names by which a machine calls itself."""
-
-BUDGETS = ("max_tokens", "max_generated_tokens", "max_calls", "max_wall_s")
 
 
 def run(config: DictConfig, choice: str) -> None:
@@ -48,13 +46,10 @@ def run(config: DictConfig, choice: str) -> None:
         api = Api(
             Service(backend, config.serve.max_problems, config.run.batch),
             offer,
-            verifier,
+            solve_options(config, reading, verifier),
             config.serve.max_body_bytes,
             config.serve.max_prompt_tokens,
-            reading,
             as_dict(config.dataset.chat_options),
-            {name: config.run[name] for name in BUDGETS},
-            thinking_marks(config),
         )
         host, port = listening.getsockname()[:2]
         say(f"{offer.model} at http://{f'[{host}]' if ':' in host else host}:{port}/v1; Ctrl-C stops it")

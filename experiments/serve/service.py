@@ -14,9 +14,9 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 
 from experiments.serve.refusal import Refusal
-from search.batching import Room
+from search.admission import Admission
+from search.config import SearchConfig
 from search.driver import Driver
-from search.recipe import Recipe
 from ttc.protocols import Backend, Problem
 from ttc.results import Progress, Result
 
@@ -33,8 +33,8 @@ class Ticket:
     progress: what the search did last. result, error: how it ended.
     """
 
-    def __init__(self, problem: Problem, recipe: Recipe, *, follow: bool = False):
-        self.problem, self.recipe, self.follow = problem, recipe, follow
+    def __init__(self, problem: Problem, config: SearchConfig, *, follow: bool = False):
+        self.problem, self.config, self.follow = problem, config, follow
         self.loop, self.changed = asyncio.get_running_loop(), asyncio.Event()
         self.number: int | None = None  # the driver's
         self.written: dict[int, list[int]] = {}
@@ -127,7 +127,7 @@ class Service:
     # ------------------------------------------------------------ in the thread
 
     def _new_driver(self) -> Driver:
-        return Driver(self.engine, Room.of(self.engine, self.concurrency, None), contained=True)
+        return Driver(self.engine, Admission.of(self.engine, self.concurrency), contained=True)
 
     def _work(self) -> None:
         while self._read_inbox():
@@ -161,13 +161,13 @@ class Service:
             self._fail(failure)
             self.driver = self._new_driver()
         for number, ticket in self.tickets.items():
-            run = self.driver.active.get(number)
-            if ticket.follow and run is not None and run.growing:
-                ticket.written = {branch.path[-1]: branch.generated for branch in run.growing}
+            active = self.driver.active.get(number)
+            if ticket.follow and active is not None and active.growing:
+                ticket.written = {branch.path[-1]: branch.generated for branch in active.growing}
                 ticket.notify()
 
     def _join(self, ticket: Ticket) -> None:
-        ticket.number = self.driver.add(ticket.problem, ticket.recipe)
+        ticket.number = self.driver.add(ticket.problem, ticket.config)
         self.tickets[ticket.number] = ticket
 
     def _leave(self, ticket: Ticket) -> None:

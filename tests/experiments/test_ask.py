@@ -13,7 +13,8 @@ from rich.tree import Tree
 from experiments.cli.tree_view import Step, drawn, steps_of
 from experiments.runs.ask import main, watched
 from search import BeamSearch, BestOfN, solve
-from search.recipe import Recipe
+from search.config import SearchConfig
+from search.options import SolveOptions
 from tests.helpers.backends import FakeBackend
 from tests.helpers.benches import save_tiny_model
 from tests.helpers.searches import Costly
@@ -82,9 +83,9 @@ def test_the_tree_shows_what_lives_and_counts_what_was_pruned() -> None:
 
 def test_a_terminal_shows_the_tree_while_it_grows_and_the_whole_of_it_at_the_end() -> None:
     backend, search = FakeBackend(), BeamSearch(beam_size=2, beam_width=3, step_tokens=3, max_steps=3)
-    recipe = Recipe.make(search, backend, verifier=Costly(2), seed=1)
+    config = SearchConfig.of(search, backend, SolveOptions(verifier=Costly(2), seed=1))
     console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
-    result = watched("12 + 3", recipe, backend, console)
+    result = watched("12 + 3", config, backend, console)
     right = solve(search, problem="12 + 3", engine=FakeBackend(), verifier=Costly(2), seed=1)
     assert isinstance(console.file, io.StringIO) and result.best is not None and right.best is not None
     assert result.best.text == right.best.text and not backend.live

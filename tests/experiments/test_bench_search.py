@@ -137,10 +137,8 @@ def test_aims_are_ratios_of_one_record_and_say_whether_they_are_reached() -> Non
 
 
 def measure(part: str, out: Path, rows: Path, model: str, **options: Any) -> dict[str, Any]:
-    search.run(
-        part, options.get("problems", [1]), options.get("searches", ["beam_search"]), options.get("rounds"), 45.0, True,
-        rows, options.get("peer"), model, out, options.get("ways"),
-    )  # fmt: skip
+    defaults = {"problems": [1], "searches": ["beam_search"], "seconds": 45.0, "quick": True}
+    search.run(search.Selection(part, **(defaults | options)), rows, model, out)
     return dict(json.loads(out.read_text()))
 
 

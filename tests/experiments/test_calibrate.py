@@ -18,6 +18,7 @@ import experiments.runs.job
 from experiments.fit.calibrate.job import observe, report
 from experiments.runs.build import make_verifier, resolved
 from search import BeamSearch, BestOfN, solve
+from search.options import SolveOptions
 from tests.helpers.configurations import configuration
 from tests.helpers.engines import numbers_engine
 from tests.helpers.processes import finished
@@ -46,7 +47,7 @@ PROBLEMS = [Problem(q) for q in ("one", "two", "three", "four", "five", "six")]
 
 def test_observations_of_best_of_n(engine: Engine) -> None:
     search = BestOfN(n=4, max_tokens=5)
-    found = observe(search, LongFirst(), PROBLEMS, engine=engine, seed=2)
+    found = observe(search, LongFirst(), PROBLEMS, engine=engine, options=SolveOptions(seed=2))
     for problem, observation in zip(PROBLEMS, found, strict=True):
         result = solve(search, problem=problem, engine=engine, seed=2, verifier=LongFirst())
         branches = sorted(result.branches, key=lambda b: b.path)

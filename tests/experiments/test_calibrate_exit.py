@@ -15,6 +15,7 @@ import experiments.runs.job
 from experiments.fit.calibrate.job import observe_exits, report_exit
 from experiments.runs.build import make_verifier, resolved
 from search import BeamSearch, BestOfN, solve
+from search.options import SolveOptions
 from tests.helpers.configurations import configuration
 from tests.helpers.engines import words_engine
 from tests.helpers.tokenizers import KnownWords
@@ -35,7 +36,7 @@ def engine() -> Engine:
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_replayed_exit_chooses_what_the_search_chooses(engine: Engine, fresh: bool) -> None:
     verifier = SelfVerifier("is it right ?", fresh=fresh)
-    ratings = observe_exits(SEARCH, verifier, PROBLEMS, engine=engine, seed=1)
+    ratings = observe_exits(SEARCH, verifier, PROBLEMS, engine=engine, options=SolveOptions(seed=1))
     exit = EarlyExit("ranking", l_min=1, patience=1)
     early = SelfVerifier("is it right ?", exit, fresh)
     same = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Thread
 from typing import Any
@@ -20,6 +20,7 @@ from experiments.serve.job import bind, server
 from experiments.serve.offer import Offer
 from experiments.serve.service import Service
 from search import SelfConsistency
+from search.options import SolveOptions
 from tests.helpers.thinking import OPENING, SWITCHED, TURNS, Written, thinker
 
 TAGS = ("<think>", "</think>")
@@ -32,9 +33,13 @@ GO: list[Any] = [{"role": "user", "content": "go"}]
 
 
 @contextmanager
-def served(says: Sequence[str], tokenizer: Any, **options: Any) -> Iterator[openai.OpenAI]:
+def served(
+    says: Sequence[str], tokenizer: Any, chat_options: Mapping[str, Any] | None = None, **options: Any
+) -> Iterator[openai.OpenAI]:
     offer = Offer("m", {"self_consistency": SelfConsistency(n=3, max_tokens=90)}, 200, 16)
-    api = Api(Service(Written(says, tokenizer), 16), offer, None, 20_000, **options)
+    api = Api(
+        Service(Written(says, tokenizer), 16), offer, SolveOptions(**options), 20_000, chat_options=chat_options or {}
+    )
     socket = bind("127.0.0.1", 0)
     web = server(api)
     thread = Thread(target=lambda: web.run(sockets=[socket]), daemon=True)

@@ -17,6 +17,8 @@ from experiments.serve.job import bind, server
 from experiments.serve.offer import Offer
 from experiments.serve.service import Service
 from search import BeamSearch, BestOfN, Case, Greedy, Search, SearchSteps, SelfConsistency
+from search.budget import Budget
+from search.options import SolveOptions
 from tests.helpers.models import small
 from tests.helpers.servers import EOS, Ascii
 from ttc import Branch, Engine
@@ -110,7 +112,8 @@ def running(
 ) -> Iterator[Running]:
     offer = Offer("tiny", SEARCHES, 900, 16)
     service = Service(make_engine(pass_s), most)
-    api = Api(service, offer, Asks(), 20_000, budget={"max_generated_tokens": 2000})
+    options = SolveOptions(verifier=Asks(), budget=Budget(max_generated_tokens=2000))
+    api = Api(service, offer, options, 20_000)
     socket = bind("127.0.0.1", 0)
     web = server(api, key, hosts, shutdown_s)
     thread = Thread(target=lambda: web.run(sockets=[socket]), daemon=True)

@@ -13,6 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.helpers.backends import FakeBackend
 from ttc.model.limits import ModelLimits
+from ttc.protocols import Step
+from ttc.sampling import SAMPLED, Sampling
 from ttc.tree.branch import Branch
 
 EOS = "<eos>"
@@ -90,8 +92,14 @@ class Slowly:
         self.backend, self.pause_s = backend, pause_s
         self.limits: dict[Branch, int] = {}
 
-    def add(self, branches: Sequence[Branch], max_tokens: int, **_: Any) -> None:
-        self.limits |= {branch: len(branch.tokens) + max_tokens for branch in branches}
+    def add(
+        self,
+        branches: Sequence[Branch],
+        step: Step,
+        sampling: Sampling = SAMPLED,
+        limits: Sequence[int] | None = None,
+    ) -> None:
+        self.limits |= {branch: len(branch.tokens) + step.max_tokens for branch in branches}
 
     def step(self) -> list[Branch]:
         time.sleep(self.pause_s)

@@ -27,7 +27,7 @@ from search import (
     TreeOfThoughts,
     solve,
 )
-from search.run import Run
+from search.active_search import ActiveSearch
 from tests.helpers.backends import FakeBackend
 from tests.helpers.searches import Costly, RandomTree, all_searches
 from tests.helpers.trees import HandMadeTree, Scores, searched
@@ -92,7 +92,7 @@ def test_no_search_begins_anything_when_its_time_is_up(search: Search, most: int
 
     verifier = {"verifier": Slow(0)} if search.needs_verifier else {}
     with pytest.MonkeyPatch.context() as patch:  # every call and every rating takes a second
-        patch.setattr(Run, "wall_s", property(lambda run: float(len(backend.calls) + len(ratings))))
+        patch.setattr(ActiveSearch, "wall_s", property(lambda active: float(len(backend.calls) + len(ratings))))
         result = solve(search, problem="a", engine=backend, max_wall_s=most, **verifier)
     assert len(backend.calls) + len(ratings) <= most and not backend.live
     assert result.stopped == "budget" or seen(result) == seen(solved(search, RandomTree(letters), ["a"])[0])

@@ -1,4 +1,4 @@
-"""Problems that join a driver while others are under way, each with its own recipe, and problems that are let go."""
+"""Problems that join a driver while others are under way, each with its own options, and problems that are let go."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search import BeamSearch, BestOfN, Case, Expand, Greedy, Search, SearchSteps, SelfConsistency, Step, solve
-from search.batching import WINDOW, Draining, Room
+from search.admission import WINDOW, Admission
+from search.config import SearchConfig
 from search.driver import Driver
-from search.recipe import Recipe
+from search.generate_batch import GenerateBatch
+from search.options import SolveOptions
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
 from tests.helpers.ownership import assert_nothing_left
@@ -64,12 +66,12 @@ ALONE = {(kind, question): None for kind in range(len(KINDS)) for question in QU
 
 
 def driver(engine: Any, **options: Any) -> Driver:
-    return Driver(engine, Room.of(engine, None, None), **options)
+    return Driver(engine, Admission.of(engine), **options)
 
 
 def add(to: Driver, kind: int, question: str) -> int:
     search, options = KINDS[kind]
-    return to.add(Problem(question), Recipe.make(search, to.engine, **options))
+    return to.add(Problem(question), SearchConfig.of(search, to.engine, SolveOptions.of(**options)))
 
 
 def run(to: Driver, steps: int, results: dict[int, Result]) -> None:
@@ -130,7 +132,7 @@ def test_a_verifier_is_told_which_branches_a_cancelled_problem_held() -> None:
     verifier, engine = Length(), make_engine(context=160)
     driving, results = driver(engine), dict[int, Result]()
     search = BeamSearch(beam_size=2, beam_width=2, step_tokens=3, max_steps=9)
-    number = driving.add(Problem("1"), Recipe.make(search, engine, verifier=verifier))
+    number = driving.add(Problem("1"), SearchConfig.of(search, engine, SolveOptions(verifier=verifier)))
     run(driving, 8, results)
     held = list(driving.active[number].live)
     driving.cancel(number)
@@ -157,7 +159,7 @@ class Mistaken(Search):
 def test_a_search_at_fault_fails_its_own_problem_alone(question: str, error: str) -> None:
     engine = make_engine(context=160)
     driving, results = driver(engine, contained=True), dict[int, Result]()
-    bad = driving.add(Problem(question), Recipe.make(Mistaken(), engine))
+    bad = driving.add(Problem(question), SearchConfig.of(Mistaken(), engine, SolveOptions()))
     good = add(driving, 1, "22")
     run(driving, 10_000, results)
     assert (results[bad].error or "").startswith(error) and seen(results[good]) == alone(1, "22")
@@ -165,11 +167,11 @@ def test_a_search_at_fault_fails_its_own_problem_alone(question: str, error: str
 
 
 def test_what_a_wide_search_asked_for_is_forgotten_in_time() -> None:
-    room = Room(Draining(FakeBackend()), None, 64)
-    room.asked(64, 10, 10)
-    room.ended()
-    assert room.problems(1, 100) == 1
+    admission = Admission(GenerateBatch(FakeBackend()), None, 64)
+    admission.note_expansion(64, 10, 10)
+    admission.note_end()
+    assert admission.count(1, 100) == 1
     for _ in range(2 * WINDOW):
-        room.asked(2, 10, 10)
-        room.ended()
-    assert room.problems(1, 100) == 32
+        admission.note_expansion(2, 10, 10)
+        admission.note_end()
+    assert admission.count(1, 100) == 32

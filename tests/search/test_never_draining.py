@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search import BeamSearch, BestFirst, BestOfN, DiversePrompts, Search, SelfConsistency, solve
+from search.admission import PROBLEMS, Admission
 from search.base import Case, SearchSteps
-from search.batching import PROBLEMS, Draining, Room
+from search.generate_batch import GenerateBatch
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
 from tests.helpers.ownership import Cancelled, assert_nothing_left
@@ -244,7 +245,7 @@ def test_an_interrupt_in_any_token_frees_everything() -> None:
 # ---------------------------------------------------------------- room
 
 
-class Batch(Draining):
+class Batch(GenerateBatch):
     """A batch with room for so many tokens, or for a tenth as many states."""
 
     def __init__(self, room: float, states: bool = False):
@@ -256,48 +257,48 @@ class Batch(Draining):
 
 
 def test_the_first_problem_says_what_others_need() -> None:
-    room = Room(Batch(10_000), None, 64)
-    assert (room.problems(0, 0), room.problems(0, 100), room.problems(1, 100)) == (0, 1, 0)
-    room.asked(8, 100, 30)
-    assert (room.problems(1, 100), room.problems(1, 3)) == (7, 3)  # 5,000 tokens hold 8 problems of 580 each
-    room.asked(16, 100, 30)
-    assert room.problems(1, 100) == 3  # and 4 of 1,060; as many as there are rows for
-    room.batch.add([None] * 20, 5)  # type: ignore[list-item]
-    assert room.problems(1, 100) == 2
-    room.batch.close()
-    room.asked(4, 100, 30, kept=30)
-    assert room.problems(1, 100) == 3  # 4 of 1,240
-    room.asked(1000, 100, 1000)
-    assert (room.problems(1, 100), room.problems(0, 100)) == (0, 1)  # one at a time, whatever it takes
+    admission = Admission(Batch(10_000), None, 64)
+    assert (admission.count(0, 0), admission.count(0, 100), admission.count(1, 100)) == (0, 1, 0)
+    admission.note_expansion(8, 100, 30)
+    assert (admission.count(1, 100), admission.count(1, 3)) == (7, 3)  # 5,000 tokens hold 8 problems of 580 each
+    admission.note_expansion(16, 100, 30)
+    assert admission.count(1, 100) == 3  # and 4 of 1,060; as many as there are rows for
+    admission.batch.add([None] * 20, Step(5))  # type: ignore[list-item]
+    assert admission.count(1, 100) == 2
+    admission.batch.close()
+    admission.note_expansion(4, 100, 30, kept=30)
+    assert admission.count(1, 100) == 3  # 4 of 1,240
+    admission.note_expansion(1000, 100, 1000)
+    assert (admission.count(1, 100), admission.count(0, 100)) == (0, 1)  # one at a time, whatever it takes
 
 
 def test_states_count_along_the_prompt_and_twice_for_each_branch() -> None:
-    room = Room(Batch(10_000, states=True), None, None)
-    room.asked(8, 1023, 30)
-    assert room.problems(1, 100) == 28  # 500 states hold 29 problems of 1 + 2 * 8
-    room.asked(8, 2048, 30, kept=8)
-    assert room.problems(1, 100) == 13  # and 14 of 3 + 2 * 16
+    admission = Admission(Batch(10_000, states=True), None, None)
+    admission.note_expansion(8, 1023, 30)
+    assert admission.count(1, 100) == 28  # 500 states hold 29 problems of 1 + 2 * 8
+    admission.note_expansion(8, 2048, 30, kept=8)
+    assert admission.count(1, 100) == 13  # and 14 of 3 + 2 * 16
 
 
 def test_until_a_problem_has_ended_only_a_few_begin() -> None:
-    room = Room.of(make_engine(), None, None)
-    room.asked(1, 10, 10)
-    assert (room.problems(1, 100), room.problems(PROBLEMS, 100)) == (PROBLEMS - 1, 0)
-    room.ended()
-    assert room.problems(PROBLEMS, 1000) == MOST_ROWS
-    room = Room.of(make_engine(), None, 64)  # rows that are asked for are filled at once
-    room.asked(1, 10, 10)
-    assert room.problems(1, 100) == 64
+    admission = Admission.of(make_engine())
+    admission.note_expansion(1, 10, 10)
+    assert (admission.count(1, 100), admission.count(PROBLEMS, 100)) == (PROBLEMS - 1, 0)
+    admission.note_end()
+    assert admission.count(PROBLEMS, 1000) == MOST_ROWS
+    admission = Admission.of(make_engine(), None, 64)  # rows that are asked for are filled at once
+    admission.note_expansion(1, 10, 10)
+    assert admission.count(1, 100) == 64
 
 
 def test_what_is_given_is_the_most() -> None:
-    room = Room(Batch(10.0), 3, None)
-    room.asked(100, 100, 100)
-    assert [room.problems(active, 9) for active in range(5)] == [3, 2, 1, 0, 0]
+    admission = Admission(Batch(10.0), 3, None)
+    admission.note_expansion(100, 100, 100)
+    assert [admission.count(active, 9) for active in range(5)] == [3, 2, 1, 0, 0]
     engine = make_engine()
-    assert (Room.of(engine, None, None).max_rows, Room.of(engine, 4, None).max_rows) == (MOST_ROWS, None)
+    assert (Admission.of(engine, None, None).max_rows, Admission.of(engine, 4, None).max_rows) == (MOST_ROWS, None)
     backend: Any = FakeBackend()
-    assert (Room.of(backend, None, None).concurrency, Room.of(backend, 4, None).concurrency) == (PROBLEMS, 4)
+    assert (Admission.of(backend, None, None).concurrency, Admission.of(backend, 4, None).concurrency) == (PROBLEMS, 4)
 
 
 def test_memory_says_how_many_tokens_it_holds() -> None:

@@ -12,7 +12,8 @@ import pytest
 from experiments.runs.job import run
 from experiments.serve.conversation import Conversation
 from search import BeamSearch, Case, Expand, Greedy, Search, SearchSteps, SelfConsistency, Step, solve
-from search.recipe import Recipe
+from search.config import SearchConfig
+from search.options import SolveOptions
 from tests.helpers.backends import FakeBackend
 from tests.helpers.chains import chain
 from tests.helpers.chats import CHATS, tokenizer
@@ -73,15 +74,15 @@ def test_prompts_of_another_form_go_on(template: PromptTemplate) -> None:
     result = solve(LONG, problem="2 + 3?", engine=engine, template=template)
     assert result.best is not None and len(result.best.generated) == 30
     assert result.best.text.startswith(" 5\nQuestion: 5\nQuestion:")
-    assert Recipe.make(LONG, engine, template=template).end == ()
+    assert SearchConfig.of(LONG, engine, SolveOptions(template=template)).end == ()
 
 
 def test_who_asks_through_the_server_has_no_other_ends_than_its_own() -> None:
     backend = FakeBackend()
     for template in (Conversation(), PromptTemplate("{question}", raw=True)):
         backend.tokenizer.chat_template = "turns"  # type: ignore[assignment]
-        assert Recipe.make(LONG, backend, template=template, end=["x"]).end == ("x",)
-    assert Recipe.make(LONG, FakeBackend(), end=["x"]).end == ("x", "Question:")
+        assert SearchConfig.of(LONG, backend, SolveOptions(template=template, end=["x"])).end == ("x",)
+    assert SearchConfig.of(LONG, FakeBackend(), SolveOptions(end=["x"])).end == ("x", "Question:")
 
 
 def test_steps_of_a_search_and_what_a_verifier_reads_leave_it_out() -> None:

@@ -17,6 +17,7 @@ from tests.helpers.ownership import assert_whole
 from tests.helpers.tokenizers import Letters
 from ttc import BlockCache, Engine, Paged, Sharing
 from ttc.model.fused_runner import FusedRunner
+from ttc.protocols import Step
 
 
 def heavier(model: Any) -> None:
@@ -110,7 +111,7 @@ def test_branches_that_decode_side_by_side_go_on_as_the_model_that_is_there_now(
     engine = Engine(copy.deepcopy(plain), Letters(), **options)
     branches = engine.roots([prompt(1, 12), prompt(2, 9)])
     batch = engine.running_batch()
-    batch.add(branches, 9, sampling=GREEDY)
+    batch.add(branches, Step(9), GREEDY)
     for _ in range(4):
         batch.step()
     before = [len(branch.tokens) for branch in branches]

@@ -29,6 +29,7 @@ from ttc import (
     Sharing,
     UnsupportedModel,
 )
+from ttc.protocols import Step
 from ttc.tree.branch import Branch
 
 HYBRIDS = ["qwen3_5_text", "jamba", "lfm2: convolutions"]
@@ -101,12 +102,12 @@ def test_branches_that_join_and_leave_a_running_batch_keep_their_own_states() ->
     engine = engine_of("qwen3_5_text")
     branches = engine.fork(engine.root(prompt(1, 14)), 4)
     batch = engine.running_batch(max_rows=3)
-    batch.add(branches[:2], [2, 7], sampling=GREEDY)
-    batch.add(branches[2:3], 4, sampling=GREEDY)
+    batch.add(branches[:2], Step(7), GREEDY, limits=[2, 7])
+    batch.add(branches[2:3], Step(4), GREEDY)
     while len(batch):
         if batch.step() and not branches[3].generated:
             engine.extend(branches[3:], [prompt(2, 3)])  # a pass between two tokens of the others
-            batch.add(branches[3:], 5, sampling=GREEDY)
+            batch.add(branches[3:], Step(5), GREEDY)
     for branch in branches:
         assert_like_plain(plain("qwen3_5_text"), branch)
 

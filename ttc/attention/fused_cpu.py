@@ -137,7 +137,7 @@ class NumbaAttention:
             team()(self.function, self.address, threads)
         return out.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
 
-    def describe(
+    def describe(  # noqa: PLR0913 - a kernel's arrays
         self,
         P: np.ndarray,
         layer: Layer,

@@ -59,7 +59,7 @@ PLACES: WeakKeyDictionary[torch.nn.Module, Place] = WeakKeyDictionary()
 """The attention modules whose number is not their `layer_idx`, or whose window or chunk they are not told."""
 
 
-def tree_attention(
+def tree_attention(  # noqa: PLR0913 - transformers calls it so
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,

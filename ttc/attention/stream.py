@@ -70,7 +70,7 @@ class KVReader:
     themselves, is limited by these.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - how a policy has its KV read, by name
         self,
         memory: KVMemory,
         units: Sequence[Unit],

@@ -112,7 +112,7 @@ def with_help(
     return HelpedPlan(plan, share, total_s, plan.device_bytes + ceil(share * stage.buffer_bytes))
 
 
-def helped_selector(
+def helped_selector(  # noqa: PLR0913 - the variables of HELM's Algorithm 1
     units: Stage,
     d_cpu: DeviceProfile,
     d_gpu: DeviceProfile,

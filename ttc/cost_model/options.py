@@ -193,7 +193,7 @@ def _layouts(
 
 def _begun(layout: Layout, memory: str, machine: Machine, search: Steps) -> int:
     """How many problems a run begins by itself: as many as there are rows for, and as half of its memory has room for,
-    by what the first step asks for (see `search.batching.Room`)."""
+    by what the first step asks for (see `search.admission.Admission`)."""
     tokens, states = search.prompt_tokens + 2 * search.branches * search.step_tokens, kept_states(search)
     needed = sum(tokens * unit.kv_token_bytes + states * unit.state_bytes for unit in layout.device)
     has = machine.kv_bytes

@@ -66,7 +66,7 @@ class SplitPlan:
         return self.cpu_s + self.gpu_s + self.comm_s
 
 
-def strategy_selector(
+def strategy_selector(  # noqa: PLR0913 - the variables of HELM's Algorithm 1
     units: Sequence[Unit],
     d_cpu: DeviceProfile,
     d_gpu: DeviceProfile,

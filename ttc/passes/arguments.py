@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from ttc.checks import check_kind, check_whole
 from ttc.errors import InvalidInput
 from ttc.model.limits import ModelLimits
-from ttc.protocols import Purpose
-from ttc.sampling import SAMPLED, Sampling
+from ttc.protocols import Purpose, Step
+from ttc.sampling import Sampling
 from ttc.tree.branch import Branch, check_live
 
 
@@ -67,32 +67,46 @@ def checked_extensions(
     return added
 
 
-def check_step(
-    limits: ModelLimits,
-    branches: Sequence[Branch],
-    most: Sequence[int],
-    stop: Sequence[str],
-    end: Sequence[str],
-    sampling: Sampling = SAMPLED,
-    statistics: bool = False,
-) -> None:
-    """Refuse a step that cannot be made. most: the most tokens of each branch."""
-    if len(most) != len(branches):
-        raise InvalidInput(f"{len(branches)} branches came with {len(most)} values of max_tokens; give one each")
-    for tokens in most:
-        check_whole("max_tokens", tokens, 1)
-    check_kind("sampling", sampling, isinstance(sampling, Sampling), "a ttc.Sampling(temperature=...)")
-    check_kind("statistics", statistics, isinstance(statistics, bool), "True or False")
-    for name, strings in (("stop", stop), ("end", end)):
-        if isinstance(strings, str):
-            raise InvalidInput(f"{name}={strings!r} is one string, which would be read as letters; give a list")
-        check_kind(name, strings, isinstance(strings, Iterable), "a list of strings")
-        for s in strings:
-            check_kind(f"a string of {name}", s, isinstance(s, str), "text")
-        if any(not s for s in strings):
+def step_of(
+    max_tokens: int | Sequence[int], stop: Sequence[str], end: Sequence[str], statistics: bool
+) -> tuple[Step, list[int] | None]:
+    """The options of `Backend.generate` as what `Batch.add` takes: the step, and the limit of each branch where
+    `max_tokens` is one each."""
+    check_strings("stop", stop)
+    check_strings("end", end)
+    limits = [check_whole("max_tokens", limit, 1) for limit in max_tokens] if isinstance(max_tokens, Iterable) else None
+    longest = max(limits, default=1) if limits is not None else check_whole("max_tokens", max_tokens, 1)
+    return Step(longest, tuple(stop), tuple(end), statistics), limits
+
+
+def check_strings(name: str, strings: Sequence[str]) -> None:
+    """Refuse what is no list of strings, and an empty string in it."""
+    if isinstance(strings, str):
+        raise InvalidInput(f"{name}={strings!r} is one string, which would be read as letters; give a list")
+    check_kind(name, strings, isinstance(strings, Iterable), "a list of strings")
+    for string in strings:
+        check_kind(f"a string of {name}", string, isinstance(string, str), "text")
+        if not string:
             raise InvalidInput(f"a {name} string is empty; leave it out to run to max_tokens")
+
+
+def check_step(
+    model: ModelLimits, branches: Sequence[Branch], step: Step, sampling: Sampling, limits: Sequence[int] | None = None
+) -> list[int]:
+    """The most tokens of each branch. Refuses a step that cannot be made. limits: see `ttc.protocols.Batch.add`."""
+    check_kind("step", step, isinstance(step, Step), "a ttc.Step(max_tokens=...)")
+    given = [step.max_tokens] * len(branches) if limits is None else list(limits)
+    if len(given) != len(branches):
+        raise InvalidInput(f"{len(branches)} branches came with {len(given)} values of max_tokens; give one each")
+    step_tokens = [check_whole("max_tokens", tokens, 1) for tokens in given]
+    check_kind("sampling", sampling, isinstance(sampling, Sampling), "a ttc.Sampling(temperature=...)")
+    check_kind("statistics", step.statistics, isinstance(step.statistics, bool), "True or False")
+    if step.delimiter is not None and not isinstance(step.delimiter, str):
+        check_strings("delimiter", step.delimiter)
+    check_strings("end", step.end)
     for branch in branches:
         if branch.finished:
             raise InvalidInput(f"{branch!r} is finished and cannot go on; leave it out")
-        if limits.left(len(branch.tokens)) == 0:
-            raise InvalidInput(f"{branch!r} fills the model's context of {limits.context_length} tokens already")
+        if model.left(len(branch.tokens)) == 0:
+            raise InvalidInput(f"{branch!r} fills the model's context of {model.context_length} tokens already")
+    return step_tokens

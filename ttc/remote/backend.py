@@ -11,7 +11,13 @@ from ttc.checks import check_kind, check_whole
 from ttc.errors import InvalidInput, RemoteError
 from ttc.locking import one_at_a_time
 from ttc.model.generation_settings import GenerationSettings
-from ttc.passes.arguments import checked_extensions, checked_prompts, checked_side_prompts, checked_variants
+from ttc.passes.arguments import (
+    checked_extensions,
+    checked_prompts,
+    checked_side_prompts,
+    checked_variants,
+    step_of,
+)
 from ttc.protocols import Need, Purpose
 from ttc.remote.batch import RemoteBatch
 from ttc.remote.endpoint import Endpoint
@@ -175,8 +181,9 @@ class RemoteBackend:
         statistics: also keep the mean log-probability of the 20 likeliest tokens (`branch.top_k_logprobs`); the other
         statistics need a whole distribution, and stay NaN.
         """
+        step, limits = step_of(max_tokens, stop, end, statistics)
         batch = self.running_batch()
-        batch.add(branches, max_tokens, stop=stop, end=end, sampling=sampling, statistics=statistics)
+        batch.add(branches, step, sampling, limits)
         try:
             while len(batch):
                 batch.step()

@@ -9,6 +9,7 @@ from math import inf, nan
 
 from ttc.errors import BranchRefused, InvalidInput, RemoteError
 from ttc.passes.arguments import check_step
+from ttc.protocols import Step
 from ttc.remote.client import ContentRefused
 from ttc.remote.replies import TOP_K, Reply, check_same_text
 from ttc.remote.server import Server
@@ -59,30 +60,27 @@ class RemoteBatch:
     def add(
         self,
         branches: Sequence[Branch],
-        max_tokens: int | Sequence[int],
-        *,
-        stop: Sequence[str] = (),
-        end: Sequence[str] = (),
+        step: Step,
         sampling: Sampling = SAMPLED,
-        statistics: bool = False,
+        limits: Sequence[int] | None = None,
     ) -> None:
-        """Let branches grow by one step; the options are those of `RemoteBackend.generate`."""
+        """Let branches grow by one step (see `ttc.protocols.Batch`)."""
         check_live(branches)
         at_work = {work.branch for work in self._all()}
         if busy := [branch for branch in branches if branch in at_work]:
             raise InvalidInput(f"{busy[0]!r} is decoding already; wait until its step has ended")
-        most = list(max_tokens) if isinstance(max_tokens, Iterable) else [max_tokens] * len(branches)
-        limits, can = self.server.limits, self.server.can
-        check_step(limits, branches, most, stop, end, sampling, statistics)
+        model, can = self.server.limits, self.server.can
+        step_tokens = check_step(model, branches, step, sampling, limits)
         can.check_sampling(sampling)
-        if statistics and "top_logprobs" in can.lacks:
+        if step.statistics and "top_logprobs" in can.lacks:
             raise InvalidInput(f"the server has no statistics: {can.lacks['top_logprobs']}")
-        stops = Stops(stop, end, limits, self.server.decode)
-        logprobs = TOP_K if statistics else min(1, can.logprobs)
-        for branch, limit in zip(branches, most, strict=True):
-            length, left = len(branch.tokens), limits.left(len(branch.tokens))
-            room = limit if left is None else min(limit, left)
-            self.waiting.append(Work(branch, length, room, stops, sampling, logprobs))
+        stops = Stops(step.delimiters, step.end, model, self.server.decode)
+        logprobs = TOP_K if step.statistics else min(1, can.logprobs)
+        for branch, limit in zip(branches, step_tokens, strict=True):
+            length = len(branch.tokens)
+            context_left = model.left(length)
+            tokens = limit if context_left is None else min(limit, context_left)
+            self.waiting.append(Work(branch, length, tokens, stops, sampling, logprobs))
         self._ask()
 
     def step(self) -> list[Branch]:

@@ -16,6 +16,7 @@ from ttc.errors import InvalidInput
 from ttc.memory.kv import KV
 from ttc.passes.arguments import check_step
 from ttc.passes.runtime import Runtime
+from ttc.protocols import Step
 from ttc.sampling import SAMPLED, Sampling
 from ttc.scheduler.admission import Admission
 from ttc.scheduler.rows import Request, Row, draw_tokens, paths
@@ -70,14 +71,11 @@ class RunningBatch:
     def add(
         self,
         branches: Sequence[Branch],
-        max_tokens: int | Sequence[int],
-        *,
-        stop: Sequence[str] = (),
-        end: Sequence[str] = (),
+        step: Step,
         sampling: Sampling = SAMPLED,
-        statistics: bool = False,
+        limits: Sequence[int] | None = None,
     ) -> None:
-        """Let branches decode one step from the next token on; the options are those of `Engine.generate`.
+        """Let branches decode one step from the next token on (see `ttc.protocols.Batch`).
 
         A gate compares the branches of one call. Raises InvalidInput, and changes nothing then.
         """
@@ -86,14 +84,15 @@ class RunningBatch:
             at_work = self.branches
             if busy := [branch for branch in branches if branch in at_work]:
                 raise InvalidInput(f"{busy[0]!r} is decoding already; wait until its step has ended")
-            step_tokens = list(max_tokens) if isinstance(max_tokens, Iterable) else [max_tokens] * len(branches)
-            limits = self.runtime.limits
-            check_step(limits, branches, step_tokens, stop, end, sampling, statistics)
+            model = self.runtime.limits
+            step_tokens = check_step(model, branches, step, sampling, limits)
             with self.present(branches):
                 problems = [[branches[i] for i in rows] for rows in by_problem(branches)]
-                stops = Stops(stop, end, limits, self.runtime.decode)
-                request = Request(stops, sampling, statistics, problems)
-                rows = [Row.of(b, request, n, limits) for b, n in zip(branches, step_tokens, strict=True)]
+                stops = Stops(step.delimiters, step.end, model, self.runtime.decode)
+                request = Request(stops, sampling, step.statistics, problems)
+                rows = [
+                    Row.of(branch, request, tokens, model) for branch, tokens in zip(branches, step_tokens, strict=True)
+                ]
                 self.admission.add(rows)
 
     @torch.inference_mode()

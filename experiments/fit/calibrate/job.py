@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.runs.build import check_run, make_engine, make_template, make_verifier, resolved
+from experiments.runs.build import check_run, make_engine, make_template, make_verifier, resolved, solve_options
 from experiments.runs.data import Task, load_task
 from experiments.runs.plain import as_dict
 from experiments.runs.screen import show_logged, with_progress
-from search import Search, solve_each
+from search import Search
+from search.config import SearchConfig
+from search.options import SolveOptions
+from search.solving import results_of
 from ttc.approximate.confidence import confidence, gap_ratio
 from ttc.calibration.confidence_gate import GateCalibration, Observation, calibrate
 from ttc.calibration.early_exit import ExitCalibration, calibrate_exit
@@ -28,6 +31,8 @@ from ttc.protocols import Backend, Problem, Verifier
 from ttc.results import BranchRecord
 from ttc.tree.branch import Branch, by_problem
 from verifiers import ConfidenceGatedVerifier, SelfVerifier
+
+DEFAULTS = SolveOptions()
 
 
 def run(config: DictConfig) -> GateCalibration | ExitCalibration:
@@ -78,19 +83,8 @@ def _inner(config: DictConfig) -> Verifier:
 def _observed(config: DictConfig, search: Any, inner: Any, task: Task, engine: Engine) -> list[Any]:
     """What the level is calibrated on, of each problem that could be used."""
     observed = observe if config.calibrate.level == 1 else observe_exits
-    options: dict[str, Any] = {
-        "engine": engine,
-        "seed": config.run.seed,
-        "template": make_template(config),
-        **task.reading.options(),
-        "end": tuple(config.dataset.end),
-        "max_tokens": config.run.max_tokens,
-        "max_generated_tokens": config.run.max_generated_tokens,
-        "max_calls": config.run.max_calls,
-        "max_wall_s": config.run.max_wall_s,
-        "concurrency": config.run.batch,
-    }
-    return observed(search, inner, task.problems, **options)
+    options = solve_options(config, task.reading, template=make_template(config))
+    return observed(search, inner, task.problems, engine, options, config.run.batch)
 
 
 def _made(
@@ -122,15 +116,23 @@ def _settings(config: DictConfig) -> dict[str, Any]:
 # -------------------------------------------------------------------- level 1
 
 
-def observe(search: Any, inner: Verifier, problems: Sequence[Problem], **options: Any) -> list[Observation]:
+def observe(
+    search: Any,
+    inner: Verifier,
+    problems: Sequence[Problem],
+    engine: Backend,
+    options: SolveOptions = DEFAULTS,
+    concurrency: int | None = None,
+) -> list[Observation]:
     """One observation for each problem that both searches solved: verified throughout, and skipped throughout.
 
     That is what the gate chooses between, since its first decision holds for the whole problem. They agree when they
-    choose the same tokens. options: as for `search.solve`.
+    choose the same tokens.
     """
     first = _FirstRating(ConfidenceGatedVerifier(inner, tau_conf=0.0, r_gap=0.0))
-    verified = _best(search, problems, "verified", verifier=inner, **options)
-    skipped = _best(search, problems, "not verified", verifier=first, **options)
+    solving = search, problems, engine
+    verified = _best("verified", *solving, replace(options, verifier=inner), concurrency)
+    skipped = _best("not verified", *solving, replace(options, verifier=first), concurrency)
     return [
         Observation(*first.seen[short.root_id], full.generated == short.generated)
         for full, short in zip(verified, skipped, strict=True)
@@ -138,10 +140,18 @@ def observe(search: Any, inner: Verifier, problems: Sequence[Problem], **options
     ]
 
 
-def _best(search: Any, problems: Sequence[Problem], label: str, **options: Any) -> list[BranchRecord | None]:
+def _best(
+    label: str,
+    search: Any,
+    problems: Sequence[Problem],
+    engine: Backend,
+    options: SolveOptions,
+    concurrency: int | None,
+) -> list[BranchRecord | None]:
     """The best branch of each problem; None of one that could not be solved."""
     best: dict[tuple[str, str], BranchRecord | None] = {}
-    with closing(solve_each(search, problems=problems, **options)) as results:
+    config = SearchConfig.of(search, engine, options)
+    with closing(results_of(engine, config, problems, concurrency)) as results:
         for result in with_progress(results, f"calibrate: {label}", total=len(problems)):
             best[result.problem.id, result.problem.question] = None if result.error else result.best
     return [best[problem.id, problem.question] for problem in problems]
@@ -189,11 +199,18 @@ def check_exit_can_be_observed(search: Any, inner: Verifier) -> None:
         )
 
 
-def observe_exits(search: Any, inner: SelfVerifier, problems: Sequence[Problem], **options: Any) -> list[list[Profile]]:
+def observe_exits(
+    search: Any,
+    inner: SelfVerifier,
+    problems: Sequence[Problem],
+    engine: Backend,
+    options: SolveOptions = DEFAULTS,
+    concurrency: int | None = None,
+) -> list[list[Profile]]:
     """The profiles of the branches of each problem that was solved, each asked through all layers.
 
     Raises InvalidInput for a search that rates a problem more than once: what it goes on with after an exit cannot be
-    told from what all layers said. options: as for `search.solve`.
+    told from what all layers said.
     """
     if search.compares_ratings:
         raise InvalidInput(
@@ -201,7 +218,7 @@ def observe_exits(search: Any, inner: SelfVerifier, problems: Sequence[Problem],
             "chooses; use search=best_of_n"
         )
     profiled = _Profiled(inner)
-    best = _best(search, problems, "all layers", verifier=profiled, **options)
+    best = _best("all layers", search, problems, engine, replace(options, verifier=profiled), concurrency)
     return [profiled.seen[branch.root_id] for branch in best if branch is not None]
 
 

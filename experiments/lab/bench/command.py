@@ -186,19 +186,17 @@ def _architectures(arguments: argparse.Namespace) -> None:
 def _search(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import search
 
-    search.run(
+    selection = search.Selection(
         arguments.part,
         arguments.problems,
         arguments.searches or list(search.SEARCHES),
         arguments.rounds,
         arguments.seconds,
         arguments.quick,
-        arguments.data,
         arguments.peer,
-        arguments.model,
-        arguments.out,
         arguments.ways,
     )
+    search.run(selection, arguments.data, arguments.model, arguments.out)
 
 
 def _search_case(arguments: argparse.Namespace) -> None:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -182,46 +183,61 @@ def run_case(
 # ---------------------------------------------------------------- all of it
 
 
-def run(
-    part: str,
-    problems: Sequence[int] | None,
-    searches: Sequence[str],
-    rounds: int | None,
-    seconds: float,
-    quick: bool,
-    data: Path | None,
-    peer: str | None,
-    model_name: str,
-    out: Path,
-    ways: Sequence[str] | None = None,
-) -> None:
+@dataclass(frozen=True)
+class Selection:
+    """What of the benchmark is measured.
+
+    part: "steps", "searches" or "all". problems: how many are in flight, by default `STEP_PROBLEMS` and `PROBLEMS`.
+    peer: the Python of an environment with vLLM. ways: in which steps are measured, by default all that there are.
+    rounds: of steps, by default `ROUNDS`. seconds: for each case of the searches.
+    """
+
+    part: str
+    problems: Sequence[int] | None = None
+    searches: Sequence[str] = tuple(SEARCHES)
+    rounds: int | None = None
+    seconds: float = 0.0
+    quick: bool = False
+    peer: str | None = None
+    ways: Sequence[str] | None = None
+
+    def checked_ways(self) -> Sequence[str]:
+        """The ways of steps. Raises InvalidInput for a selection that cannot be measured."""
+        ways = self.ways
+        if ways is None:
+            ways = WAYS if self.peer is None else (*WAYS, PEER)
+            if self.peer is None and self.part != "searches":
+                print(NO_PEER)
+        if unknown := [way for way in ways if way not in (*WAYS, PEER)]:
+            raise InvalidInput(f"the way {unknown[0]!r} is none; use some of {','.join((*WAYS, PEER))}")
+        if PEER in ways and self.peer is None:
+            raise InvalidInput(NO_PEER)
+        if unknown := [name for name in self.searches if name not in SEARCHES]:
+            raise InvalidInput(f"the search {unknown[0]!r} is unknown; use some of {','.join(SEARCHES)}")
+        if self.problems is not None and (not self.problems or min(self.problems) < 1):
+            raise InvalidInput(f"problems={list(self.problems)} must be numbers from 1 on, such as 1,4,16")
+        return ways
+
+
+def run(selection: Selection, data: Path | None, model_name: str, out: Path) -> None:
     """Measure steps, searches or all, write the figures as they come, and print tables.
 
-    problems: how many are in flight, by default `STEP_PROBLEMS` and `PROBLEMS`. ways: in which steps are measured, by
-    default all that there are. What the file has of other ways and searches stays, if it was measured by the same code
-    and alike.
+    data: a file of GSM8K's rows, None for generated problems. What the file `out` has of other ways and searches stays,
+    if it was measured by the same code and alike.
     """
-    if ways is None:
-        ways = WAYS if peer is None else (*WAYS, PEER)
-        if peer is None and part != "searches":
-            print(NO_PEER)
-    if unknown := [way for way in ways if way not in (*WAYS, PEER)]:
-        raise InvalidInput(f"the way {unknown[0]!r} is none; use some of {','.join((*WAYS, PEER))}")
-    if PEER in ways and peer is None:
-        raise InvalidInput(NO_PEER)
-    if unknown := [name for name in searches if name not in SEARCHES]:
-        raise InvalidInput(f"the search {unknown[0]!r} is unknown; use some of {','.join(SEARCHES)}")
-    if problems is not None and (not problems or min(problems) < 1):
-        raise InvalidInput(f"problems={list(problems)} must be numbers from 1 on, such as 1,4,16")
+    ways = selection.checked_ways()
+    quick, problems, seconds = selection.quick, selection.problems, selection.seconds
     names = f"GSM8K's rows of a file ({data.name})" if data else "generated word problems (gsm_symbolic)"
     model = f"{model_name}, bfloat16, its real weights; {names}; sampled tokens"
     record, failed = Record(out, model), list[str]()
-    if part != "searches":
+    if selection.part != "searches":
         alike = {"branches": ROWS, "tokens": QUICK_STEP if quick else STEP, "problems": list(problems or STEP_PROBLEMS)}
-        failed += measure_steps(record, alike, rounds or (1 if quick else ROUNDS), data, peer, model_name, ways)
-    if part != "steps":
+        rounds = selection.rounds or (1 if quick else ROUNDS)
+        failed += measure_steps(record, alike, rounds, data, selection.peer, model_name, ways)
+    if selection.part != "steps":
         alike = {"quick": quick, "seconds": seconds}
-        failed += measure_searches(record, alike, cases_for(searches, problems or PROBLEMS), data, model_name)
+        cases = cases_for(selection.searches, problems or PROBLEMS)
+        failed += measure_searches(record, alike, cases, data, model_name)
     result = record.result
     print(steps_table(result), searches_table(result), aims_table(result), sep="\n\n")
     if failed:

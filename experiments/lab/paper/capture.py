@@ -27,6 +27,7 @@ from experiments.runs.provenance import provenance
 from ttc import Capture, Engine, Paged, Sampling, Streamed
 from ttc.calibration.contexts import uncomputed
 from ttc.cost_model.capture import CaptureTimes, Line, allocation, fit_line
+from ttc.protocols import Step
 from ttc.residency.offloading import Offloading
 from ttc.tree.branch import Branch
 
@@ -187,7 +188,7 @@ class Decoding:
     def __init__(self, engine: Engine, setting: Setting, steps: int):
         self.engine, self.link = engine, engine.memory.link
         self.branches, self.batch = given_contexts(engine, setting), engine.running_batch()
-        self.batch.add(self.branches, steps + 2, sampling=Sampling(temperature=0))
+        self.batch.add(self.branches, Step(steps + 2), Sampling(temperature=0))
         self.batch.step()
 
     def step(self) -> tuple[float, float]:

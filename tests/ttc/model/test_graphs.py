@@ -24,6 +24,7 @@ from ttc import Engine, Paged, Sampling
 from ttc.attention import fused_gpu, plan
 from ttc.model.graphs import AFTER, CudaRecorder, Graphs, graphs_for
 from ttc.model.runner import HuggingFaceRunner
+from ttc.protocols import Step
 from ttc.tree.branch import Branch
 
 pytest.importorskip("triton")
@@ -144,10 +145,10 @@ def decode(engine: Engine) -> tuple[list[Branch], list[Tensor]]:
     engine.runner.forward = watched  # type: ignore[method-assign]
     greedy, sampled = engine.fork(roots[0], 2), engine.fork(roots[1], 1)
     batch = engine.running_batch()
-    batch.add(greedy, [AFTER + 4, 3 * AFTER + 4], sampling=GREEDY)
+    batch.add(greedy, Step(3 * AFTER + 4), GREEDY, limits=[AFTER + 4, 3 * AFTER + 4])
     for _ in range(2):
         batch.step()
-    batch.add(sampled, 3 * AFTER + 2, sampling=Sampling(0.8, top_p=0.9))
+    batch.add(sampled, Step(3 * AFTER + 2), Sampling(0.8, top_p=0.9))
     while len(batch):
         batch.step()
     return greedy + sampled, logits
@@ -175,7 +176,7 @@ def test_replayed_passes_give_what_the_modules_give_while_rows_join_and_leave(re
 def test_a_graph_goes_with_its_plan(recorder: StandIn) -> None:
     engine = engine_over(recorder)
     batch = engine.running_batch()
-    batch.add([engine.root(prompt(1, 6))], AFTER + 3)
+    batch.add([engine.root(prompt(1, 6))], Step(AFTER + 3))
     while len(batch) > 0:
         alive = len(recorder.tapes)
         batch.step()
@@ -267,7 +268,7 @@ def test_a_model_that_is_changed_between_two_tokens_runs_as_it_is_then(
     engine, plain = engine_over(recorder), small(1)
     branch = engine.root(prompt(1, 6))
     batch = engine.running_batch()
-    batch.add([branch], AFTER + 4, sampling=GREEDY)
+    batch.add([branch], Step(AFTER + 4), GREEDY)
     for _ in range(AFTER + 3):
         batch.step()
     assert recorder.replays == 2

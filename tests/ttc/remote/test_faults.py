@@ -14,6 +14,7 @@ from search import BeamSearch, BestOfN, Greedy, solve
 from tests.helpers.engines import GREEDY
 from tests.helpers.servers import Fault, Handler, ServedModel, connected
 from ttc import RemoteError
+from ttc.protocols import Step
 from verifiers import ConfidenceVerifier
 
 
@@ -214,7 +215,7 @@ def test_no_more_requests_are_under_way_than_the_setting_says() -> None:
         assert served.most == 3 and len(served.requests) == 12
         served.most = 0
         batch = backend.running_batch(max_rows=2)
-        batch.add(children, 2)
+        batch.add(children, Step(2))
         assert len(batch) == 12
         ended = [branch for _ in range(12) if len(batch) for branch in batch.step()]
         assert served.most == 2 and sorted(map(id, ended)) == sorted(map(id, children))
@@ -226,7 +227,7 @@ def test_a_batch_that_is_closed_or_whose_branches_go_waits_for_nothing() -> None
         children = backend.fork(backend.root([65, 66]), 3)
         batch = backend.running_batch()
         started = time.monotonic()
-        batch.add(children, 2)
+        batch.add(children, Step(2))
         backend.release(children[:1])
         assert len(batch) == 2 and children[0].released
         batch.close()

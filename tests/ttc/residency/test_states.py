@@ -21,6 +21,7 @@ from tests.helpers.ownership import Ownership, assert_nothing_left, assert_whole
 from tests.helpers.recurrent import engine_of, plain
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, BlockCache, Capture, Engine, Headwise, Layerwise, OutOfMemory, Paged
+from ttc.protocols import Step
 from ttc.tree.branch import Branch
 
 POLICIES: dict[str, Callable[..., Any]] = {
@@ -164,7 +165,7 @@ def test_the_next_groups_states_come_while_a_group_decodes() -> None:
 
     engine.runner.forward = watched  # type: ignore[method-assign]
     batch = engine.running_batch()
-    batch.add(branches, 3, sampling=GREEDY)
+    batch.add(branches, Step(3), GREEDY)
     batch.step()
     waiting = [row.branch for group in batch.admission.groups for row in group]
     assert len(waiting) == 3 and sum(coming[-1][branches.index(branch)] for branch in waiting) == 2  # two decode

@@ -17,6 +17,7 @@ from tests.helpers.offloading import KIB, eight
 from tests.helpers.ownership import assert_nothing_left, assert_whole
 from ttc import BeamGroups, BlockCache, Branch, DecodeGate, Engine, Headwise, InvalidInput, Layerwise, Paged
 from ttc.attention.fused import SWITCH
+from ttc.protocols import Step
 from ttc.residency.resident import Resident
 from ttc.sampling import Sampling
 
@@ -48,6 +49,11 @@ class Ask:
     stop: tuple[str, ...]
     end: tuple[str, ...]
     statistics: bool
+
+    @property
+    def step(self) -> Step:
+        """What `options` says, for a batch."""
+        return Step(max(self.limits), self.stop, self.end, self.statistics)
 
     def options(self) -> dict[str, Any]:
         return {"stop": self.stop, "end": self.end, "sampling": self.sampling, "statistics": self.statistics}
@@ -118,7 +124,7 @@ def test_whoever_joins_whenever_decodes_what_it_would_alone(
         while coming or len(batch):
             for seed, ask in [pair for pair in coming if pair[1].after <= tokens]:
                 groups[seed] = children(engine, ask, seed)
-                batch.add(groups[seed], ask.limits, **ask.options())
+                batch.add(groups[seed], ask.step, ask.sampling, ask.limits)
                 coming.remove((seed, ask))
             ended = batch.step()
             assert not set(ended) & set(over)
@@ -154,12 +160,12 @@ def test_rows_join_at_the_next_token_and_their_places_are_taken_again() -> None:
         return forward(tokens, *arguments)
 
     engine.runner.forward = watched  # type: ignore[method-assign]
-    batch.add(first, [2, 2, 6, 6])
+    batch.add(first, Step(6), limits=[2, 2, 6, 6])
     batch.step()
-    batch.add(second, 3)
+    batch.add(second, Step(3))
     assert (batch.step(), len(batch)) == (first[:2], 5)
     buffer = batch.tails
-    batch.add(third, 2)  # in the places of the first two
+    batch.add(third, Step(2))  # in the places of the first two
     while len(batch):
         batch.step()
         assert batch.tails is None or batch.tails is buffer
@@ -174,7 +180,7 @@ def test_a_plan_is_kept_from_token_to_token_and_made_anew_when_the_tree_is_cut()
     root = engine.root(list(range(1, 30)))
     batch = engine.running_batch()
     (branch,) = engine.fork(root, 1)
-    batch.add([branch], 8, sampling=GREEDY)
+    batch.add([branch], Step(8), GREEDY)
     batch.step()
     plan = batch.plan
     other = engine.root(list(range(50, 60)))
@@ -196,10 +202,10 @@ def test_calls_wait_for_room_in_the_order_in_which_they_came() -> None:
     engine = make_engine(memory=Resident(30 * 128 / 2**30))
     first, second, third = (forked(engine, 1) for _ in range(3))
     batch = engine.running_batch()
-    batch.add(first, 8)
+    batch.add(first, Step(8))
     batch.step()
-    batch.add(second, 10)
-    batch.add(third, 1)
+    batch.add(second, Step(10))
+    batch.add(third, Step(1))
     assert [len(b.generated) for b in (*first, *second, *third)] == [1, 0, 0]
     while not first[0].step_ends:
         batch.step()
@@ -214,11 +220,11 @@ def test_groups_that_a_policy_keeps_decode_their_whole_step() -> None:
     engine = make_engine(memory=BeamGroups(7.5 * KIB, block_tokens=8))
     branches = eight(engine)
     batch, sizes = engine.running_batch(), list[list[int]]()
-    batch.add(branches[:6], 5)
+    batch.add(branches[:6], Step(5))
     over = batch.step()
     assert 0 < len(over) < 6 and {len(b.generated) for b in over} == {5}
     assert {len(b.generated) for b in branches if b not in over} == {0}
-    batch.add(branches[6:], 2)  # they come into the groups that are left
+    batch.add(branches[6:], Step(2))  # they come into the groups that are left
     while len(batch):
         sizes.append([len(b.generated) for b in batch.step()])
     assert sorted(n for group in sizes for n in group) == [2, 2] + [5] * (6 - len(over))
@@ -232,10 +238,10 @@ def test_an_error_leaves_every_branch_with_what_it_has(monkeypatch: pytest.Monke
         with monkeypatch.context() as patch:
             patch.setattr(engine.runner, "forward", fail_at(engine, 5))
             batch = engine.running_batch()
-            batch.add(early, [3, 9])
+            batch.add(early, Step(9), limits=[3, 9])
             with pytest.raises(RuntimeError, match="device lost"):
                 batch.step()
-                batch.add(late, 9)
+                batch.add(late, Step(9))
                 while len(batch):
                     batch.step()
         assert len(batch) == 0 and batch.step() == []
@@ -258,9 +264,9 @@ def test_a_batch_that_is_closed_in_the_middle_holds_nothing() -> None:
         engine = make_engine(memory=policy)
         branches, others = forked(engine, 3), forked(engine, 1)
         batch = engine.running_batch()
-        batch.add(branches, 6)
+        batch.add(branches, Step(6))
         batch.step()
-        batch.add(others, 4)
+        batch.add(others, Step(4))
         batch.close()
         batch.close()
         assert len(batch) == 0
@@ -273,7 +279,7 @@ def test_a_released_branch_leaves_the_batch() -> None:
         engine = make_engine(memory=policy)
         branches = forked(engine, 4)
         batch = engine.running_batch()
-        batch.add(branches, 5, sampling=GREEDY)
+        batch.add(branches, Step(5), GREEDY)
         batch.step()
         engine.release(branches[1:3])
         while len(batch):
@@ -288,9 +294,9 @@ def test_other_calls_find_the_batch_in_place_or_make_room() -> None:
         engine = make_engine(memory=POLICIES[policy])
         one, two, plain = (forked(engine, 2) for _ in range(3))
         batches = engine.running_batch(), engine.running_batch()
-        batches[0].add(one, 6)
+        batches[0].add(one, Step(6))
         batches[0].step()
-        batches[1].add(two, 4)
+        batches[1].add(two, Step(4))
         batches[1].step()
         engine.generate(plain, 3)
         while any(map(len, batches)):
@@ -311,7 +317,7 @@ def test_batches_that_do_not_fit_side_by_side_take_turns(policy: Any) -> None:
     batches, whole = [engine.running_batch() for _ in range(3)], [forked(plain, 4) for _ in range(3)]
     groups = [forked(engine, 4) for _ in batches]
     for batch, branches, expected in zip(batches, groups, whole, strict=True):
-        batch.add(branches, 9)
+        batch.add(branches, Step(9))
         plain.generate(expected, 9)
     while any(map(len, batches)):
         for batch in batches:
@@ -343,7 +349,8 @@ def test_batches_of_one_engine_decode_what_each_would_alone(
                 engine.score(groups[index], [[[1, 2], [3]]] * len(groups[index]))
             elif index in coming:
                 coming.remove(index)
-                batches[index].add(groups[index], requests[index].limits, **requests[index].options())
+                ask = requests[index]
+                batches[index].add(groups[index], ask.step, ask.sampling, ask.limits)
             else:
                 batches[index].step()
             assert_whole_but_tails(engine)
@@ -361,9 +368,9 @@ def test_a_gate_compares_those_who_began_together() -> None:
     plain.generate(expected, 6)
     branches, others = forked(engine, 3), forked(engine, 1)
     batch = engine.running_batch()
-    batch.add(others, 4)
+    batch.add(others, Step(4))
     batch.step()
-    batch.add(branches, 6)
+    batch.add(branches, Step(6))
     while len(batch):
         batch.step()
     assert [(b.tokens, b.finish_reason) for b in branches] == [(b.tokens, b.finish_reason) for b in expected]
@@ -375,7 +382,7 @@ def test_a_cache_takes_nothing_from_those_who_decode() -> None:
     engine = make_engine(cache=BlockCache(1, block_tokens=4))
     branches = forked(engine, 3)
     batch = engine.running_batch()
-    batch.add(branches, 6)
+    batch.add(branches, Step(6))
     batch.step()
     idle = engine.root(list(range(60, 90)))
     while len(batch):
@@ -392,12 +399,12 @@ def test_what_cannot_be_added_is_refused_and_changes_nothing() -> None:
     engine = make_engine()
     branches = forked(engine, 2)
     batch = engine.running_batch()
-    batch.add(branches[:1], 3)
+    batch.add(branches[:1], Step(3))
     with pytest.raises(InvalidInput, match="decoding already"):
-        batch.add(branches, 3)
+        batch.add(branches, Step(3))
     with pytest.raises(InvalidInput, match="max_tokens=0"):
-        batch.add(branches[1:], 0)
-    batch.add([], 3)
+        batch.add(branches[1:], Step(0))
+    batch.add([], Step(3))
     assert len(batch) == 1
     batch.step()
     engine.release(branches)

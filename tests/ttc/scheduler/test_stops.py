@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from ttc import InvalidInput
 from ttc.model.limits import ModelLimits
-from ttc.passes.arguments import check_step
+from ttc.passes.arguments import check_step, step_of
+from ttc.protocols import Step
 from ttc.sampling import SAMPLED
 from ttc.scheduler.stops import Stops
 from ttc.tree.branch import Branch, StepEnd
@@ -134,15 +135,31 @@ def test_the_reason_says_what_ended_the_step() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([5], "nls", ()), "stop='nls' is one string"),
-        (([5], (), "abc"), "end='abc' is one string"),
-        (([5], ("",), ()), "a stop string is empty"),
-        (([0], (), ()), "max_tokens=0 must be at least 1"),
-        (([1, 1], (), ()), "1 branches came with 2"),
-        (([1], (), (), SAMPLED, "yes"), "statistics='yes' is of type str; give True or False"),
-        (([1], (), (), SAMPLED, 1), "statistics=1 is of type int; give True or False"),
+        ((5,), "step=5 is of type int; give a ttc.Step"),
+        ((Step(5, delimiter=3),), "delimiter=3 is of type int; give a list of strings"),  # type: ignore[arg-type]
+        ((Step(5, end="abc"),), "end='abc' is one string"),  # type: ignore[arg-type]
+        ((Step(5, ("",)),), "a delimiter string is empty"),
+        ((Step(0),), "max_tokens=0 must be at least 1"),
+        ((Step(9), SAMPLED, [0]), "max_tokens=0 must be at least 1"),
+        ((Step(1), SAMPLED, [1, 1]), "1 branches came with 2"),
+        ((Step(1), 0.7), "sampling=0.7 is of type float"),
+        ((Step(1, statistics="yes"),), "statistics='yes' is of type str; give True or False"),  # type: ignore[arg-type]
+        ((Step(1, statistics=1),), "statistics=1 is of type int; give True or False"),  # type: ignore[arg-type]
     ],
 )
 def test_a_step_that_cannot_be_made_is_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        check_step(ModelLimits(9, None, frozenset()), [branch_of("a")], *arguments)
+        step, *others = arguments
+        check_step(ModelLimits(9, None, frozenset()), [branch_of("a")], step, *(others or [SAMPLED]))
+
+
+def test_the_options_of_generate_are_one_step() -> None:
+    assert step_of(7, ["x", "y"], ["z"], True) == (Step(7, ("x", "y"), ("z",), True), None)
+    assert step_of((2, 5, 3), [], [], False) == (Step(5, ()), [2, 5, 3])
+    assert step_of([], [], [], False)[1] == []
+    assert step_of(7, ["x", "y"], [], False)[0].delimiters == ("x", "y")
+
+
+@pytest.mark.parametrize(("delimiter", "strings"), [(None, ()), ("", ()), ("ab", ("ab",)), (("a", "b"), ("a", "b"))])
+def test_a_delimiter_is_none_one_or_several(delimiter: Any, strings: tuple[str, ...]) -> None:
+    assert Step(1, delimiter).delimiters == strings

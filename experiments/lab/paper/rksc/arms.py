@@ -15,6 +15,7 @@ from experiments.runs.data import graded
 from experiments.runs.screen import with_progress
 from experiments.runs.stats import wilson
 from search import solve
+from search.options import SolveOptions
 from ttc.calibration.confidence_gate import calibrate
 from ttc.calibration.early_exit import Rating, calibrate_exit
 from ttc.calibration.layer_profile import look_layers
@@ -76,7 +77,7 @@ def thresholds(regime: str, overrides: Sequence[str], model: Any, tokenizer: Any
     assert isinstance(inner, SelfVerifier)
     observations, watched = [], _Watched(inner, profile=True)
     for problem in with_progress(setting.task.problems, f"thresholds, {regime}"):
-        observations += observe(setting.search, inner, [problem], engine=engine, **options)
+        observations += observe(setting.search, inner, [problem], engine=engine, options=SolveOptions.of(**options))
         solve(setting.search, problem=[problem], engine=engine, verifier=watched, **options)
     names = {"model": setting.config.model.name, "dataset": setting.config.dataset.name}
     cost = look_layers(engine, fmean(p.rows for rating in watched.ratings for p in rating))

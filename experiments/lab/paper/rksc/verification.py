@@ -13,6 +13,7 @@ from experiments.lab.paper.rksc.setting import HELD_OUT_SEED, Setting, loaded
 from experiments.runs.bootstrap import share
 from experiments.runs.screen import with_progress
 from search import solve
+from search.options import SolveOptions
 from ttc.approximate.confidence import clear_leader, confidence, gap_ratio
 from ttc.approximate.early_exit import EarlyExit
 from ttc.calibration.confidence_gate import Observation, percentiles
@@ -97,11 +98,11 @@ def run(overrides: Sequence[str], problems: int, held_out: int) -> dict[str, Any
 
 def _ratings(setting: Setting, model: Any, tokenizer: Any) -> list[Rating]:
     """What each layer says of the branches of a setting's problems."""
-    inner, options = setting.verifier, setting.solve_options()
+    inner, options = setting.verifier, SolveOptions.of(**setting.solve_options())
     assert isinstance(inner, SelfVerifier)
     problems = with_progress(setting.task.problems, "held out")
     engine = setting.engine(model, tokenizer)
-    return [r for p in problems for r in observe_exits(setting.search, inner, [p], engine=engine, **options)]
+    return [r for p in problems for r in observe_exits(setting.search, inner, [p], engine=engine, options=options)]
 
 
 def _records(

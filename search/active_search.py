@@ -1,4 +1,4 @@
-"""One problem on its way through a search: its requests, its budget, and the tree that it records."""
+"""One problem and its search under way: its requests, its budget, and the tree that it records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from search.base import Case, Request, Search, SearchSteps, check_request
-from search.recipe import Budget, Recipe
+from search.budget import Budget
+from search.config import SearchConfig
 from search.selection import answer_of, best_first, by_path
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.protocols import Append, Expand, Rate, Step
@@ -20,14 +21,14 @@ from ttc.tree.segment import common_prefix
 
 
 @dataclass(eq=False)
-class Run:
-    """One problem on its way. A driver answers `request` until `done`, and then asks for the `result`.
+class ActiveSearch:
+    """One problem and its search under way. A driver answers `request` until `done`, and then asks for the `result`.
 
-    recipe: how it is solved. contained: an error that its search raises is this problem's failure, and is not raised.
+    config: how it is solved. contained: an error that its search raises is this problem's failure, and is not raised.
     live: the branches that hold keys and values. nodes: what is recorded of each branch that ever was.
-    parents: the ids of nodes with children. said: of branches with further turns, what was said after the question, the
+    parents: the ids of nodes with children. turns: of branches with further turns, what follows the question, the
     model's answers and the user's words in turn. candidates: what the search returned.
-    told: whether the search was told that its budget is spent.
+    budget_raised: whether BudgetExceeded was raised in the search, which happens once.
     closing, others: the branch that the reserve is spent on, and the other candidates.
     waiting, made: of an `Expand` under way, the parents whose children are still to be made, and the children so far.
     growing: the children whose step is under way.
@@ -40,7 +41,7 @@ class Run:
     root: Branch
     case: Case
     steps: SearchSteps
-    recipe: Recipe
+    config: SearchConfig
     contained: bool = False
     request: Request | None = None
     live: dict[Branch, None] = field(default_factory=dict)
@@ -54,11 +55,11 @@ class Run:
     error: str | None = None
     stopped: Stopped | None = None
     candidates: list[Branch] | None = None
-    told: bool = False
+    budget_raised: bool = False
     closing: Branch | None = None
     others: list[Branch] = field(default_factory=list)
     parents: set[int] = field(default_factory=set)
-    said: dict[Branch, tuple[str, ...]] = field(default_factory=dict)
+    turns: dict[Branch, tuple[str, ...]] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -67,7 +68,7 @@ class Run:
 
     @property
     def budget(self) -> Budget:
-        return self.recipe.budget
+        return self.config.budget
 
     # ------------------------------------------------------------ requests
 
@@ -92,8 +93,8 @@ class Run:
             self.request = None
             check_branches(stop.value, "what the search returned")
             self.candidates = list(stop.value)
-        except BudgetExceeded:  # what the search was told, when it let go of what is in the way
-            if not self.told:
+        except BudgetExceeded:  # raised in the search by `run_out`, and not caught there
+            if not self.budget_raised:
                 raise
             self.request = None
         if isinstance(self.request, Append):
@@ -119,7 +120,7 @@ class Run:
                 self.calls += 1
 
     def _check_live(self, branches: Sequence[Branch], what: str) -> None:
-        """Refuse what a search does with branches that it has let go."""
+        """Refuse what a search does with branches that it has released."""
         for branch in branches:
             if branch not in self.live:
                 raise InvalidInput(f"the search {what} {branch!r} after it had released it; release it later")
@@ -152,8 +153,8 @@ class Run:
         """What the search may still write; the reserve is not the search's."""
         return self._left(self.budget.max_generated_tokens, self.root.usage.generated_tokens)
 
-    def _left(self, most: int | None, spent: int) -> int | None:
-        return None if most is None else most - spent - (self.budget.reserve if self.closing is None else 0)
+    def _left(self, limit: int | None, spent: int) -> int | None:
+        return None if limit is None else limit - spent - (self.budget.reserve if self.closing is None else 0)
 
     @property
     def wall_s(self) -> float:
@@ -183,14 +184,13 @@ class Run:
     def run_out(self) -> None:
         """The budget is spent: tell the search once, which may return what it has; else its live branches are that."""
         self.stopped = "budget"
-        if self.told:
+        if self.budget_raised:
             self.steps.close()
             self.request = None
             return
-        self.told = True
+        self.budget_raised = True
         self._stand_for_parents()
-        names = ("max_tokens", "max_generated_tokens", "max_calls", "max_wall_s")
-        limits = ", ".join(f"{n}={value}" for n in names if (value := getattr(self.budget, n)) is not None)
+        limits = ", ".join(f"{name}={value}" for name, value in self.budget.limits.items())
         self._take(lambda: self.steps.throw(BudgetExceeded(f"the budget of this problem is spent: {limits}")))
 
     def _stand_for_parents(self) -> None:
@@ -223,7 +223,7 @@ class Run:
         """Spend the reserve on the best branch so far, where a budget ended the search before that was finished."""
         if self.stopped != "budget" or not self.budget.reserve or self.closing is not None or self.error is not None:
             return
-        candidates, search = self.choices(), self.recipe.search
+        candidates, search = self.choices(), self.config.search
         best = search.choose(candidates, self.case.extract)[0] or self.root
         if best.finished or best not in self.live:
             return
@@ -245,7 +245,7 @@ class Run:
                 node.status = "finished" if branch.finished else "kept"
                 if node.id in self.parents and branch not in candidates:
                     node.status = "expanded"
-        best, answer = self.recipe.search.choose(candidates, self.case.extract)
+        best, answer = self.config.search.choose(candidates, self.case.extract)
         order = best_first(candidates, self.case.extract)
         if self.closing is not None and self.candidates:
             (best,) = self.candidates
@@ -259,7 +259,7 @@ class Run:
             answer,
             replace(self.root.usage, wall_s=self.wall_s),
             [replace(node) for node in self.nodes.values()],
-            self.recipe.seed,
+            self.config.options.seed,
             self.error,
             self.stopped,
         )
@@ -285,24 +285,24 @@ class Run:
         self.nodes[branch] = Node(len(self.nodes), above, list(branch.path), status=status)
         if above is not None:
             self.parents.add(above)
-        if parent in self.said:
-            self.said[branch] = self.said[parent]
+        if parent in self.turns:
+            self.turns[branch] = self.turns[parent]
         self._keep_tokens(branch)
         return branch
 
     def released(self, branches: Iterable[Branch]) -> list[Branch]:
         """Those of the branches that the search lets go and that are not kept for it."""
-        return self.let_go(branch for branch in branches if branch not in self.unpaid)
+        return self.retire(branch for branch in branches if branch not in self.unpaid)
 
-    def let_go(self, branches: Iterable[Branch]) -> list[Branch]:
+    def retire(self, branches: Iterable[Branch]) -> list[Branch]:
         """Those of the branches that were live. They are not, from now on."""
-        lost = [branch for branch in dict.fromkeys(branches) if branch in self.live]
-        for branch in lost:
+        retired = [branch for branch in dict.fromkeys(branches) if branch in self.live]
+        for branch in retired:
             del self.live[branch]
             node = self.rated(branch)
             if node.parent is not None:
                 node.status = "expanded" if node.id in self.parents else "pruned"
-        return lost
+        return retired
 
     def wrote(self, child: Branch, text: str) -> None:
         """What a step added to a branch."""
@@ -334,12 +334,12 @@ class Run:
 
 def _last_words(branch: Branch, text: str, step: Step, sampling: Sampling) -> SearchSteps:
     """Ask for the answer, if `text` does, and write the branch to its end."""
-    score, own = branch.score, branch
+    last = branch
     if text:
-        (own,) = yield Append([own], text, ends_thinking=True)
-    (own,) = yield Expand([own], 1, step, sampling)
-    own.score = score  # it was rated before its last words
-    return [own]
+        (last,) = yield Append([branch], text, ends_thinking=True)
+    (last,) = yield Expand([last], 1, step, sampling)
+    last.score = branch.score  # it was rated before its last words
+    return [last]
 
 
 def steps_of(search: Search, root: Branch, case: Case) -> SearchSteps:

@@ -1,0 +1,101 @@
+"""Admission: how many problems are under way at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+from search.generate_batch import GenerateBatch
+from ttc.cost_model.options import MOST_ROWS
+from ttc.protocols import Backend, Batch, RunsBatches
+from ttc.tree.branch import Branch
+from ttc.tree.tree import SNAPSHOT_TOKENS
+
+PROBLEMS = 16
+"""Problems under way at once, unless the caller says otherwise, until the first has ended, which tells what one needs,
+and on a backend that does not say what it has room for."""
+
+WINDOW = 64
+"""Problems after whose end it is forgotten what others had asked for before them: a server may run for weeks."""
+
+
+class Demand(NamedTuple):
+    """The most that any one problem has asked for at once: rows of the batch, tokens of KV, recurrent states."""
+
+    rows: int = 0
+    tokens: int = 0
+    states: int = 0
+
+    def larger(self, other: Demand) -> Demand:
+        """The most of both, each number by itself."""
+        return Demand(*map(max, self, other))
+
+
+NO_DEMAND = Demand()
+
+
+@dataclass
+class Admission:
+    """The batch that searches decode in, and how many more problems may begin.
+
+    concurrency: the most problems under way, None for as many as there is room for. max_rows: the most branches that
+    decode at once, None for `MOST_ROWS` where `concurrency` is None too, else for no limit.
+
+    A problem is taken to need as many rows, as many tokens of KV and as many recurrent states as the most that any
+    problem of late has asked for at once. Its tokens are its prompt, a step for each branch that it keeps, and for each
+    branch of the next step a tail and what that is frozen into. Its states, if the model keeps any, are those along the
+    prompt, and two of each branch: of one that it keeps its own and where it parted from others, of one that decodes
+    the one that changes and the one that is kept. Half of the memory is left to trees that grow larger. So the first
+    problem begins alone.
+
+    at_first: the most problems under way before one has ended. ended: how many have.
+    recent_demand, earlier_demand: since the last `WINDOW` problems had ended, and in the window before that.
+    """
+
+    batch: Batch
+    concurrency: int | None
+    max_rows: int | None
+    at_first: float = inf
+    ended: int = 0
+    recent_demand: Demand = NO_DEMAND
+    earlier_demand: Demand = NO_DEMAND
+
+    @classmethod
+    def of(cls, backend: Backend, concurrency: int | None = None, max_rows: int | None = None) -> Admission:
+        """The admission to a backend, with a batch of its own."""
+        if not isinstance(backend, RunsBatches):
+            return cls(GenerateBatch(backend), PROBLEMS if concurrency is None else concurrency, None)
+        if concurrency is None and max_rows is None:
+            return cls(backend.running_batch(MOST_ROWS), None, MOST_ROWS, at_first=PROBLEMS)
+        return cls(backend.running_batch(max_rows), concurrency, max_rows)
+
+    def note_expansion(self, rows: int, prompt_tokens: int, step_tokens: int, kept: int = 0) -> None:
+        """A problem that keeps `kept` branches asks for `rows` more, each of which may grow by `step_tokens`."""
+        tokens = prompt_tokens + (kept + 2 * rows) * step_tokens
+        states = 1 + prompt_tokens // SNAPSHOT_TOKENS + 2 * (kept + rows)
+        self.recent_demand = self.recent_demand.larger(Demand(rows, tokens, states))
+
+    def forget(self, branches: Sequence[Branch]) -> None:
+        """Branches whose step is under way are about to be released. Backends with a batch of their own know it."""
+        if isinstance(self.batch, GenerateBatch):
+            self.batch.forget(branches)
+
+    def note_end(self) -> None:
+        """A problem has ended, so that it is known what one needs. What one asked for long ago is forgotten."""
+        self.at_first = inf
+        self.ended += 1
+        if self.ended % WINDOW == 0:
+            self.earlier_demand, self.recent_demand = self.recent_demand, NO_DEMAND
+
+    def count(self, active: int, waiting: int) -> int:
+        """How many of the `waiting` problems may begin beside the `active` ones. One at least where none is active."""
+        demand = self.recent_demand.larger(self.earlier_demand)
+        admitted = waiting if self.concurrency is None else min(waiting, self.concurrency - active)
+        if self.max_rows is not None and demand.rows:
+            admitted = min(admitted, (self.max_rows - len(self.batch)) // demand.rows)
+        if self.concurrency is None:
+            fitting = self.batch.fits(demand.tokens, demand.states) // 2 if demand.tokens else 1
+            admitted = int(min(admitted, fitting - active, self.at_first - active))
+        return max(admitted, int(not active and waiting > 0))

@@ -1,0 +1,96 @@
+"""How a problem is solved on a backend: by which search, and with which options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from search.arguments import check_parts
+from search.base import Case, Search
+from search.budget import Budget
+from search.options import SolveOptions
+from search.rating import Rater
+from ttc.checks import check_kind
+from ttc.errors import InvalidInput
+from ttc.protocols import Backend, Extract, Problem
+from ttc.sampling import random_key
+from ttc.text.prompt import PromptTemplate
+from ttc.text.reader import AnswerReader
+from ttc.text.thoughts import Thoughts
+
+
+@dataclass(frozen=True, eq=False)
+class SearchConfig:
+    """All that a problem's result depends on, beside the problem and the backend.
+
+    reader: reads the answer out of a text, and says which answers are the same.
+    thoughts: how the model's thoughts are told from its answers, None where all is answer.
+    stops: strings that the template's form brings along and that finish a branch; texts leave them out.
+    repeat: how many problems without an id ask the same question before this one in their list, so that it gets samples
+        of its own.
+    """
+
+    search: Search
+    options: SolveOptions
+    template: PromptTemplate
+    reader: AnswerReader
+    thoughts: Thoughts | None = None
+    stops: tuple[str, ...] = ()
+    repeat: int = 0
+
+    @classmethod
+    def of(cls, search: Search, engine: Backend, options: SolveOptions) -> SearchConfig:
+        """The configuration for an engine. Raises InvalidInput for what the search or the engine cannot use."""
+        check_parts(search, engine, options.verifier)
+        thoughts = Thoughts.of(engine.tokenizer, options.thinking_marks)
+        reader = reader_of(options.extract, options.answer_kind)
+        if thoughts is not None:
+            reader = replace(reader, marks=thoughts.marks)
+        template = options.template or PromptTemplate()
+        return cls(search, options, template, reader, thoughts, template.ends(engine.tokenizer))
+
+    @property
+    def budget(self) -> Budget:
+        return self.options.budget
+
+    @property
+    def rater(self) -> Rater:
+        return Rater(self.options.verifier)
+
+    @property
+    def end(self) -> tuple[str, ...]:
+        """The strings that finish a branch."""
+        return tuple(dict.fromkeys((*self.options.end, *self.stops)))
+
+    def seed_of(self, problem: Problem) -> int:
+        """The seed of a problem's branches: the same whatever else is solved, and in whatever order."""
+        name, seed = problem.id or problem.question, self.options.seed
+        return random_key(seed, name, self.repeat) if self.repeat else random_key(seed, name)
+
+    def case(self, problem: Problem) -> Case:
+        """The problem as its search sees it."""
+        rng = np.random.default_rng(random_key(self.seed_of(problem), "search"))
+        reader = self.reader.among(problem.metadata.get("choices"))
+        return Case(problem.question, self.end, reader, rng, self.thoughts)
+
+
+def reader_of(extract: Extract | None, answer_kind: str) -> AnswerReader:
+    """How answers are read: by an `AnswerReader` as it is, by another function with its errors checked, or by kind."""
+    if isinstance(extract, AnswerReader):
+        return extract
+    return AnswerReader(answer_kind) if extract is None else AnswerReader(extract=checked(extract))
+
+
+def checked(extract: Extract) -> Extract:
+    """A caller's `extract` whose errors and answers are checked as it is used."""
+
+    def read(text: str) -> str | None:
+        try:
+            answer = extract(text)
+        except Exception as error:
+            raise InvalidInput(f"extract raised {type(error).__name__}: {error}, on the text {text!r:.80}") from error
+        check_kind("the answer of extract", answer, answer is None or isinstance(answer, str), "text, or None for none")
+        return answer
+
+    return read

@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench setup
+.PHONY: demo test test-all lint bench setup
 
 demo: $(READY)  ## solve problems with the default model, search and verifier
 	@echo "A language model of 135M parameters solves 100 sums, one line of working at a time."
@@ -11,7 +11,10 @@ demo: $(READY)  ## solve problems with the default model, search and verifier
 	@echo "All tries of a sum share one copy of what they have in common, in a cache shaped like a tree."
 	@$(BIN)/python -m experiments.run run.show_example=true
 
-test: $(READY)
+test: $(READY)  ## every part once, in about three minutes on two cores
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(READY)  ## every test, in about a quarter of an hour on two cores
 	$(BIN)/python -m pytest
 
 lint: $(READY)

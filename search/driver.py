@@ -99,7 +99,7 @@ class Driver:
         elif count := self.admission.count(len(self.active), len(self.waiting)):
             yield from self._start(list(self.waiting)[:count])
         else:
-            yield from self._decode()
+            yield from self.decode()
 
     def close(self) -> None:
         """Break off whatever is under way, and free all of it."""
@@ -344,7 +344,7 @@ class Driver:
         else:
             active.run_out()
 
-    def _decode(self) -> list[tuple[int, Progress]]:
+    def decode(self) -> list[tuple[int, Progress]]:
         """The next token of all that decode. A search goes on once all of its children have ended their step."""
         done: list[tuple[int, Progress]] = []
         try:

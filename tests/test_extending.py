@@ -27,6 +27,7 @@ from tests.helpers.configurations import configuration
 from tests.helpers.engines import make_engine
 from tests.helpers.processes import finished
 from tests.helpers.searches import exactly
+from tests.helpers.tiers import some_quick
 from ttc import Engine, InvalidInput
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +35,7 @@ PAGE = (ROOT / "docs" / "extending.md").read_text()
 FILES = {name: text for name, text in re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)}
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = [line for language, block in BLOCKS if not language for line in block.splitlines()]
+JOBS = [command for command in COMMANDS if "-m" in command]
 SAYS = {
     "my_search.py": r"4 branches|2 branches|6 branches",
     "my_verifier.py": r"^\[(0\.0|0\.5|1\.0)(, (0\.0|0\.5|1\.0)){3}\]$",
@@ -74,7 +76,7 @@ def test_a_file_of_the_page_runs_as_printed(file: str, folder: Path, capsys: pyt
     assert re.search(SAYS[file], said, re.DOTALL | re.MULTILINE), said
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "-m" in c])
+@pytest.mark.parametrize("command", some_quick(JOBS, JOBS[:1]))
 def test_the_main_job_takes_a_part_of_ones_own(
     command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,6 +98,7 @@ def test_the_main_job_takes_a_part_of_ones_own(
         assert [record["gold"] for record in records] == ["6", "10"]
 
 
+@pytest.mark.slow
 def test_a_file_beside_the_command_is_found_by_it_in_a_process_of_its_own(folder: Path) -> None:
     words = ["-m", "experiments.run", "search._target_=my_search.UntilSure", "run.dry=true", "dataset.limit=1"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -310,6 +313,7 @@ def test_a_search_of_ones_own_may_draw_at_random_and_append(folder: Path) -> Non
     assert len(set(kept)) > 1  # each problem's own draws
 
 
+@pytest.mark.slow
 def test_code_that_changed_under_the_same_path_is_noticed(folder: Path) -> None:
     config = composed("search._target_=my_search.UntilSure")
     before = code_fingerprint(config)

@@ -32,6 +32,7 @@ def test_the_tables_are_the_committed_figures(document: str, monkeypatch: pytest
         assert (RESULTS / f"{file}.json").exists() or unmeasured in text
 
 
+@pytest.mark.slow
 def test_the_readme_shows_what_the_example_prints(example_output: str) -> None:
     shown = re.search(r"```python\n.*?```\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert shown is not None

@@ -157,7 +157,7 @@ def draw(
 
 def _columns(logits: Tensor, sampling: Sampling, states: np.ndarray, top: int) -> np.ndarray:
     """As `draw_with_torch` gives them, by the fastest way there is."""
-    kernel = _kernel() if logits.device.type == "cpu" and logits.dtype != torch.float64 else None
+    kernel = compiled_kernel() if logits.device.type == "cpu" and logits.dtype != torch.float64 else None
     if kernel is not None:
         return _draw_with_numba(kernel, logits, sampling, states, top)
     return draw_with_torch(logits, sampling, states, top)
@@ -257,7 +257,7 @@ def filter_logits(logits: Tensor, sampling: Sampling, sorted_tokens: int = SORTE
 
 
 @cache
-def _kernel() -> Callable[..., None] | None:
+def compiled_kernel() -> Callable[..., None] | None:
     """The compiled function, or None where numba is missing or finds no folder to keep what it compiles."""
     try:
         from ttc.sampling_kernel import draw_rows

@@ -163,7 +163,7 @@ def _largest(row: Any, shift: Any, temperature: Any, maxima: Any, k: Any) -> Any
 def _cut_at_mass(
     row: Any, shift: Any, temperature: Any, maxima: Any, top: Any, floor: Any, wanted: Any, head: Any
 ) -> Any:
-    """Top-p among scaled logits >= floor: the last token kept, as (scaled, index), in the order of `_is_kept`.
+    """Top-p among scaled logits >= floor: the last token kept, as (scaled, index), in the order of `is_kept`.
 
     A token is kept while the sum of exp(scaled - top) over those before it is less than `wanted`. First the interval of
     scaled values where the sum reaches it is found, within `head` of the maximum if it lies there; only its tokens are
@@ -214,7 +214,7 @@ def _cut_at_mass(
 
 
 @njit(cache=True)
-def _is_kept(x: Any, token: Any, cut: Any, cut_token: Any) -> Any:
+def is_kept(x: Any, token: Any, cut: Any, cut_token: Any) -> Any:
     """Whether the filters leave a token: larger logits come first, and of equal ones the earlier token."""
     return x > cut or (x == cut and token <= cut_token)
 
@@ -242,7 +242,7 @@ def cut_of(
 
 
 @njit(cache=True)
-def _mixed(state: Any, counter: Any) -> Any:
+def mixed(state: Any, counter: Any) -> Any:
     """SplitMix64, as in `ttc.sampling`."""
     x = state + (counter + np.uint64(1)) * C1
     x = (x ^ (x >> np.uint64(30))) * C2
@@ -252,7 +252,7 @@ def _mixed(state: Any, counter: Any) -> Any:
 
 @njit(cache=True)
 def _uniform(state: Any, counter: Any) -> Any:
-    return (np.float64(_mixed(state, counter) >> np.uint64(11)) + 0.5) * 2.0**-53
+    return (np.float64(mixed(state, counter) >> np.uint64(11)) + 0.5) * 2.0**-53
 
 
 @njit(cache=True)
@@ -271,7 +271,7 @@ def _race(
             continue
         for i in range(block * BLOCK, min(block * BLOCK + BLOCK, len(row))):
             x = _scaled(row[i], shift, temperature)
-            if not above < x <= upto or not _is_kept(x, i, cut, cut_token):
+            if not above < x <= upto or not is_kept(x, i, cut, cut_token):
                 continue
             u = _uniform(state, np.uint64(i))
             if 1 - u > bound * _exp(x - top):

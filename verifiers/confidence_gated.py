@@ -41,7 +41,7 @@ class ConfidenceGatedVerifier:
     calibration: GateCalibration | None = None
     calls: int = field(default=0, init=False)
     skips: int = field(default=0, init=False)
-    _decisions: dict[int, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
+    decisions: dict[int, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.calibration is not None:
@@ -89,7 +89,7 @@ class ConfidenceGatedVerifier:
     def _skips(self, branch: Branch, p: Sequence[float]) -> bool:
         """Whether the problem of `branch` is skipped: decided when it is first asked, forgotten when the problem is."""
         problem = branch.root_id
-        if problem not in self._decisions:
-            self._decisions[problem] = clear_leader(max(p), gap_ratio(p), self.tau_conf, self.r_gap)
-            weakref.finalize(branch.usage, self._decisions.pop, problem)
-        return self._decisions[problem]
+        if problem not in self.decisions:
+            self.decisions[problem] = clear_leader(max(p), gap_ratio(p), self.tau_conf, self.r_gap)
+            weakref.finalize(branch.usage, self.decisions.pop, problem)
+        return self.decisions[problem]

@@ -100,13 +100,13 @@ class SearchModel(ModelAPI):
         return self._output(result)
 
     def _problem(self, messages: Sequence[ChatMessage], config: GenerateConfig) -> Problem:
-        prompt, active = self._prompt(messages), sample_active()
+        prompt, active = self.prompt(messages), sample_active()
         sample = (None, None) if active is None else (active.sample.id, active.epoch)
         about = (*sample, config.seed)
         self.asked_before[*about, prompt] += 1
         return Problem(prompt, repr((*about, prompt, self.asked_before[*about, prompt])))
 
-    def _prompt(self, messages: Sequence[ChatMessage]) -> str:
+    def prompt(self, messages: Sequence[ChatMessage]) -> str:
         """The messages through the model's chat template; as plain texts where it has none."""
         for message in messages:
             if not isinstance(message.content, str) and any(part.type not in READ for part in message.content):

@@ -187,7 +187,7 @@ class SearchLM(TemplateLM):
         self, options: dict[str, Any], wanted: Sequence[tuple[int, Problem, tuple[Any, ...]]]
     ) -> Iterator[tuple[int, str]]:
         """The places of these problems, each with its answer."""
-        until, asked = self._asked(options)
+        until, asked = self.read_options(options)
         places = {problem.id: (place, key) for place, problem, key in wanted}
         assert asked.max_tokens is not None  # a task always says how much it asks for
         template = Context(most=self.max_length - asked.max_tokens, chat_turns=self.chat)
@@ -211,7 +211,7 @@ class SearchLM(TemplateLM):
             return str(self.tokenizer.decode(result.best.generated, skip_special_tokens=True))
         return (result.best.answer_text or "").lstrip()  # as the harness does after its own `think_end_token`
 
-    def _asked(self, options: dict[str, Any]) -> tuple[list[str], Asked]:
+    def read_options(self, options: dict[str, Any]) -> tuple[list[str], Asked]:
         """A task's `generation_kwargs` as a stop list and as what is asked of the search."""
         given = dict(normalize_gen_kwargs(options, self.max_gen_toks))
         eos = None if self.tokenizer.eos_token_id is None else self.tokenizer.decode([self.eot_token_id])

@@ -246,7 +246,7 @@ def source_options(config: DictConfig) -> dict[str, Any]:
     return {"gguf_file": config.model.gguf_file, "trust_remote_code": config.model.trust_remote_code}
 
 
-_loaded: dict[tuple[str, str, str, str], tuple[Any, Any, ModelRunner]] = {}
+last_loaded: dict[tuple[str, str, str, str], tuple[Any, Any, ModelRunner]] = {}
 
 
 def loaded(
@@ -255,12 +255,12 @@ def loaded(
     """(model, tokenizer, runner). The last one stays loaded, so that the jobs of a sweep share it. source: see
     `source_options`."""
     key = (name, device, dtype, repr((placement, over, source)))
-    if key not in _loaded:
+    if key not in last_loaded:
         say(f"loading {name}")
-        _loaded.clear()
+        last_loaded.clear()
         gc.collect()
-        _loaded[key] = load_runner(name, placement, over=over, device=device, dtype=dtype, **source)
-    return _loaded[key]
+        last_loaded[key] = load_runner(name, placement, over=over, device=device, dtype=dtype, **source)
+    return last_loaded[key]
 
 
 def engine_options(config: DictConfig) -> dict[str, Any]:

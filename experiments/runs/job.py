@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -135,7 +135,7 @@ class Job:
             _try_verifier(self.verifier, self.template, engine, problems)
         for name, reason in unusable:
             result = Result(Problem("", name), None, [], None, Usage(), [], self.config.run.seed, reason)
-            folder.append(_record(result, self.task))
+            folder.append(problem_record(result, self.task))
         if engine is not None:
             self._solve(engine, problems, folder)
         if isinstance(engine, RemoteBackend):
@@ -179,7 +179,7 @@ class Job:
         with closing(results), Progress(config.dataset.name, self.total, folder.records, engine) as progress:
             for result in results:
                 progress.solved(result.usage.generated_tokens)
-                record = _record(result, task, config.run.record_tokens)
+                record = problem_record(result, task, config.run.record_tokens)
                 record |= _asked(config, self.template, engine, result)
                 record["truncated_by"] = _truncated_by(result, config.run)
                 record["timing"]["kv_peak_bytes"] = _kv_peak_bytes(engine)
@@ -267,15 +267,6 @@ def _kv_peak_bytes(engine: Backend) -> int | None:
     return None if memory is None else memory.device.peak_bytes + memory.host.peak_bytes
 
 
-def _votes(result: Result, task: Task, answers: Sequence[str | None]) -> list[str | None]:
-    """What each branch's answer votes for, grouped in the order of their paths as a search does."""
-    paths = [branch.path for branch in result.branches]
-    places = sorted(range(len(paths)), key=paths.__getitem__)
-    reader = task.reading.voting(result.problem)
-    votes = dict(zip(places, reader.ballots([answers[place] for place in places]), strict=True))
-    return [votes[place] for place in range(len(paths))]
-
-
 def _grades(result: Result, task: Task) -> tuple[list[dict[str, Any]], dict[str, Any], str | None]:
     """Each branch's answer and whether it is right; the same of the result; and its error.
 
@@ -284,7 +275,7 @@ def _grades(result: Result, task: Task) -> tuple[list[dict[str, Any]], dict[str,
     problem, error = result.problem, result.error
     try:
         answers = [task.reading.answer(problem, branch) for branch in result.branches]
-        votes = _votes(result, task, answers)
+        votes = task.reading.voting(problem).ballots(answers)
         branches: list[dict[str, Any]] = [
             {"answer": answer, "vote": vote, "correct": task.is_correct(problem, answer)}
             for answer, vote in zip(answers, votes, strict=True)
@@ -299,7 +290,7 @@ def _grades(result: Result, task: Task) -> tuple[list[dict[str, Any]], dict[str,
     return branches, grades, error
 
 
-def _record(result: Result, task: Task, with_tokens: bool = False) -> dict[str, Any]:
+def problem_record(result: Result, task: Task, with_tokens: bool = False) -> dict[str, Any]:
     problem, usage = result.problem, result.usage.to_dict()
     marks, grades, error = _grades(result, task)
     branches = []

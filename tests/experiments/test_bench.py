@@ -31,18 +31,21 @@ def rows() -> Rows:
     return {arm: measure(model, Silent(), arm, Case(12, 64, 96, 32, arm not in PRIVATE)) for arm in ARMS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", PRIVATE)
 def test_counted_bytes_agree_with_the_papers_model(rows: Rows, arm: str) -> None:
     counted = sum(rows[arm]["to_device_bytes"].values())
     assert counted == pytest.approx(rows[arm]["model_bytes"], rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", ["+ inter-beam", "+ prefetch"])
 def test_beam_groups_move_little_more_than_they_must(rows: Rows, arm: str) -> None:
     counted = sum(rows[arm]["to_device_bytes"].values())
     assert rows[arm]["lower_bound_bytes"] <= counted <= 1.1 * rows[arm]["lower_bound_bytes"]
 
 
+@pytest.mark.slow
 def test_each_mechanism_moves_less_within_the_budget(rows: Rows) -> None:
     moved = [sum(rows[arm]["to_device_bytes"].values()) for arm in ("layerwise", "inter-token", "+ inter-beam")]
     assert moved[0] > 10 * moved[1] > 20 * moved[2] > 0
@@ -50,6 +53,7 @@ def test_each_mechanism_moves_less_within_the_budget(rows: Rows) -> None:
     assert sum(rows["resident"]["to_device_bytes"].values()) == 0
 
 
+@pytest.mark.slow
 def test_tables_have_a_line_for_each_arm(rows: Rows) -> None:
     assert len(time_table({"time": {"rows": list(rows.values())}}).splitlines()) == 2 + len(ARMS)
     assert len(bytes_table({"bytes": {"rows": list(rows.values())}}).splitlines()) == 2 + len(ARMS)

@@ -155,7 +155,7 @@ def test_steps_are_written_as_they_come_and_a_way_that_fails_stops_no_other(
             raise RuntimeError("no memory")
         return {"cases": [case], "peak_bytes": 1}
 
-    monkeypatch.setattr(search, "_measured", measured)
+    monkeypatch.setattr(search, "measured", measured)
     with pytest.raises(TTCError, match=r"no memory; the figures of the others are in .*search\.json"):
         measure("steps", out, rows, model, rounds=2, peer="/a/python")
     assert asked == ["engine", "generate", "floor", "/a/python", "engine", "floor", "/a/python"]
@@ -164,7 +164,7 @@ def test_steps_are_written_as_they_come_and_a_way_that_fails_stops_no_other(
     assert list(found["ways"]) == ["engine", "floor", "vllm"] and found["ways"]["floor"]["rounds"] == 2
     assert found["ways"]["engine"]["cases"] == [engine_case(1)] and "commit" in found and len(found["commands"]) == 1
     capsys.readouterr()
-    monkeypatch.setattr(search, "_measured", lambda *_: {"cases": [case]})
+    monkeypatch.setattr(search, "measured", lambda *_: {"cases": [case]})
     found = measure("steps", out, rows, model, ways=["generate"])["steps"]  # the missing one alone
     assert list(found["ways"]) == ["engine", "floor", "vllm", "generate"]
     assert "--peer" not in capsys.readouterr().out
@@ -181,11 +181,12 @@ def test_generate_runs_in_the_first_round_alone(
 ) -> None:
     asked = list[str]()
     case = {"first_ms": 1.0, "second_ms": 1.0}
-    monkeypatch.setattr(search, "_measured", lambda command, _: asked.append(command[3]) or {"cases": [case]})
+    monkeypatch.setattr(search, "measured", lambda command, _: asked.append(command[3]) or {"cases": [case]})
     measure("steps", tmp_path / "search.json", rows, model, rounds=3, ways=["generate", "floor"])
     assert asked == ["generate", "floor", "floor", "floor"]
 
 
+@pytest.mark.slow
 def test_searches_join_what_the_same_code_has_measured(
     rows: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +198,7 @@ def test_searches_join_what_the_same_code_has_measured(
     assert (row["search"], row["tokens"], row["rows_at_work"]) == ("beam_search", 2 * 4 * 16, 1)
     last = search_tables.searches_table(written).splitlines()[-1]
     assert last.startswith("| beam search | 1 | 1 | 16 | ") and " | 100% | 100% | " in last
-    monkeypatch.setattr(search, "_measured", lambda *_: row | {"search": "best_of_8"})
+    monkeypatch.setattr(search, "measured", lambda *_: row | {"search": "best_of_8"})
     both = measure("searches", out, rows, model, searches=["best_of_8"])["searches"]
     assert [r["search"] for r in both["rows"]] == ["best_of_8", "beam_search"] and both["rows"][1] == row
     both["code"]["search.beam_search"] = "another"

@@ -20,6 +20,7 @@ from ttc.protocols import Problem
 # ---------------------------------------------------------------- settings
 
 
+@pytest.mark.slow
 def test_every_search_has_settings_that_can_be_made_at_every_budget() -> None:
     assert {name.partition("+")[0] for name in budgets.SEARCHES} <= set(SEARCHES)
     for tokens in (budgets.LEAST, 48, 432):
@@ -72,6 +73,7 @@ def data(tmp_path: Path) -> Path:
     return write_rows(tmp_path / "rows.jsonl")
 
 
+@pytest.mark.slow
 def test_rows_are_written_as_they_come_and_only_missing_ones_are_measured(
     model: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

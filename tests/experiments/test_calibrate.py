@@ -122,6 +122,7 @@ def job(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return finished(command)
 
 
+@pytest.mark.slow
 def test_a_calibration_and_the_run_that_uses_it(tmp_path: Path) -> None:
     file = tmp_path / "c.json"
     held_out = ["dataset.size=6", "dataset.seed=7", f"calibrate.file={file}", "calibrate.max_disagreement=1"]
@@ -186,6 +187,7 @@ def test_a_calibration_sets_the_thresholds(tmp_path: Path) -> None:
         resolved(configuration("run", *gated))
 
 
+@pytest.mark.slow
 def test_a_run_on_the_problems_that_were_calibrated_on_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "c.json"
     whole = configuration("run", "model.name=m", "search=best_of_n", "dataset.limit=20")

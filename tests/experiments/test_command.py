@@ -123,6 +123,7 @@ def test_the_setting_of_a_swept_group_reaches_each_job_as_it_was_typed(word: str
     assert override.get_key_element() == word.partition("=")[0]
 
 
+@pytest.mark.slow
 def test_a_sweep_over_searches_takes_a_setting_that_the_default_search_does_not_have(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,7 +87,7 @@ def test_a_thought_is_reasoning_and_its_answer_the_text(tmp_path: Path, monkeypa
     assert text.text == sample.output.completion == "The answer is 4."
     assert log.results.scores[0].metrics["accuracy"].value == 1.0
     api = get_model("ttc/thinker", memoize=False).api
-    prompt = api._prompt([ChatMessageUser(content="q"), sample.output.message, ChatMessageUser(content="and?")])
+    prompt = api.prompt([ChatMessageUser(content="q"), sample.output.message, ChatMessageUser(content="and?")])
     assert "3?" not in prompt and "The answer is 4." in prompt  # an earlier thought is left out
 
 

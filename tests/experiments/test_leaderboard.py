@@ -87,6 +87,7 @@ def test_every_cell_is_a_run_and_has_a_row(place: Path, capsys: pytest.CaptureFi
     assert len(lines) == 4 and json.loads(lines[0])["answer"] == "0"
 
 
+@pytest.mark.slow
 def test_a_killed_leaderboard_goes_on_to_the_same_rows(place: Path) -> None:
     killed = board(place, "killed")
     folder, deadline = place / "outputs" / "killed", time.monotonic() + 400

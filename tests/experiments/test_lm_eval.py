@@ -183,7 +183,7 @@ def test_what_the_search_sets_itself_goes_before_the_task() -> None:
     own = SelfConsistency(n=2, max_tokens=5, temperature=1.5)
     for settings, expected in (({}, (9, 0.2)), (given, (5, 1.5))):
         lm = search_lm(search=own, settings=settings)
-        _, asked = lm._asked(sampled)
+        _, asked = lm.read_options(sampled)
         search = lm.solver.check(asked)
         assert (search.max_tokens, search.temperature, search.n) == (*expected, 2)
 

@@ -74,6 +74,7 @@ def test_shards_are_found_by_their_names(place: Path) -> None:
         merge(place / "outputs" / "other")
 
 
+@pytest.mark.slow
 def test_what_is_not_the_parts_of_one_run_is_refused(place: Path) -> None:
     out, (first, second) = place / "outputs" / "out", shards(place, 1, 2, of=2)
     with pytest.raises(InvalidInput, match=r"shards are missing: 2/2; run them with run\.shard=2/2"):

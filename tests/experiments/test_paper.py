@@ -192,6 +192,7 @@ def test_helms_plans_follow_from_what_is_reserved(helm_rows: list[dict[str, Any]
     assert {row["gpu"] for row, equal in zip(plans, same, strict=True) if not equal} == {"RTX 3090", "L40S"}
 
 
+@pytest.mark.slow
 def test_how_fast_the_cpu_is_plays_no_part_in_helms_plans(
     monkeypatch: pytest.MonkeyPatch, helm_rows: list[dict[str, Any]]
 ) -> None:
@@ -200,7 +201,7 @@ def test_how_fast_the_cpu_is_plays_no_part_in_helms_plans(
         monkeypatch.setitem(helm.MACHINES, "RTX 4060", helm.Machine(8 * GIB, helm.device("gpu", 218 * helm.GB), 0.14))
         plans = [row for row in helm_rows if row["part"] == "plan"]
         units = {row["model"]: helm.qwen3(row["model"]) for row in plans}
-        assert [row["k"] for row in helm._plans(units)] == [row["k"] for row in plans]
+        assert [row["k"] for row in helm.plan_rows(units)] == [row["k"] for row in plans]
 
 
 def test_helms_predictions_need_other_deltas_than_it_states(helm_rows: list[dict[str, Any]]) -> None:

@@ -20,8 +20,8 @@ from ttc.placement.split import SplitRunner
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A folder with a small model."""
     deeper("llama").save_pretrained(tmp_path)
-    monkeypatch.setattr("ttc.model.loading._tokenizer", lambda *_: Letters())
-    monkeypatch.setattr(experiments.runs.build, "_loaded", {})
+    monkeypatch.setattr("ttc.model.loading.read_tokenizer", lambda *_: Letters())
+    monkeypatch.setattr(experiments.runs.build, "last_loaded", {})
     return f"model.name={tmp_path}"
 
 

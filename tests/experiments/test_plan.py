@@ -28,7 +28,7 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The setting that names a profile; a model and rows lie beside it."""
     save_model(tmp_path / "model")
     save_rows(tmp_path / "rows.jsonl", ROWS)
-    monkeypatch.setattr(experiments.runs.build, "_loaded", {})
+    monkeypatch.setattr(experiments.runs.build, "last_loaded", {})
     device = DeviceProfile(name="cpu float32", bandwidth=1e9, flops={1: 1e10})
     link = LinkProfile(to_device_bandwidth=1e9, to_host_bandwidth=1e9)
     devices = [device, replace(device, name=device.name + BY_MODULES)]

@@ -113,6 +113,7 @@ def test_a_verifier_that_needs_more_is_refused_by_name(tmp_path: Path) -> None:
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.slow
 def test_what_needs_the_model_here_says_so() -> None:
     with pytest.raises(InvalidInput, match="use backend=local"):
         make_engine(configuration("run", "backend=openai"))

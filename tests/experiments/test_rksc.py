@@ -36,9 +36,9 @@ def test_a_share_is_over_all_trials_and_its_interval_over_problems() -> None:
 
 
 def test_pairs_of_a_right_and_a_wrong_branch() -> None:
-    assert verification._won([0.9, 0.5, 0.5, 0.1], [False, True, False, False]) == [0.0, 0.5, 1.0]
+    assert verification.pair_wins([0.9, 0.5, 0.5, 0.1], [False, True, False, False]) == [0.0, 0.5, 1.0]
     row = {"own": [0.1, 0.2], "right": [True, False]}
-    quality = verification._quality([row, {"own": [0.3, 0.2], "right": [True, False]}], "own")
+    quality = verification.quality([row, {"own": [0.3, 0.2], "right": [True, False]}], "own")
     assert (quality["pairs"], quality["auc"][0], quality["accuracy"][0]) == (2, 0.5, 0.5)
     assert (quality["mean_accuracy"], quality["oracle"]) == (0.5, 1.0)
 
@@ -76,6 +76,7 @@ def test_changes_count_both_directions() -> None:
     assert arms.changes(before, after) == {"answers": 3, "right_to_wrong": 1, "wrong_to_right": 1}
 
 
+@pytest.mark.slow
 def test_every_arm_runs_and_is_held_to_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arms, "REGIMES", {"t=8": arms.REGIMES["t=8"]})
     (result,) = arms.run([*SHORT, "search.n=3"], problems=2, held_out=2)
@@ -91,6 +92,7 @@ def test_every_arm_runs_and_is_held_to_its_calls(monkeypatch: pytest.MonkeyPatch
     assert tables.thresholds(result).count("\n") == 3 and "| 0 of 1 | 95% |" in tables.thresholds(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "taken_for", "message"),
     [
@@ -124,6 +126,7 @@ def test_lossy_sharing_replaces_the_phrasings_that_differ() -> None:
         never.solve(problem)
 
 
+@pytest.mark.slow
 def test_phrasings_say_how_alike_and_what_it_costs() -> None:
     found = phrasings.run([], problems=2)
     levels = {row["kind"]: row for row in found["rows"]}
@@ -140,6 +143,7 @@ def test_phrasings_say_how_alike_and_what_it_costs() -> None:
     assert "| another problem |" in tables.phrasings(found)
 
 
+@pytest.mark.slow
 def test_verification_stress_and_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification, "DIFFICULTIES", {verification.USUAL: []})
     found = verification.run([*SHORT, "search.n=3", "search.max_tokens=16"], problems=2, held_out=2)

@@ -49,9 +49,10 @@ def wait_for_records(file: Path, count: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_records(tmp_path: Path) -> None:
-    finished(job(tmp_path, "run.name=whole", *FAST), check=True)
-    whole = records(tmp_path, "whole")
+    run_here(tmp_path, *FAST)
+    whole = records(tmp_path, "r")
     assert len(whole) == 6
     file = tmp_path / "killed" / "records.jsonl"
     command = job(tmp_path, "run.name=killed", *FAST)
@@ -90,6 +91,7 @@ def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, arguments: list[str]
     assert not list(tmp_path.glob("*/config.yaml"))
 
 
+@pytest.mark.slow
 def test_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
     done = finished(job(tmp_path, "search.beam_size=0"))
     assert done.returncode == 1 and done.stdout == ""
@@ -98,6 +100,7 @@ def test_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr and not list(tmp_path.glob("*/config.yaml"))
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_after_a_job_that_fails_and_ends_with_one_table(tmp_path: Path) -> None:
     arguments = ["-m", "search=best_of_n", "search.n=0,1,2", "search.max_tokens=8", "dataset.size=1"]
     done = finished(job(tmp_path, *arguments))
@@ -117,8 +120,9 @@ def test_a_sweep_goes_on_after_a_job_that_fails_and_ends_with_one_table(tmp_path
     assert said[2:] == [title, "loading smollm2-135m", title]  # loaded once, and no other library says anything
 
 
+@pytest.mark.slow
 def test_problems_that_all_fail_end_with_their_reason_and_an_error_code(tmp_path: Path) -> None:
-    arguments = ["dataset.size=3", "dataset.pad_chars=200000", "run.name=r"]
+    arguments = ["dataset.size=3", "dataset.pad_chars=60000", "run.name=r"]
     for told in ("loading smollm2-135m", "3 of 3 were done already"):  # the second time nothing is run
         done = finished(job(tmp_path, *arguments))
         assert done.returncode == 1 and told in done.stderr
@@ -126,6 +130,7 @@ def test_problems_that_all_fail_end_with_their_reason_and_an_error_code(tmp_path
         assert "run.retry_failed=true" in done.stdout and "accuracy            0.0%" in done.stdout
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_what_is_safe_and_how_to_go_on(tmp_path: Path) -> None:
     arguments = ["search=greedy", "verifier=none", "dataset.size=1000", "run.batch=1", "run.name=r"]
     with started(job(tmp_path, *arguments), stderr=subprocess.PIPE) as process:
@@ -189,13 +194,15 @@ def test_a_failed_problem_counts_as_wrong_until_it_is_retried(
     assert again["sums-1"] == roughly(records(tmp_path, "whole")["sums-1"])
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_every_search(tmp_path: Path) -> None:
     searches = "search=greedy,best_of_n,self_consistency,beam_search"
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"question": "Ann has 2 pens and buys 3. How many?", "answer": "#### 5"}) + "\n")
-    arguments = ["-m", searches, "dataset=gsm8k", f"dataset.path={path}", "dataset.limit=1"]
+    data = ["dataset=gsm8k", f"dataset.path={path}", "dataset.limit=1"]
+    arguments = ["-m", searches, *data, "run.max_tokens=24"]
     finished(job(tmp_path, *arguments), check=True)
     assert sorted(p.parent.name for p in tmp_path.glob("*/summary.json")) == [
-        f"gsm8k-rows-{name}-seed0"
+        f"gsm8k-rows-{name}-seed0-run.max_tokens=24"
         for name in ("beam_search-arithmetic", "best_of_n-arithmetic", "greedy", "self_consistency")
     ]

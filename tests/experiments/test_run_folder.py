@@ -21,6 +21,7 @@ from experiments.runs.job import run
 from experiments.runs.records import RunFolder
 from tests.helpers.records import roughly, without_costs
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
+from tests.helpers.tiers import slow
 from ttc import InvalidInput
 from ttc.scheduler import batch as decode
 
@@ -39,6 +40,7 @@ def records(place: Path, name: str = "r") -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- the same names, other data or weights
 
 
+@pytest.mark.slow
 def test_rows_that_changed_under_the_same_path_are_refused(place: Path) -> None:
     run(composed(place, "dataset.limit=2"))
     before = records(place)
@@ -58,6 +60,7 @@ def test_rows_that_changed_under_the_same_path_are_refused(place: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_every_go_that_adds_records_says_what_made_them(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = ["first", "second", "third", "second"]
     monkeypatch.setattr(experiments.runs.job, "commit", lambda: made.pop(0))
@@ -75,6 +78,7 @@ def loaded_parameters(place: Path) -> list[torch.Tensor]:
     return list(LlamaForCausalLM.from_pretrained(place / "model").parameters())
 
 
+@pytest.mark.slow
 def test_rows_that_became_unusable_or_usable_are_refused(place: Path) -> None:
     save_rows(place / "rows.jsonl", [ROWS[0], {"question": "no answer"}])
     run(composed(place))
@@ -112,6 +116,7 @@ def test_other_generation_settings_under_the_same_path_are_refused(place: Path) 
     assert len(records(place)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", ["", "ensemble"])
 def test_weights_of_a_verifier_that_changed_under_the_same_path_are_refused(place: Path, inner: str) -> None:
     judge = save_model(place / "judge")
@@ -126,6 +131,7 @@ def test_weights_of_a_verifier_that_changed_under_the_same_path_are_refused(plac
         run(composed(place, *words))
 
 
+@pytest.mark.slow
 def test_solved_examples_that_changed_are_refused(place: Path) -> None:
     shots = ["dataset.shots=1", f"dataset.shots_path={place / 'shots.jsonl'}"]
     save_rows(place / "shots.jsonl", [{"question": "9 ?", "answer": "9"}])
@@ -184,6 +190,7 @@ def test_private_questions_are_in_no_file_of_the_run(place: Path) -> None:
         assert "1 and 1" not in file.read_text()
 
 
+@pytest.mark.slow
 def test_gpqa_is_read_from_the_hub_and_keeps_ids_without_questions(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,6 +217,7 @@ def test_gpqa_is_read_from_the_hub_and_keeps_ids_without_questions(
     assert "Which particle decays 0 ?" in records(place, "public")[0]["prompt"]
 
 
+@pytest.mark.slow
 def test_answers_that_were_cut_off_are_counted_and_shown(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = run(composed(place))
     assert [r["truncated"] for r in records(place)] == [True] * 4 and summary["truncated"] == 4
@@ -224,10 +232,10 @@ def test_answers_that_were_cut_off_are_counted_and_shown(place: Path, capsys: py
     ("settings", "cause", "way"),
     [
         ([], "search", "search.max_tokens or max_steps"),
-        (["run.max_generated_tokens=2"], "run.max_generated_tokens", "run.max_generated_tokens"),
-        (["run.max_tokens=2"], "run.max_tokens", "run.max_tokens"),
-        (["run.max_tokens=50"], "search", "search.max_tokens or max_steps"),
-        (["search.max_tokens=5000"], "context", "a model with a longer context"),
+        slow((["run.max_generated_tokens=2"], "run.max_generated_tokens", "run.max_generated_tokens")),
+        slow((["run.max_tokens=2"], "run.max_tokens", "run.max_tokens")),
+        slow((["run.max_tokens=50"], "search", "search.max_tokens or max_steps")),
+        slow((["search.max_tokens=5000"], "context", "a model with a longer context")),
     ],
 )
 def test_more_room_is_advised_where_there_was_none(
@@ -238,6 +246,7 @@ def test_more_room_is_advised_where_there_was_none(
     assert re.search(rf"1 answers have no end; more tokens: {way}\n", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_a_verifier_that_is_never_asked_is_not_in_the_records(place: Path) -> None:
     run(composed(place, "verifier=confidence"))
     assert OmegaConf.load(place / "outputs" / "r" / "config.yaml").verifier == {"_target_": None}
@@ -259,6 +268,7 @@ def by_id(place: Path, name: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_slow_problem_holds_back_nobody(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes are those of two places, each of which takes the next problem as soon as it is free."""
     long_rows(place)
@@ -275,6 +285,7 @@ def test_a_slow_problem_holds_back_nobody(place: Path, monkeypatch: pytest.Monke
     assert len(passes) < 0.9 * in_turn  # which is what two at a time would take if they waited for each other
 
 
+@pytest.mark.slow
 def test_records_do_not_depend_on_how_many_are_under_way(place: Path) -> None:
     long_rows(place)
     for batch in ("1", "3", "null"):
@@ -325,7 +336,9 @@ def test_a_dry_run_shows_prompts_and_settings_and_leaves_nothing(
     assert not (place / "outputs").exists()
 
 
-@pytest.mark.parametrize("name", ["../x", "..", ".", "/tmp/x", "a/b", "a/../../x", r"a\b", "a\nb", "x" * 256])
+@pytest.mark.parametrize(
+    "name", ["../x", "/tmp/x", *map(slow, ("..", ".", "a/b", "a/../../x", r"a\b", "a\nb", "x" * 256))]
+)
 def test_a_run_stays_in_a_folder_of_its_own(place: Path, name: str) -> None:
     config = composed(place)
     config.run.name = name

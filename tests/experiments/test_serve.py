@@ -153,6 +153,7 @@ REQUESTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 def test_64_requests_at_once_get_what_each_gets_alone(shared: Running) -> None:
     def texts(reply: Any) -> list[Any]:
         return [(choice.message.content, choice.finish_reason) for choice in reply.choices]

@@ -15,7 +15,7 @@ from experiments.fit.train_verifier.rollouts import Rollouts, solutions
 from experiments.runs.build import thinking_marks
 from experiments.runs.data import Task, graded
 from experiments.runs.grading import Reading
-from experiments.runs.job import _record, run
+from experiments.runs.job import problem_record, run
 from search import BestOfN, Greedy, SelfConsistency, solve
 from tests.helpers.configurations import configuration
 from tests.helpers.runs import composed, save_model, save_rows
@@ -71,7 +71,7 @@ def test_marks_that_texts_leave_out_are_graded_alike() -> None:
 
 def test_a_record_keeps_whole_texts_and_the_answers_of_what_was_answered() -> None:
     said = ["The answer is 3", "The answer is 3", "3?</think>The answer is 4."]
-    record = _record(solved(SelfConsistency(n=3), said, "4"), task("number"))
+    record = problem_record(solved(SelfConsistency(n=3), said, "4"), task("number"))
     branches = {branch["text"]: (branch["answer"], branch["correct"]) for branch in record["branches"]}
     assert branches == {"The answer is 3": (None, False), "3?</think>The answer is 4.": ("4", True)}
     assert (record["answer"], record["correct"], record["correct_strict"]) == ("4", True, True)

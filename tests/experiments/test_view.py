@@ -167,6 +167,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
         view(parsed([str(tmp_path / "nothing")]))
 
 
+@pytest.mark.slow
 def test_a_run_of_this_version_can_be_shown(tmp_path: Path) -> None:
     from experiments.runs.job import run
 

@@ -78,7 +78,7 @@ class FakeBackend:
         limits = [max_tokens] * len(branches) if isinstance(max_tokens, int) else max_tokens
         for branch, limit in zip(branches, limits, strict=True):
             assert not branch.finished
-            self._step(branch, limit, stop, end)
+            self.write_step(branch, limit, stop, end)
 
     def score(
         self, branches: Sequence[Branch], continuations: Sequence[Sequence[Sequence[int]]]
@@ -96,10 +96,10 @@ class FakeBackend:
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(tokens)
 
-    def _step(self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]) -> None:
+    def write_step(self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]) -> None:
         start = len(branch.tokens)
         for _ in range(limit):
-            letter, logprob = self._next(branch, start)
+            letter, logprob = self.next_letter(branch, start)
             branch.append(ord(letter), logprob, math.exp(logprob))
             branch.usage.generated_tokens += 1
             text = self.decode(branch.tokens[start:])
@@ -112,7 +112,7 @@ class FakeBackend:
         delimited = any(s in self.decode(branch.tokens[start:]) for s in stop)
         branch.end_step(branch.finish_reason or ("delimiter" if delimited else "length"))
 
-    def _next(self, branch: Branch, start: int) -> tuple[str, float]:
+    def next_letter(self, branch: Branch, start: int) -> tuple[str, float]:
         """The next letter of a step that began at `start`, and its log-probability."""
         letter = self.letters[random_key(branch.key, len(branch.tokens)) % len(self.letters)]
         return letter, -math.log(len(self.letters))
@@ -158,7 +158,7 @@ class Dictated(FakeBackend):
                 sure = self.confidences[branch.path[0]][len(branch.top_k_logprobs) : len(branch.generated)]
                 branch.top_k_logprobs += [-value for value in sure]
 
-    def _step(self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]) -> None:
+    def write_step(self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]) -> None:
         rest = self.says(branch)
         branch.tokens += map(ord, rest[:limit])
         branch.usage.generated_tokens += len(rest[:limit])

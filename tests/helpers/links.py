@@ -41,7 +41,7 @@ class _LateCopy(Future[None]):
 def late(engine: Engine) -> Engine:
     """The engine, its link making each copy as late as may be."""
     engine.memory.link.gbps = 1e9
-    for queue in (engine.memory.link._in, engine.memory.link._out):
+    for queue in (engine.memory.link.to_device, engine.memory.link.to_host):
         queue.worker = Late()  # type: ignore[assignment]
     return engine
 

@@ -65,6 +65,9 @@ FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
     "deepseek_v3": (hf.DeepseekV3Config, MLA),
 }
 
+FEW = ("llama", "gpt2", "gemma3", "deepseek_v3")
+"""Those of `FAMILIES` that `make test` runs, where a test goes through all of them."""
+
 OWN_CODE: dict[str, tuple[type, dict[str, Any]]] = {
     "bloom": (hf.BloomConfig, {}),
     "bloom, 3 heads": (hf.BloomConfig, {"hidden_size": 24, "n_head": 3, "num_attention_heads": 3}),

@@ -28,13 +28,13 @@ class Scripted(FakeBackend):
         self.held.append({branch.path for branch in self.live.values()})
         super().generate(branches, *args, **options)
 
-    def _step(self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]) -> None:
+    def write_step(self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]) -> None:
         self.limit = limit
         self.says = self.script(branch)
         self.after = self.logprob(branch.text + self.says)
-        super()._step(branch, limit, stop, end)
+        super().write_step(branch, limit, stop, end)
 
-    def _next(self, branch: Branch, start: int) -> tuple[str, float]:
+    def next_letter(self, branch: Branch, start: int) -> tuple[str, float]:
         return self.says[len(branch.tokens) - start], self.after
 
 

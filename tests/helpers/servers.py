@@ -95,9 +95,9 @@ class ServedModel:
             return 400
         tokens = list(prompt) if isinstance(prompt, list) else self.tokenizer.encode(prompt)
         with self.lock:
-            return self._answer(tokens, body)
+            return self.reply(tokens, body)
 
-    def _answer(self, tokens: list[int], body: dict[str, Any]) -> dict[str, Any]:
+    def reply(self, tokens: list[int], body: dict[str, Any]) -> dict[str, Any]:
         temperature, texts = body["temperature"], self.tokenizer.decode
         self._unseeded += 1
         seed = (body["seed"] if self.varied else 0) if self.seeds else self._unseeded
@@ -156,6 +156,7 @@ def penalised(logits: torch.Tensor, tokens: list[int], penalty: float) -> torch.
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else an answer's body waits 40 ms for the other side to have its head
     served: ServedModel
 
     def do_GET(self) -> None:

@@ -59,7 +59,7 @@ class Thinking(FakeBackend):
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=not special))
 
-    def _step(self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]) -> None:
+    def write_step(self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]) -> None:
         if callable(self.says):
             rest = self.encode(self.says(branch))
         else:
@@ -105,7 +105,7 @@ class Slowly:
         time.sleep(self.pause_s)
         ended = []
         for branch, limit in list(self.limits.items()):
-            self.backend._step(branch, 1, (), ())
+            self.backend.write_step(branch, 1, (), ())
             if branch.finished or len(branch.tokens) >= limit:
                 ended.append(branch)
                 del self.limits[branch]

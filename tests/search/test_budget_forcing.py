@@ -19,9 +19,9 @@ class Thought(Scripted):
         super().__init__(lambda branch: next(self.turns), **options)
         self.turns, self.limits = iter(says), list[int]()
 
-    def _step(self, branch: Branch, limit: int, *ends: Any) -> None:
+    def write_step(self, branch: Branch, limit: int, *ends: Any) -> None:
         self.limits.append(limit)
-        super()._step(branch, limit, *ends)
+        super().write_step(branch, limit, *ends)
 
 
 def run(backend: Any, search: BudgetForcing, **options: Any) -> Result:

@@ -116,6 +116,7 @@ def solved(
     return solve(search, problem=problems, engine=engine, verifier=verifier, end=end, **dict(budget), **options)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     search=st.sampled_from(SEARCHES),

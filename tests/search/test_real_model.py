@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from search import DVTS, REBASE, BeamSearch, ParticleFilter, ParticleGibbs, Search, solve
@@ -22,6 +23,7 @@ SEARCHES: list[Search] = [
 ]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_at_temperature_0_every_branch_is_the_greedy_one() -> None:
     model, tokenizer = load("smollm2-135m", device="cpu", dtype="float32")

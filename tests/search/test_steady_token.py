@@ -22,12 +22,12 @@ ROOMS = tuple(str(ROOT / name) for name in ("ttc", "search", "verifiers"))
 
 
 class Calls:
-    """The Python functions that each call of the driver's `_decode` calls, and how many rows decode in it."""
+    """The Python functions that each call of the driver's `decode` calls, and how many rows decode in it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.steps: list[tuple[int, list[str]]] = []
         self.names: set[str] = set()
-        decode = Driver._decode
+        decode = Driver.decode
 
         def counted(driver: Driver) -> Any:
             rows, files = len(driver.decoding), list[str]()
@@ -44,7 +44,7 @@ class Calls:
                 sys.setprofile(None)
                 self.steps.append((rows, files))
 
-        monkeypatch.setattr(Driver, "_decode", counted)
+        monkeypatch.setattr(Driver, "decode", counted)
 
     def steady(self, rows: int) -> list[str]:
         """The files of the functions in the most frequent kind of step with so many rows."""
@@ -76,5 +76,5 @@ def test_the_drawing_of_a_token_names_what_really_runs(monkeypatch: pytest.Monke
     calls = Calls(monkeypatch)
     search = BeamSearch(beam_size=2, beam_width=2, max_steps=2, step_tokens=8)
     solve(search, engine=engine, verifier=ArithmeticVerifier(), problem="What is 3 * 4 - 2?", seed=0)
-    outside = {"Driver.events", "Driver.step", "Driver._decode"}  # they call what is counted
+    outside = {"Driver.events", "Driver.step", "Driver.decode"}  # they call what is counted
     assert len(named) > 12 and named - outside <= calls.names

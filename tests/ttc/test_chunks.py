@@ -88,8 +88,8 @@ def test_policies_leave_out_what_chunks_hide() -> None:
     for kv in kvs:
         policy.memory.evict(kv, "evict")
     entries = [Entry(kv, 8 * i, 8, slice(0, 2)) for i, kv in enumerate(kvs)]
-    assert [policy._missing(0, entries, [32, p]) for p in (16, 31, 32)] == [[2, 3], [2, 3], []]
-    assert policy._missing(1, entries, [32, 33]) == [0, 1, 2, 3]
+    assert [policy.missing_entries(0, entries, [32, p]) for p in (16, 31, 32)] == [[2, 3], [2, 3], []]
+    assert policy.missing_entries(1, entries, [32, 33]) == [0, 1, 2, 3]
 
 
 def wrong_length(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +116,6 @@ def test_a_wrong_chunk_is_noticed_at_load(mistake: Any, monkeypatch: pytest.Monk
 
 
 def test_positions_counted_by_place_are_noticed_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ttc.model.extras, "_asks_for_length", lambda module: False)
+    monkeypatch.setattr(ttc.model.extras, "asks_for_length", lambda module: False)
     with pytest.raises(UnsupportedModel, match="query of layer 3"):
         Engine(copy.deepcopy(plain()), Letters())

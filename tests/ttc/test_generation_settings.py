@@ -150,7 +150,7 @@ def test_figures_stay_the_models_own() -> None:
 
 def by_torch(*given: Any, **options: Any) -> Draws:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ttc.sampling, "_kernel", lambda: None)
+        patch.setattr(ttc.sampling, "compiled_kernel", lambda: None)
         return draw(*given, **options)
 
 

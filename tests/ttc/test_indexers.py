@@ -13,6 +13,7 @@ from experiments.lab.bench import small_models
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import prompt
+from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Capture, ContextExceeded, Engine, Layerwise, Paged, UnsupportedModel
 from ttc.model.extras import Extras, all_chosen
@@ -39,7 +40,7 @@ def with_few_chosen(case: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, None), (torch.float64, 1e-6)])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, None), slow((torch.float64, 1e-6))])
 @pytest.mark.parametrize("case", ["deepseek_v32", "minimax_m3_vl_text: sparse"])
 def test_tree_equals_plain_transformers(case: str, dtype: torch.dtype, bound: float | None) -> None:
     model = copy.deepcopy(plain(case)).to(dtype)
@@ -48,7 +49,7 @@ def test_tree_equals_plain_transformers(case: str, dtype: torch.dtype, bound: fl
         assert_like_plain(model, branch, bound)
 
 
-@pytest.mark.parametrize("memory", [Layerwise, Paged, BeamGroups, lambda: Capture(act_share=0.5)])
+@pytest.mark.parametrize("memory", [Layerwise, *map(slow, (Paged, BeamGroups, lambda: Capture(act_share=0.5)))])
 def test_every_kind_of_policy_equals_plain_transformers(memory: Any) -> None:
     for branch in grow(Engine(copy.deepcopy(plain("glm_moe_dsa")), Letters(), prefill_tokens=5, memory=memory())):
         assert_like_plain(plain("glm_moe_dsa"), branch)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import ttc.sampling
 from experiments.lab.bench.sampling import choose_by_arrays, draw_by_arrays, filter_by_sorting, numpy_gumbels
+from tests.helpers.tiers import slow, some_quick
 from ttc import InvalidInput, Sampling, UnsupportedModel
 from ttc.sampling import HEAD, Draws, draw, draw_with_torch, filter_logits, gumbels, random_key, random_states
 from ttc.sampling_kernel import BLOCK, cut_of
@@ -24,7 +25,7 @@ from ttc.sampling_kernel import BLOCK, cut_of
 def by_torch(logits: Tensor, sampling: Sampling, states: np.ndarray, **arguments: Any) -> Draws:
     """`draw` as it is without the compiled function."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ttc.sampling, "_kernel", lambda: None)
+        patch.setattr(ttc.sampling, "compiled_kernel", lambda: None)
         return draw(logits, sampling, states, **arguments)
 
 
@@ -86,7 +87,7 @@ FILTERS = [
 
 
 @both
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some_quick(KINDS, list(KINDS)[:2]))
 @pytest.mark.parametrize("sampling", FILTERS, ids=str)
 def test_the_same_tokens_are_drawn_as_by_array_operations(way: Way, kind: str, sampling: Sampling) -> None:
     differing = 0
@@ -99,6 +100,7 @@ def test_the_same_tokens_are_drawn_as_by_array_operations(way: Way, kind: str, s
     assert differing <= (0 if sampling.temperature == 0 else 1)  # of 480, where rounding decides
 
 
+@pytest.mark.slow
 def test_thousands_of_draws_from_a_large_vocabulary_are_the_same() -> None:
     logits = many_logits("ties", 49_152)
     for sampling in (Sampling(), Sampling(0.8, top_p=0.95)):
@@ -189,7 +191,7 @@ def test_logits_that_are_not_finite_are_refused(way: Way, sampling: Sampling, va
 def test_without_numba_the_draws_are_the_same_and_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, states = many_logits("ties"), random_states(range(40), range(40))
     expected = draw(logits, Sampling(), states)
-    ttc.sampling._kernel.cache_clear()
+    ttc.sampling.compiled_kernel.cache_clear()
     monkeypatch.setitem(sys.modules, "ttc.sampling_kernel", None)
     try:
         with pytest.warns(UserWarning, match="slow without numba") as warned:
@@ -197,7 +199,7 @@ def test_without_numba_the_draws_are_the_same_and_one_line_says_so(monkeypatch: 
             assert draw(logits, Sampling(), states).tokens == expected.tokens
         assert len(warned) == 1
     finally:
-        ttc.sampling._kernel.cache_clear()
+        ttc.sampling.compiled_kernel.cache_clear()
 
 
 def test_threads_and_the_layout_of_logits_change_nothing() -> None:
@@ -214,7 +216,7 @@ def test_threads_and_the_layout_of_logits_change_nothing() -> None:
     assert [d.logprobs[0] for d in one_by_one] == expected.logprobs
 
 
-@pytest.mark.parametrize(("vocab", "spread"), [(7, 1.0), (256, 3.0), (3000, 6.0)])
+@pytest.mark.parametrize(("vocab", "spread"), [(7, 1.0), (256, 3.0), slow((3000, 6.0))])
 def test_tokens_come_with_their_probabilities(vocab: int, spread: float) -> None:
     """Head and tail: the third case has tokens beyond HEAD with a tenth of the mass."""
     logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(1)).abs() * -spread
@@ -243,6 +245,7 @@ def test_the_tail_is_drawn_from_like_the_head() -> None:
     assert abs(others.mean() / 25_000 - 1) < 0.1 and len(set(others)) > 0.95 * len(others)
 
 
+@pytest.mark.slow
 def test_rounding_does_not_change_what_is_drawn() -> None:
     """What other rows do to a row's logits in float32, a hundred-thousandth, moves next to no choice."""
     random = torch.Generator().manual_seed(0)

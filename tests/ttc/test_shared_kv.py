@@ -13,6 +13,7 @@ from experiments.lab.bench import small_models
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import prompt
 from tests.helpers.ownership import assert_nothing_left, assert_whole
+from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import (
     BeamGroups,
@@ -39,7 +40,13 @@ def engine_of(**options: Any) -> Engine:
 
 @pytest.mark.parametrize(
     ("policy", "tokens"),
-    [(Layerwise, 96), (BeamGroups, 80), (Paged, 32), (Headwise, 64), (partial(Capture, act_share=0.5), 64)],
+    [
+        (Layerwise, 96),
+        (Paged, 32),
+        slow((BeamGroups, 80)),
+        slow((Headwise, 64)),
+        slow((partial(Capture, act_share=0.5), 64)),
+    ],
     ids=lambda x: str(x),
 )
 def test_a_tree_over_any_policy_equals_plain_transformers(policy: Any, tokens: int) -> None:

@@ -178,7 +178,7 @@ def test_decisions_are_forgotten_with_their_problems() -> None:
         for _ in range(50):
             rate(gate, problem(top1, [0.1]))
     gc.collect()
-    assert gate._decisions == {}
+    assert gate.decisions == {}
     assert (gate.calls, gate.skips) == (100, 50)
 
 

@@ -34,7 +34,7 @@ CALL_NS = 60_000.0
 
 
 @cache
-def _has(feature: str) -> bool:
+def has_feature(feature: str) -> bool:
     return bool(getattr(torch.cpu, f"_is_{feature}_supported", bool)())
 
 
@@ -63,7 +63,7 @@ class Cost:
     def by_operations(self, rows: int, keys: float, causal: bool = False) -> float:
         """The same by PyTorch's operations; infinite without tiles. causal: a run of new tokens, which its own rows
         attend."""
-        if self.dtype != torch.bfloat16 or not _has("amx_tile"):
+        if self.dtype != torch.bfloat16 or not has_feature("amx_tile"):
             return inf
         queries = rows * self.groups
         written_out = not causal and keys >= FEW_ROWS and queries <= FEW_ROWS

@@ -225,7 +225,7 @@ class _Layers:
         timer = partial(_timer, device=device, dtype=dtype, runner=runner, pack=pack)
         self.narrow = {layers: timer(NARROW, layers) for layers in (2, 10)}
         self.wide = {layers: timer(WIDE, layers) for layers in (1, 3)}
-        self.block = partition_units(_config(WIDE, 1), dtype)[1]
+        self.block = partition_units(model_config(WIDE, 1), dtype)[1]
 
     def overheads(self, seconds: Seconds = _seconds) -> tuple[float, float]:
         """(delta, what a pass costs besides) in seconds, of one row."""
@@ -246,7 +246,7 @@ class _Layers:
 
 def _attention(dtype: torch.dtype, near_s: Mapping[int, float], far_s: Mapping[int, float]) -> dict[int, float]:
     """FLOP/s of attention, by rows. near_s, far_s: the seconds of a pass on a short prefix and on a long one."""
-    block = partition_units(_config(ATTENDING, 1), dtype)[1]
+    block = partition_units(model_config(ATTENDING, 1), dtype)[1]
     rates = {}
     for rows in near_s:
         far, near = (block.f_attn(Pass(rows, shared_tokens=context)) for context in (LONG, SHORT))
@@ -265,10 +265,10 @@ def _timer(
     runner: Choice = "auto",
     pack: bool = True,
 ) -> PassTimer:
-    return PassTimer(_config(shape, layers), device, dtype, runner, memory, pack)
+    return PassTimer(model_config(shape, layers), device, dtype, runner, memory, pack)
 
 
-def _config(shape: dict[str, Any], layers: int) -> Qwen3Config:
+def model_config(shape: dict[str, Any], layers: int) -> Qwen3Config:
     return Qwen3Config(**shape, num_hidden_layers=layers)
 
 

@@ -54,8 +54,8 @@ class PassTimer:
         chosen = runner_for(model, runner, pack=pack)
         self.engine = Engine(model, None, runner=chosen, memory=memory, generation_settings=False)
         self.engine.limits.eos_ids = frozenset()
-        self._seconds: list[float] = []
-        self._between: list[float] = []
+        self.passes_s: list[float] = []
+        self.gaps_s: list[float] = []
         self._ended: float | None = None  # when the last pass of a call was over
         self._root: Branch | None = None
         self._forward = self.engine.runner.forward
@@ -71,21 +71,21 @@ class PassTimer:
         root = self.prefix(context)
         branches = self.engine.fork(root, rows)
         try:
-            self._seconds.clear()
-            self._between.clear()
+            self.passes_s.clear()
+            self.gaps_s.clear()
             self._decode(branches, 1 + LEAST)
-            passes = min(MOST, int(enough_s / self._seconds[-1])) - LEAST
+            passes = min(MOST, int(enough_s / self.passes_s[-1])) - LEAST
             if passes > 0:
                 self._decode(branches, passes)
         finally:
             self.engine.release(branches)
-        return median(self._seconds[1:])
+        return median(self.passes_s[1:])
 
     @property
     def between_s(self) -> float:
         """The median time from a pass to the next one, in the last call of `seconds`: what drawing a token of each
         branch takes, and seeing which have ended."""
-        return median(self._between)
+        return median(self.gaps_s)
 
     def _decode(self, branches: Sequence[Branch], tokens: int) -> None:
         self._ended = None
@@ -113,10 +113,10 @@ class PassTimer:
         link = self.engine.memory.link
         start, waited_s = perf_counter(), link.exposed_s
         if self._ended is not None:
-            self._between.append(start - self._ended)
+            self.gaps_s.append(start - self._ended)
         logits = self._forward(tokens, plan, keep)
         if logits.device.type == "cuda":
             torch.cuda.synchronize(logits.device)
         self._ended = perf_counter()
-        self._seconds.append(self._ended - start - (link.exposed_s - waited_s))
+        self.passes_s.append(self._ended - start - (link.exposed_s - waited_s))
         return logits

@@ -66,7 +66,8 @@ class Link:
         self._exposed_s = 0.0
         self._device_waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self.trace: Trace | None = None
-        self._in, self._out = _Queue(self, "host to device", host=1), _Queue(self, "device to host", host=0)
+        self.to_device = Queue(self, "host to device", host=1)
+        self.to_host = Queue(self, "device to host", host=0)
 
     @property
     def exposed_s(self) -> float:
@@ -101,11 +102,11 @@ class Link:
     def fetch(self, copies: Copies, cause: str, after: Sequence[Transfer] = (), later: bool = False) -> Transfer:
         """Host to device; starts when `after` is done. later: its parts wait for all fetches that are not.
         What is not for later cannot be `after` what is."""
-        return self._in.send(copies, cause, self.to_device_bytes, after, later)
+        return self.to_device.send(copies, cause, self.to_device_bytes, after, later)
 
     def store(self, copies: Copies, cause: str, after: Sequence[Transfer] = ()) -> Transfer:
         """Device to host; fails if one of `after` did."""
-        return self._out.send(copies, cause, self.to_host_bytes, after)
+        return self.to_host.send(copies, cause, self.to_host_bytes, after)
 
     def wait(self, transfer: Transfer | None) -> None:
         """Let what is computed from here on see the transfer's result."""
@@ -166,7 +167,7 @@ class Link:
             self.wait(transfer)
 
 
-class _Queue:
+class Queue:
     """One direction of the link."""
 
     def __init__(self, link: Link, name: str, host: int):
@@ -208,7 +209,7 @@ class _Queue:
     def _in_order(self, copies: Copies, after: Sequence[Transfer]) -> None:
         for transfer in after:
             self.link.wait(transfer)
-        self._copy(copies)
+        self.copy(copies)
 
     def _on_stream(self, stream: torch.cuda.Stream, copies: Copies, after: Sequence[Transfer]) -> torch.cuda.Event:
         stream.wait_stream(torch.cuda.current_stream(self.link.device))  # sources are computed, destinations are free
@@ -235,7 +236,7 @@ class _Queue:
     def _part(self, copies: Copies, cause: str, asked: float) -> None:
         assert self.link.gbps is not None
         nbytes, start = _nbytes(copies), max(asked, self.free_at)
-        self._copy(copies)
+        self.copy(copies)
         self.free_at = start + nbytes / (self.link.gbps * 1e9)  # what a thread is late by is made up for
         time.sleep(max(0.0, self.free_at - time.perf_counter()))
         if self.link.trace is not None:
@@ -243,7 +244,7 @@ class _Queue:
 
     @staticmethod
     @torch.inference_mode()
-    def _copy(copies: Copies) -> None:
+    def copy(copies: Copies) -> None:
         if copies:  # in one call: between two, a worker would wait for the thread that computes to let Python go
             destinations, sources = zip(*copies, strict=True)
             torch._foreach_copy_(destinations, sources, non_blocking=True)

@@ -39,7 +39,7 @@ class MeasuredTimes:
     def __init__(self, runner: ModelRunner, regeneration: Regeneration, memory: KVMemory, block_tokens: int):
         self.runner, self.regeneration, self.memory = runner, regeneration, memory
         self.block_tokens = block_tokens
-        self._run = runner.forward  # also while contexts are made without running the model (`uncomputed`)
+        self.run_pass = runner.forward  # also while contexts are made without running the model (`uncomputed`)
         self._copying: CaptureTimes | None = None
         self._forward = dict[int, Line]()
 
@@ -53,7 +53,7 @@ class MeasuredTimes:
             self._copying = self._measure_copying(layer)
         rows = 1 << max(0, rows - 1).bit_length()
         if rows not in self._forward:
-            self._forward[rows] = self._measure_forward(layer, rows)
+            self._forward[rows] = self.measure_forward(layer, rows)
         return replace(self._copying, forward_s=self._forward[rows](tokens))
 
     def _measure_copying(self, layer: int) -> CaptureTimes:
@@ -65,7 +65,7 @@ class MeasuredTimes:
         load_w = weight_bytes * load_kv.slope / memory.layer_bytes_per_token[layer]
         return CaptureTimes(kv_gen=self.regeneration.kv_gen, load_kv=load_kv, load_act=load_act, load_w=load_w)
 
-    def _measure_forward(self, layer: int, rows: int) -> Line:
+    def measure_forward(self, layer: int, rows: int) -> Line:
         """What else the layer computes in a pass, by the tokens that are attended. Waits for weights are left out."""
         module = self._decoder_layer(layer)
         if module is None:
@@ -94,7 +94,7 @@ class MeasuredTimes:
         """The seconds that a module computes in a pass, which ends behind it."""
         with _timing(module, self.memory.link) as seconds:
             try:
-                self._run([0] * rows, plan)
+                self.run_pass([0] * rows, plan)
             except _Timed:
                 return seconds[0]
         raise RuntimeError("a pass ended without having run the layer that is timed")

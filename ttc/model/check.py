@@ -104,7 +104,7 @@ def examine(model: Any) -> tuple[tuple[LayerShape, ...], Recurrent | None]:
         raise UnsupportedModel(f"{name} is an encoder-decoder; the engine runs decoder-only language models")
     uninstall(model)  # another engine may have it
     try:
-        found = _Check(model).run()
+        found = ModelCheck(model).run()
     except NotDispatched:
         raise UnsupportedModel(
             f"{name} does not dispatch attention through transformers' AttentionInterface, so the engine cannot reach "
@@ -123,7 +123,7 @@ class NotDispatched(Exception):
     """A model calls no attention that could be replaced."""
 
 
-class _Check:
+class ModelCheck:
     def __init__(self, model: Any):
         self.model, self.config = model, model.config.get_text_config()
         self.windows = stated_windows(self.config)
@@ -164,10 +164,10 @@ class _Check:
             check_windows(self.model, zip(numbered, sights, strict=True), self.most)
             for number, call in enumerate(record.calls):
                 with weights_on(call.query.device, call.module):
-                    self._check_function(number, call, own)
+                    self.check_function(number, call, own)
         self.same("its logits differ between its own and its eager attention", plain, logits, 1e-3, 0.25)
         if recurrent is None:
-            self._check_cache(ids, plain[:, -1])
+            self.check_cache(ids, plain[:, -1])
         with attention_set_to(self.model, REPLAY) if dispatches else nullcontext():
             if recurrent is None:
                 self._check_packed(record, ids, logits)
@@ -180,7 +180,7 @@ class _Check:
             shapes.append(LayerShape(*widths, sight.window, chunk=sight.chunk, device=device))
         return tuple(shapes), recurrent
 
-    def _check_cache(self, ids: Tensor, expected: Tensor) -> None:
+    def check_cache(self, ids: Tensor, expected: Tensor) -> None:
         """The cache of `generate` gives what one run gives, where the check is longer than its windows."""
         cache = generates_cache(self.model)
         windows = [] if cache is None else keeps_windows(cache)
@@ -290,7 +290,7 @@ class _Check:
 
     # ---------------------------------------------------------------- the function
 
-    def _check_function(self, number: int, call: Call, own: str) -> None:
+    def check_function(self, number: int, call: Call, own: str) -> None:
         """The engine's attention function against the model's own, on the model's queries, keys and values."""
         dtype = torch.promote_types(call.query.dtype, torch.float32)
         query, key, value = (x.to(dtype) for x in (call.query, call.key, call.value))

@@ -29,7 +29,7 @@ class Extras:
         self._arguments: dict[str, Any] = {}
         if self._indexers:
             self._arguments["attention_mask"] = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=model.device)
-        if any(_asks_for_length(module) for module in model.modules()):
+        if any(asks_for_length(module) for module in model.modules()):
             self._arguments["past_key_values"] = _Lengths()
 
     def __bool__(self) -> bool:
@@ -92,7 +92,7 @@ def _chooses_all(indexer: nn.Module) -> Callable[..., Any]:
 # ---------------------------------------------------------------- positions counted by a cache
 
 
-def _asks_for_length(module: nn.Module) -> bool:
+def asks_for_length(module: nn.Module) -> bool:
     """Whether a layer's module asks the cache how long the sequence is."""
     forward = inspect.unwrap(type(module).forward)
     code = getattr(forward, "__code__", None)

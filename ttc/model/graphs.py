@@ -121,7 +121,7 @@ class Graphs:
         self.watch, self.model, self.device = watch, cast(Any, watch.model), device
         self.recorder: Recorder = recorder or CudaRecorder(device)
         self.reason = ""
-        self._checked = False  # a replay has given what the modules give
+        self.checked = False  # a replay has given what the modules give
         # of each plan its graph, or how many passes it had so far, or None when it gets no graph
         self._plans: WeakKeyDictionary[DecodePlan, _Recorded | int | None] = WeakKeyDictionary()
 
@@ -151,7 +151,7 @@ class Graphs:
             return None  # adapters are switched on and off without a trace in the modules
 
         def run() -> Tensor:
-            if self._checked:
+            if self.checked:
                 return self._run(ids, positions, by_kernel)
             with _NoWaiting():
                 return self._run(ids, positions, by_kernel)
@@ -166,12 +166,12 @@ class Graphs:
 
     def _replay(self, recorded: _Recorded, tokens: Sequence[int], plan: DecodePlan) -> Tensor:
         recorded.ids.copy_(self._upload(tokens))
-        if self._checked:
+        if self.checked:
             recorded.graph.replay()
             return recorded.logits.clone()  # another graph may use this memory
         expected = self._run(recorded.ids, recorded.positions, _ByKernel(plan))
         recorded.graph.replay()
-        self._checked = True
+        self.checked = True
         if (gap := _gap(expected, recorded.logits)) > 1:
             self._give_up(f"the first replay's logits are {gap:.3g} times as far from those of its modules as allowed")
         return expected

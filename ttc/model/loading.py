@@ -73,7 +73,7 @@ def load(
         decoder = None if trust_remote_code and hasattr(config, "auto_map") else text_decoder(config)
         kind: Any
         kind, config, renaming = decoder or (AutoModelForCausalLM, config, {})
-        tokenizer = _tokenizer(source, options)
+        tokenizer = read_tokenizer(source, options)
         places: dict[str, Any] = {"": place}
         if place_weights is not None or over is not None:
             if method is not None:
@@ -167,7 +167,7 @@ def load_headed(
     place = chosen_device(device)
     precision = _dtype(dtype, place)
     with _opened(name) as (source, options):
-        tokenizer = _tokenizer(source, options)
+        tokenizer = read_tokenizer(source, options)
         head = read_head(source, precision) if head is None else head.to(precision)
         body, info = AutoModel.from_pretrained(source, dtype=precision, **COMPARED, **options)
         _check_fitting(info["mismatched_keys"])
@@ -182,7 +182,7 @@ def load_headed(
 def load_tokenizer(name: str, *, gguf_file: str | None = None, trust_remote_code: bool = False) -> Any:
     """The tokenizer that `load` gives for `name`, without its model."""
     with _opened(name, gguf_file, trust_remote_code) as (source, options):
-        return _tokenizer(source, options)
+        return read_tokenizer(source, options)
 
 
 def load_generation_config(name: str, *, gguf_file: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -313,7 +313,7 @@ def _without_report() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def _tokenizer(source: str, options: dict[str, Any]) -> Any:
+def read_tokenizer(source: str, options: dict[str, Any]) -> Any:
     from transformers import AutoTokenizer
     from transformers.utils import cached_file
 
@@ -389,7 +389,7 @@ def _smollm2_folder() -> Path:
                     shutil.rmtree(left, ignore_errors=True)
                 made = Path(tempfile.mkdtemp(dir=cache, prefix=UNFINISHED))
                 try:
-                    _convert_gguf(files[0], made)
+                    convert_gguf(files[0], made)
                     os.replace(made, folder)
                 finally:
                     shutil.rmtree(made, ignore_errors=True)
@@ -405,7 +405,7 @@ def _is_whole(folder: Path) -> bool:
     return all((folder / name).is_file() for name in ("config.json", "model.safetensors", "tokenizer.json"))
 
 
-def _convert_gguf(file: Path, folder: Path) -> None:
+def convert_gguf(file: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model: Any = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name)

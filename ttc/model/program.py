@@ -69,7 +69,7 @@ class Program:
             self.attends.append(len(self._rows))
             self._rows.append({cpu_layers.KIND: cpu_layers.ATTEND})
             self._after_attention(layer)
-        self._normalise(decoder.norm)
+        self.normalise(decoder.norm)
         self._project(decoder.head, self.normed, self.normed)
         self.parts = [*zip([0, *(a + 1 for a in self.attends)], [*self.attends, len(self._rows)], strict=True)]
         self.table = np.array([[row.get(field, 0) for field in range(cpu_layers.FIELDS)] for row in self._rows])
@@ -160,7 +160,7 @@ class Program:
             row |= {at.INPUT: source.data_ptr(), at.INPUT_ROW: self._row_bytes(source)}
         self._rows.append(row | fields)
 
-    def _normalise(self, norm: Any) -> None:
+    def normalise(self, norm: Any) -> None:
         at = self.at
         fields = {
             at.WEIGHT: norm.weight.data_ptr(),
@@ -192,7 +192,7 @@ class Program:
         self._add(at.PROJECT_HEADS, self.normed, target, fields)
 
     def _before_attention(self, layer: DecoderLayer) -> None:
-        self._normalise(layer.input_norm)
+        self.normalise(layer.input_norm)
         key, value = (torch.empty(0, linear.out_features, dtype=self.dtype) for linear in (layer.k, layer.v))
         self._heads(layer.q, self.q, layer.head_dim, layer.q_norm, turned=True, wait=False)
         self._heads(layer.k, key, layer.head_dim, layer.k_norm, turned=True, wait=False)
@@ -204,7 +204,7 @@ class Program:
         found = {at.INPUT_ROW: width * 4 // self.dtype.itemsize, at.WIDTH: width}
         self._add(at.NARROW, None, self.attended, found)
         self._project(layer.o, self.attended, self.x, add=True)
-        self._normalise(layer.mlp_norm)
+        self.normalise(layer.mlp_norm)
         up = self._linear(layer.up)
         both = {at.WEIGHT_2: up[at.WEIGHT], at.BIAS_2: up[at.BIAS], at.PANEL: PANEL}
         self._add(at.GATE, self.normed, self.inner, self._linear(layer.gate) | both)

@@ -193,7 +193,7 @@ class Regeneration:
             if inputs is not None and layer >= self.first and self._gives(layer, inputs, key, value):
                 width = inputs.shape[-1]
                 if timed and self.kv_gen is None:
-                    self.kv_gen = self._time(layer, inputs)
+                    self.kv_gen = self.time_layer(layer, inputs)
             self.shapes += (replace(shapes[layer], input_dim=width),)
 
         self._run(range(few), lambda module, call, key, value: first.append(call))
@@ -237,7 +237,7 @@ class Regeneration:
             for one, other in zip(found, (key, value), strict=True)
         )
 
-    def _time(self, layer: int, inputs: Tensor) -> Line:
+    def time_layer(self, layer: int, inputs: Tensor) -> Line:
         """T_kv_gen of a layer, per token: the line through the least of three times at each number of tokens."""
         positions = torch.arange(max(TIMED_TOKENS), device=inputs.device) % len(inputs)
         inputs = inputs[positions]

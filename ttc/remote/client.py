@@ -52,7 +52,7 @@ class Client:
     def __init__(self, endpoint: Endpoint):
         self.endpoint = endpoint
         key = endpoint.key()
-        self._http = httpx2.AsyncClient(
+        self.http = httpx2.AsyncClient(
             base_url=endpoint.base_url.rstrip("/") + "/",
             headers={} if key is None else {"Authorization": f"Bearer {key}"},
             timeout=httpx2.Timeout(endpoint.timeout_s, connect=min(CONNECT_S, endpoint.timeout_s)),
@@ -64,7 +64,7 @@ class Client:
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=_run, args=(self._loop,), name="remote", daemon=True)
         self._thread.start()
-        self._end = weakref.finalize(self, _end, self._loop, self._http)
+        self._end = weakref.finalize(self, _end, self._loop, self.http)
 
     def get(self, path: str, read: Callable[[Any], T], *, retries: int | None = None) -> T:
         """The answer to a question, as `read` makes it of its JSON."""
@@ -107,7 +107,7 @@ class Client:
 
     async def _once(self, method: str, path: str, body: dict[str, Any] | None, read: Callable[[Any], T]) -> T:
         try:
-            answer = await self._http.request(method, path, json=body)
+            answer = await self.http.request(method, path, json=body)
         except httpx2.ConnectError as error:
             raise Passing(f"cannot be reached ({error}); start the server, or give another base_url") from error
         except httpx2.TimeoutException as error:

@@ -44,12 +44,10 @@ class Capture(Offloading):
     reason: str = field(init=False, repr=False, default="")
     _times: CaptureTimes | None = field(init=False, repr=False, compare=False, default=None)
     """Times that are given, not measured."""
-    _measure: Callable[[int, int, int], CaptureTimes] | None = field(
-        init=False, repr=False, compare=False, default=None
-    )
+    measure: Callable[[int, int, int], CaptureTimes] | None = field(init=False, repr=False, compare=False, default=None)
     _rows: int = field(init=False, repr=False, default=1)
     """Branches that grew together last."""
-    _regenerate: Regenerate | None = field(init=False, repr=False, compare=False, default=None)
+    regenerate: Regenerate | None = field(init=False, repr=False, compare=False, default=None)
     _acts: frozenset[int] = field(init=False, repr=False, default=frozenset())
     _warned: bool = field(init=False, repr=False, compare=False, default=False)
     _expected: int = field(init=False, repr=False, default=0)
@@ -86,7 +84,7 @@ class Capture(Offloading):
     def use(self, regenerate: Regenerate, measure: Callable[[int, int, int], CaptureTimes]) -> None:
         """Generate KV by `regenerate`; `measure` gives the times of a layer, per token, in a pass of so many rows that
         attends so many tokens, once they are needed."""
-        self._regenerate, self._measure = regenerate, measure
+        self.regenerate, self.measure = regenerate, measure
 
     @property
     def times(self) -> CaptureTimes | None:
@@ -99,8 +97,8 @@ class Capture(Offloading):
         self._times = times
 
     def _times_at(self, tokens: int) -> CaptureTimes | None:
-        if self._times is None and self._acts and self.act_share is None and self._measure is not None:
-            return self._measure(min(self._acts), self._rows, tokens)
+        if self._times is None and self._acts and self.act_share is None and self.measure is not None:
+            return self.measure(min(self._acts), self._rows, tokens)
         return self._times
 
     # ---------------------------------------------------------------- which blocks
@@ -246,7 +244,7 @@ class Capture(Offloading):
             if not self.make_room(wanted):
                 prefetch = False  # one buffer may fit where two do not
                 self.make_room(buffer + generated)
-            return CaptureReader(memory, units, entries, self._regenerate, repeat=repeat, prefetch=prefetch)
+            return CaptureReader(memory, units, entries, self.regenerate, repeat=repeat, prefetch=prefetch)
 
     def _sizes(self, units: Sequence[Unit], entries: Sequence[Entry]) -> tuple[int, int]:
         """Bytes of the largest unit in its buffer, and of the most KV that is generated of one."""
@@ -258,7 +256,7 @@ class Capture(Offloading):
         """The mini-batches of every layer, of at most `most` tokens."""
         found, alike = list[Unit](), dict[tuple[bool, tuple[int, ...]], list[list[int]]]()
         for layer in range(len(self.memory.shapes)):
-            seen = tuple(self._missing(layer, entries, positions))
+            seen = tuple(self.missing_entries(layer, entries, positions))
             key = layer in self._acts, seen
             if key not in alike:
                 alike[key] = self._mini_batches([entries[i] for i in seen], layer in self._acts, most)

@@ -200,7 +200,7 @@ class Offloading(Residency):
         units = [
             unit
             for layer in layers
-            for unit in self.units(layer, entries, positions, self._missing(layer, entries, positions))
+            for unit in self.units(layer, entries, positions, self.missing_entries(layer, entries, positions))
             if with_views or unit.view is None
         ]
         units = units if tails is None else self.with_tails(units, tails)
@@ -227,7 +227,7 @@ class Offloading(Residency):
         """Add the tails to the units where they are not on the device: here they always are."""
         return units
 
-    def _missing(self, layer: int, entries: Sequence[Entry], positions: Sequence[int]) -> list[int]:
+    def missing_entries(self, layer: int, entries: Sequence[Entry], positions: Sequence[int]) -> list[int]:
         """The entries that the device lacks and the layer lets some row see."""
         shape = self.memory.shapes[layer]
         return [

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -33,9 +32,6 @@ time."""
 
 PROCESSES = 2
 
-PAUSES_S = (0.1, 1.0, 10.0)
-"""Between attempts to start a process, where the machine has no room for one at the moment."""
-
 logger = logging.getLogger("ttc")
 
 
@@ -45,7 +41,12 @@ class MathWorker:
     def __init__(self, cpu_s: float = CPU_S, wall_s: float = WALL_S):
         self.cpu_s, self.wall_s = cpu_s, wall_s
         program = Path(__file__).with_name("math_worker.py")
-        self.process = _started([sys.executable, "-P", str(program), json.dumps(sys.path)])
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", str(program), json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
         said = self._read()
         if said != "ready":
             self.close()
@@ -102,27 +103,6 @@ class MathWorker:
         return json.loads(line)
 
 
-def _started(words: Sequence[str]) -> subprocess.Popen[bytes]:
-    """A process that is written to and read from. Raises TTCError where the machine lets none be
-    started for some seconds: to go on without would count right answers as wrong."""
-    for pause in (*PAUSES_S, None):
-        try:
-            return subprocess.Popen(
-                words,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-        except OSError as error:
-            if pause is None:
-                raise TTCError(
-                    f"no process can be started for math-verify, which grades answers of kind math: {error}; "
-                    "free memory, or allow more processes, and run the same again"
-                ) from error
-            time.sleep(pause)
-    raise AssertionError("every attempt returns or raises")
-
-
 class MathPool:
     """A few workers, started when they are first needed, which any thread may ask.
 
@@ -133,14 +113,14 @@ class MathPool:
         self.cpu_s, self.wall_s = cpu_s, wall_s
         self.undecided = 0
         self._room = threading.BoundedSemaphore(processes)
-        self._idle: list[MathWorker] = []
+        self.idle: list[MathWorker] = []
 
     def equal(self, gold: str, predicted: str) -> bool | None:
         """math-verify's verdict; None, with a warning, where it takes too long or the process
         dies."""
         with self._room:
             try:
-                worker = self._idle.pop()
+                worker = self.idle.pop()
             except IndexError:
                 worker = MathWorker(self.cpu_s, self.wall_s)
             try:
@@ -149,7 +129,7 @@ class MathPool:
                 worker.close()
                 raise
             if verdict is not None:
-                self._idle.append(worker)
+                self.idle.append(worker)
                 return verdict
             reason = worker.reason
             worker.close()
@@ -158,28 +138,28 @@ class MathPool:
         return None
 
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
+        while self.idle:
+            self.idle.pop().close()
 
 
-_pool = MathPool()
+shared_pool = MathPool()
 
 
 def _pool_of_a_fork() -> None:
     """A forked process asks workers of its own: two that write to one pipe would read each other's
     verdicts."""
-    global _pool
-    _pool = MathPool()
+    global shared_pool
+    shared_pool = MathPool()
 
 
 os.register_at_fork(after_in_child=_pool_of_a_fork)
-atexit.register(lambda: _pool.close())
+atexit.register(lambda: shared_pool.close())
 
 
 def undecided() -> int:
     """How many comparisons of this process took too long or ended their worker. They counted as not
     equal."""
-    return _pool.undecided
+    return shared_pool.undecided
 
 
 @lru_cache(maxsize=2**16)
@@ -192,11 +172,11 @@ def math_equal(gold: str, predicted: str) -> bool:
     """
     if max(len(gold), len(predicted)) > MAX_CHARS or not (_settles(gold) and _settles(predicted)):
         return False
-    return bool(_pool.equal(gold, predicted))
+    return bool(shared_pool.equal(gold, predicted))
 
 
 @lru_cache(maxsize=2**16)
 def _settles(answer: str) -> bool:
     """Whether an answer can be compared at all: with 0, in time. Without this look, one endless
     answer would take the whole time again with every other that is voted on."""
-    return _pool.equal("0", answer) is not None
+    return shared_pool.equal("0", answer) is not None

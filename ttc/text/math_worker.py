@@ -26,7 +26,7 @@ simplifying."""
 
 
 @lru_cache(maxsize=4096)
-def _parsed(answer: str) -> list[Any]:
+def parse_answer(answer: str) -> list[Any]:
     from math_verify import parse
 
     parsed: list[Any] = parse(f"${answer}$", parsing_timeout=None)
@@ -40,7 +40,7 @@ def _value(answer: str) -> tuple[str, complex] | None:
     "=" for another equation, and "" for a formula."""
     import sympy
 
-    parsed = _parsed(answer)
+    parsed = parse_answer(answer)
     formula = parsed[0] if parsed else None
     name = ""
     if isinstance(formula, sympy.Eq):
@@ -83,7 +83,7 @@ def equal(gold: str, predicted: str) -> bool:
 
     if _apart(gold, predicted):
         return False
-    return bool(verify(_parsed(gold), _parsed(predicted), timeout_seconds=None))
+    return bool(verify(parse_answer(gold), parse_answer(predicted), timeout_seconds=None))
 
 
 def main() -> None:

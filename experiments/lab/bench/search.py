@@ -302,7 +302,7 @@ def measure_steps(
             if way in failed or (way == SLOW and number):
                 continue
             try:
-                taken[way].append(_measured(command, work))
+                taken[way].append(measured(command, work))
             except RuntimeError as error:
                 failed[way] = str(error)
                 print(error, flush=True)
@@ -336,7 +336,7 @@ def measure_searches(
         command += ["--model", model_name, "--seconds", str(alike["seconds"]), *(["--quick"] if alike["quick"] else [])]
         command += ["--data", str(data)] if data else []
         try:
-            row = _measured(command, "") | {"search": name}
+            row = measured(command, "") | {"search": name}
         except RuntimeError as error:
             failed.append(str(error))
             print(error, flush=True)
@@ -349,7 +349,7 @@ def measure_searches(
     return failed
 
 
-def _measured(command: list[str], work: str) -> Figures:
+def measured(command: list[str], work: str) -> Figures:
     """What a process printed last, as JSON. Raises RuntimeError with its last line when it failed."""
     done = subprocess.run(command, input=work, capture_output=True, text=True)
     if done.returncode:

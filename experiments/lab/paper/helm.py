@@ -90,7 +90,7 @@ def qwen3(name: str) -> tuple[Unit, ...]:
 def rows() -> list[dict[str, Any]]:
     """One row per quantity of the example, per way to find its split, and per plan of Table 6.5; "part" says which."""
     units = {name: qwen3(name) for name in QWEN3}
-    return [*_quantities(units["Qwen3-8B"]), *_splits(units["Qwen3-8B"]), *_plans(units)]
+    return [*_quantities(units["Qwen3-8B"]), *_splits(units["Qwen3-8B"]), *plan_rows(units)]
 
 
 def _quantities(units: Sequence[Unit]) -> list[dict[str, Any]]:
@@ -131,7 +131,7 @@ def _splits(units: Sequence[Unit]) -> list[dict[str, Any]]:
     return result
 
 
-def _plans(units: dict[str, tuple[Unit, ...]]) -> list[dict[str, Any]]:
+def plan_rows(units: dict[str, tuple[Unit, ...]]) -> list[dict[str, Any]]:
     return [
         _plan(gpu, model, units[model], k, predicted_ms, measured_ms)
         for gpu, model, k, predicted_ms, measured_ms in PRINTED

@@ -30,7 +30,8 @@ from tests.helpers.exits import (
     problems,
     untouched,
 )
-from tests.helpers.models import prompt
+from tests.helpers.models import FEW, prompt
+from tests.helpers.tiers import slow, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine, Headwise, InvalidInput, Layerwise, Paged, UnsupportedModel
 from ttc.approximate.early_exit import EarlyExit
@@ -40,7 +41,7 @@ from verifiers import SelfVerifier
 # -------------------------------------------------------------------- against plain transformers
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", some_quick(MODELS, FEW))
 def test_without_an_exit_firing_the_scores_are_the_models_own(family: str) -> None:
     plain = build(family, torch.float32)
     engine = Engine(copy.deepcopy(plain), Letters())
@@ -57,7 +58,7 @@ def test_without_an_exit_firing_the_scores_are_the_models_own(family: str) -> No
 
 
 @pytest.mark.parametrize("depth", [2, 4])
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", some_quick(MODELS, FEW))
 def test_an_exit_at_once_is_a_shorter_model(family: str, depth: int) -> None:
     plain = build(family)
     engine = Engine(copy.deepcopy(plain), Letters())
@@ -71,7 +72,7 @@ def test_an_exit_at_once_is_a_shorter_model(family: str, depth: int) -> None:
 
 
 @pytest.mark.parametrize("common_depth", [False, True])
-@pytest.mark.parametrize("family", CORE)
+@pytest.mark.parametrize("family", some_quick(CORE, ["llama", "gemma2"]))
 def test_the_papers_rule_row_by_row(family: str, common_depth: bool) -> None:
     plain = build(family)
     engine = Engine(copy.deepcopy(plain), Letters())
@@ -99,8 +100,8 @@ def test_the_papers_rule_row_by_row(family: str, common_depth: bool) -> None:
 
 
 @pytest.mark.parametrize("positive", [1, 2])
-@pytest.mark.parametrize("patience", [1, 2, 3])
-@pytest.mark.parametrize("family", ["llama", "gemma2", "opt"])
+@pytest.mark.parametrize("patience", [1, 2, slow(3)])
+@pytest.mark.parametrize("family", ["llama", slow("gemma2"), slow("opt")])
 def test_a_problem_leaves_when_its_order_has_held(family: str, patience: int, positive: int) -> None:
     plain = build(family)
     engine = Engine(copy.deepcopy(plain), Letters())

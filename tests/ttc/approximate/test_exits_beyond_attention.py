@@ -33,6 +33,7 @@ from tests.helpers.exits import (
 )
 from tests.helpers.models import prompt
 from tests.helpers.ownership import assert_nothing_left, assert_whole
+from tests.helpers.tiers import some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Sharing, UnsupportedModel
 from ttc.approximate.decode_gate import DecodeGate
@@ -78,7 +79,7 @@ def by_hand(case: str, tokens: list[int]) -> list[Tensor]:
     return [model.lm_head(norm(found[0, -1].clone())).double().log_softmax(-1) for found in states]
 
 
-@pytest.mark.parametrize("case", CASES + MORE)
+@pytest.mark.parametrize("case", some_quick(CASES + MORE, CASES[:4]))
 def test_branches_of_a_three_level_tree_leave_where_plain_transformers_says(case: str) -> None:
     engine = engine_of(case, prefill_tokens=30)
     branches = grow(engine)
@@ -167,7 +168,9 @@ POLICIES = [
 ]
 
 
-@pytest.mark.parametrize(("policy", "tokens", "case"), POLICIES, ids=lambda x: getattr(x, "__name__", str(x)))
+@pytest.mark.parametrize(
+    ("policy", "tokens", "case"), some_quick(POLICIES, POLICIES[::2]), ids=lambda x: getattr(x, "__name__", str(x))
+)
 def test_exits_over_every_residency_policy(policy: Any, tokens: int, case: str) -> None:
     resident = engine_of(case)
     options = {} if policy is Layerwise else {"block_tokens": 8}  # runs of 13 tokens are of two blocks, in one pass

@@ -32,6 +32,7 @@ def test_the_operations_give_the_same_in_double_precision(shape: LayerShape, gro
     DecodeCase(shape, groups, TREE, 7, 5, torch.float64).check(layer, 1e-12, fused=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_keys_in_16_bits_lose_nothing_on_their_way(dtype: torch.dtype) -> None:
     for layer in LAYERS:

@@ -169,6 +169,6 @@ def test_the_faster_way_is_the_one_that_was_measured(
     operations: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cpu_cost, "_has", lambda feature: feature in features)
+    monkeypatch.setattr(cpu_cost, "has_feature", lambda feature: feature in features)
     cost = Cost(*shape, task_rows=64 // shape[1])
     assert (cost.by_operations(rows, keys) < cost.by_kernel(rows, keys)) == operations

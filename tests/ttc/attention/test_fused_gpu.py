@@ -17,6 +17,7 @@ from tests.helpers.attention import LAYERS, SIGHTS, DecodeCase, ExtendCase, Segm
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain
 from tests.helpers.models import build, prompt
+from tests.helpers.tiers import some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Sampling
 from ttc.attention import fused_gpu, plan
@@ -57,17 +58,18 @@ def attend_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
-@pytest.mark.parametrize(("shape", "groups"), SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "groups"), some_quick(SHAPES, SHAPES[:1]), ids=str)
 def test_a_decode_step_on_a_tree_is_attended_as_by_softmax(shape: LayerShape, groups: int, layer: Layer) -> None:
     DecodeCase(shape, groups, TREE, 7, 5, torch.float32, DEVICE).check(layer, BOUND[torch.float32])
 
 
 @pytest.mark.parametrize("layer", LAYERS[::3], ids=str)
-@pytest.mark.parametrize(("shape", "groups"), SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "groups"), some_quick(SHAPES, SHAPES[:1]), ids=str)
 def test_ragged_new_tokens_on_a_tree_are_attended_as_by_softmax(shape: LayerShape, groups: int, layer: Layer) -> None:
     ExtendCase(shape, groups, TREE, COUNTS, torch.float32, device=DEVICE).check(layer, BOUND[torch.float32])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_keys_in_16_bits_are_attended_as_by_softmax(dtype: torch.dtype) -> None:
     bound = BOUND[dtype] if DEVICE.type == "cuda" else 2e-5
@@ -97,6 +99,7 @@ def test_any_tree_is_attended_as_by_softmax(
     case.check(Layer(0, 0.5, cap, *sight), BOUND[torch.float32])
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.sampled_from([1, 2, 21, 22, 65, 130]), min_size=1, max_size=3),
@@ -113,6 +116,7 @@ def test_any_new_tokens_are_attended_as_by_softmax(
     case.check(Layer(0, 0.5, None, *sight), BOUND[torch.float32])
 
 
+@pytest.mark.slow
 def test_tails_may_differ_in_length_and_lie_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     case = DecodeCase(LayerShape(2, 16, 24), 3, [(40, 0, 4), (300, 1, 3)], 6, 70, torch.float32, DEVICE)
     filled, places, rows = [0, 5, 33, 70], [3, 0, 5, 1], slice(4)
@@ -137,6 +141,7 @@ def test_what_rows_share_is_read_by_one_task_for_all_of_them() -> None:
     assert tasks[:, :2].tolist() == [[0, 21]] * 2  # 63 queries, two blocks of keys
 
 
+@pytest.mark.slow
 def test_a_plan_is_uploaded_once_and_goes_on_as_its_tails_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     uploads, upload = [], fused_gpu.upload
 
@@ -220,6 +225,7 @@ def test_without_triton_a_plan_runs_operation_by_operation(monkeypatch: pytest.M
         fused_gpu.kernels.cache_clear()
 
 
+@pytest.mark.slow
 def test_an_engine_over_the_kernels_decodes_like_the_plain_model() -> None:
     engine = Engine(build("gpt_oss").to(DEVICE), Letters())
     calls, attend = [], TritonAttention.attend

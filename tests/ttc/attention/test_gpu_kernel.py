@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.helpers.processes import finished
+from tests.helpers.tiers import slow
 
 pytest.importorskip("triton")
 
@@ -37,7 +38,7 @@ print(made.metadata.shared, ptx.count("mma"), ptx.count("cp.async.cg.shared.glob
 """
 
 
-@pytest.mark.parametrize(("capability", "kv", "dim", "block"), [(80, "bf16", 128, 64), (90, "fp16", 64, 64)])
+@pytest.mark.parametrize(("capability", "kv", "dim", "block"), [slow((80, "bf16", 128, 64)), (90, "fp16", 64, 64)])
 def test_attention_compiles_to_matrix_products_fed_16_bytes_at_a_time(
     capability: int, kv: str, dim: int, block: int
 ) -> None:

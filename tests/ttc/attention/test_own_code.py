@@ -12,6 +12,7 @@ from transformers.models.gptj.modeling_gptj import GPTJAttention
 
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import OWN_CODE, build, prompt
+from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged, Sampling, UnsupportedModel
 from ttc.attention.fused import SWITCH
@@ -62,7 +63,7 @@ POLICIES = [
 
 @pytest.mark.filterwarnings("ignore:memory=capture keeps no ACT blocks")
 @pytest.mark.parametrize("memory", POLICIES)
-@pytest.mark.parametrize("family", ["bloom", "falcon, new", "gpt_neo", "mpt"])
+@pytest.mark.parametrize("family", ["bloom", *map(slow, ("falcon, new", "gpt_neo", "mpt"))])
 def test_offloaded_equals_plain_transformers(family: str, memory: Any) -> None:
     plain = build(family)
     resident = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5)
@@ -88,7 +89,7 @@ def test_scores_equal_plain_transformers(family: str) -> None:
         assert logprobs == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("family", ["bloom", "falcon, alibi", "mpt"])
+@pytest.mark.parametrize("family", ["falcon, alibi", slow("bloom"), slow("mpt")])
 def test_a_bias_by_position_holds_far_into_the_context(family: str) -> None:
     """Falcon rounds positions to bfloat16 in its bias: from 256 on, a formula would give something else."""
     plain = build(family)

@@ -19,8 +19,8 @@ def test_passes_of_a_random_model_are_counted_and_timed(monkeypatch: pytest.Monk
     monkeypatch.setenv("TTC_FUSED", "0")
     timer = PassTimer(LlamaConfig(**COMMON), CPU, torch.float32)
     assert timer.seconds(3, 20) > 0
-    assert 1 + LEAST <= len(timer._seconds) <= 1 + MOST  # the prompt's pass is not among them
-    assert timer.between_s > 0 and len(timer._between) == len(timer._seconds) - 2  # none between two calls
+    assert 1 + LEAST <= len(timer.passes_s) <= 1 + MOST  # the prompt's pass is not among them
+    assert timer.between_s > 0 and len(timer.gaps_s) == len(timer.passes_s) - 2  # none between two calls
     timer.release()
     assert timer.engine.kv_bytes() == 0
 
@@ -78,7 +78,7 @@ def test_rates_are_operations_over_the_difference_between_two_depths() -> None:
 @pytest.mark.usefixtures("made_up_times")
 def test_the_machine_is_measured_as_it_is_when_a_model_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     beside = ProfileBeside(CPU, torch.bfloat16)
-    model = Timer(device_profile._config(device_profile.ATTENDING, 5))
+    model = Timer(device_profile.model_config(device_profile.ATTENDING, 5))
     monkeypatch.setattr(Timer, "speed", 2.0)
     found, seconds = beside.measure(model, 16, 1000, group=3)  # 48 queries to a KV head, as 24 rows with 2
     assert (found.bandwidth, found.l3_bytes, found.l3_bandwidth) == (2.5, 8, 9.0)

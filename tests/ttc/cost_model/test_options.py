@@ -220,6 +220,7 @@ def test_recurrent_states_leave_for_the_host_where_they_do_not_fit() -> None:
     assert heads.host_bytes == 2 * 10 * (10 + 2 * 12) + 3 * 14  # keys and values, and three states
 
 
+@pytest.mark.slow
 @given(budget=st.integers(0, WEIGHTS + KV))
 @settings(deadline=None)
 def test_what_does_not_fit_names_the_bytes_with_which_it_would(budget: int) -> None:

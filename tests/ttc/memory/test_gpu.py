@@ -48,7 +48,7 @@ def test_a_late_fetch_is_waited_for_and_measured() -> None:
     memory.evict(kv, "test")
     memory.wait_kv_on_host(kv)
     before = memory.link.exposed_s
-    sleep_on(memory.link._in.stream)
+    sleep_on(memory.link.to_device.stream)
     memory.fetch(kv, "test")
     memory.wait_kv(kv)
     assert values([kv.on_device(layer) for layer in range(4)]) == {3.0, -3.0}
@@ -73,7 +73,7 @@ def test_a_store_waits_for_what_it_stores() -> None:
 def test_memory_that_leaves_is_not_used_again_before_it_has_left() -> None:
     memory = make_memory()
     kv = filled(memory, 3)
-    sleep_on(memory.link._out.stream)
+    sleep_on(memory.link.to_host.stream)
     memory.evict(kv, "test")
     size = TOKENS * memory.bytes_per_token
     assert memory.device.used_bytes == 0 and memory.device.leaving_bytes == size
@@ -89,7 +89,7 @@ def test_whoever_needs_the_room_waits_for_it() -> None:
     size = TOKENS * memory.bytes_per_token
     memory.device.budget_bytes = size
     kv = filled(memory, 3)
-    sleep_on(memory.link._out.stream)
+    sleep_on(memory.link.to_host.stream)
     memory.evict(kv, "test")
     assert kv.written is not None and not kv.written.done
     other = filled(memory, 9)
@@ -105,7 +105,7 @@ def test_tails_freeze_from_a_host_copy_that_comes_late() -> None:
             assert copy is not None
             copy.keys[row], copy.values[row] = row, -row
     mirror(memory, tails)
-    sleep_on(memory.link._out.stream)
+    sleep_on(memory.link.to_host.stream)
     write_new(memory, Tails(tails, 16, 32))
     frozen = memory.allocate(32, device_layers=0)
     freeze(memory, tails, 5, 0, frozen)

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 def slow_memory(budget_bytes: int | None = None) -> KVMemory:
     """Its copies are made when somebody waits for them."""
     memory = KVMemory(SHAPES, torch.float32, CPU, budget_bytes, link_gbps=1e9)
-    for queue in (memory.link._in, memory.link._out):
+    for queue in (memory.link.to_device, memory.link.to_host):
         queue.worker = Late()  # type: ignore[assignment]
     return memory
 

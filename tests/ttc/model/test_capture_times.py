@@ -32,7 +32,7 @@ def capture_of(engine: Engine) -> Capture:
 
 
 def measured(engine: Engine) -> MeasuredTimes:
-    found = capture_of(engine)._measure
+    found = capture_of(engine).measure
     assert isinstance(found, MeasuredTimes)
     return found
 
@@ -52,8 +52,8 @@ def test_the_rest_of_a_layer_is_what_it_takes_beside_keys_and_values() -> None:
 def test_it_is_measured_once_for_each_power_of_two_of_rows_and_counts_nowhere() -> None:
     engine = Engine(opt(), Letters(), memory=Capture(block_tokens=8, budget_gib=1 / 2**10))
     times, passes = measured(engine), list[int]()
-    run = times._run
-    times._run = lambda tokens, plan: passes.append(len(tokens)) or run(tokens, plan)  # type: ignore[func-returns-value]
+    run = times.run_pass
+    times.run_pass = lambda tokens, plan: passes.append(len(tokens)) or run(tokens, plan)  # type: ignore[func-returns-value]
     for rows in (1, 5, 8, 6, 1):
         times(0, rows, 100)
     assert len(passes) == 2 * 4 * 4 and {*passes} == {1, 8}  # numbers of blocks, and a first time and three
@@ -76,7 +76,7 @@ def test_with_recurrent_layers_it_is_left_out_as_in_the_paper() -> None:
     engine = Engine(small_models.build("jamba"), Letters(), memory=Capture(act_share=None))
     regeneration = Regeneration(engine.model, engine.runner.shapes, timed=True)
     times = MeasuredTimes(engine.runner, regeneration, engine.memory, 8)
-    assert times._measure_forward(0, 1).slope == times._measure_forward(0, 1).intercept == 0
+    assert times.measure_forward(0, 1).slope == times.measure_forward(0, 1).intercept == 0
 
 
 def test_the_engine_makes_no_act_blocks_where_they_would_lose_and_says_why() -> None:

@@ -16,6 +16,7 @@ from transformers.models.llama import modeling_llama
 import ttc.attention.hf_hook
 from experiments.lab.bench import architectures, small_models
 from tests.helpers.models import COMMON, FAMILIES, build, prompt
+from tests.helpers.tiers import slow
 from ttc import UnsupportedModel
 from ttc.attention.hf_hook import IMPLEMENTATION
 from ttc.attention.installing import install, uninstall
@@ -103,7 +104,7 @@ def test_one_layer_is_enough(layer: int, monkeypatch: pytest.MonkeyPatch) -> Non
         lambda index, scale, softcap, window, chunk: Layer(index, scale, softcap, window, 8),
     ],
 )
-@pytest.mark.parametrize("name", ["small", "smollm2-135m"])
+@pytest.mark.parametrize("name", ["small", slow("smollm2-135m")])
 def test_an_engine_that_computes_something_else_is_noticed(
     mistake: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +176,7 @@ def test_the_same_families_without_such_masks_are_accepted(case: str) -> None:
     assert all(shape.window is None for shape in examine(small_models.build(case))[0])
 
 
-@pytest.mark.parametrize("case", ["gemma4_unified", "gemma3_text"])  # the first one's masks look at tokens
+@pytest.mark.parametrize("case", [slow("gemma4_unified"), "gemma3_text"])  # the first one's masks look at tokens
 @pytest.mark.parametrize(("told", "accepted"), [(100, True), (99, False), (101, False)])
 def test_a_long_window_is_compared_to_the_token(case: str, told: int, accepted: bool) -> None:
     model = small_models.build(case, window=100)

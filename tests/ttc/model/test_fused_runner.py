@@ -15,6 +15,7 @@ import ttc.model.program
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import COMMON, build, prompt, small
+from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, InvalidInput, UnsupportedModel
 from ttc.attention.fused import SWITCH
@@ -132,7 +133,7 @@ def test_a_row_gives_the_same_bits_beside_any_others(name: str, threads: int) ->
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, slow(torch.bfloat16)])
 @torch.inference_mode()
 def test_two_threads_that_wait_for_each_other_find_what_one_finds(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -261,13 +262,13 @@ def test_an_unknown_runner_is_refused() -> None:
 def test_compiled_layers_that_differ_from_the_modules_are_noticed_and_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    original = ttc.model.program.Program._normalise
+    original = ttc.model.program.Program.normalise
 
     def wrong(self: Any, norm: Any) -> None:
         original(self, norm)
         self._rows[-1][self.at.EPSILON] = 0x3F800000  # 1.0
 
-    monkeypatch.setattr("ttc.model.program.Program._normalise", wrong)
+    monkeypatch.setattr("ttc.model.program.Program.normalise", wrong)
     with pytest.raises(Differs, match="the queries of layer 0 differ"):
         runner_for(small(), "fused")
     with pytest.warns(UserWarning, match="runs by its own modules: the queries of layer 0 differ"):

@@ -19,6 +19,7 @@ from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.exactness import assert_like_plain
 from tests.helpers.models import build, prompt, small
 from tests.helpers.offloading import KIB
+from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Paged, Sampling
 from ttc.attention import fused_gpu, plan
@@ -154,6 +155,7 @@ def decode(engine: Engine) -> tuple[list[Branch], list[Tensor]]:
     return greedy + sampled, logits
 
 
+@pytest.mark.slow
 @interpreted
 def test_replayed_passes_give_what_the_modules_give_while_rows_join_and_leave(recorder: StandIn) -> None:
     model = build("qwen3")
@@ -184,6 +186,7 @@ def test_a_graph_goes_with_its_plan(recorder: StandIn) -> None:
     assert recorder.replays == 2
 
 
+@pytest.mark.slow
 @interpreted
 def test_a_plan_that_ends_soon_is_not_recorded(recorder: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_over(recorder)
@@ -194,6 +197,7 @@ def test_a_plan_that_ends_soon_is_not_recorded(recorder: StandIn, monkeypatch: p
     assert recorder.calls == 0
 
 
+@pytest.mark.slow
 @interpreted
 def test_a_recording_that_fails_is_the_last_one(recorder: StandIn) -> None:
     recorder.fails = RuntimeError("operation not permitted when stream is capturing")
@@ -208,6 +212,7 @@ def test_a_recording_that_fails_is_the_last_one(recorder: StandIn) -> None:
     assert_like_plain(small(1), branch)
 
 
+@pytest.mark.slow
 @interpreted
 def test_a_model_that_waits_for_the_device_is_not_recorded(recorder: StandIn) -> None:
     model = small(1)
@@ -261,7 +266,7 @@ def with_moved_weights(model: Any) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("change", [with_hook, with_adapter, with_other_weights, with_moved_weights])
+@pytest.mark.parametrize("change", [with_hook, *map(slow, (with_adapter, with_other_weights, with_moved_weights))])
 def test_a_model_that_is_changed_between_two_tokens_runs_as_it_is_then(
     recorder: StandIn, change: Callable[[Any], None]
 ) -> None:
@@ -282,6 +287,7 @@ def test_a_model_that_is_changed_between_two_tokens_runs_as_it_is_then(
     assert branch.tokens[-1] == int(last.argmax())
 
 
+@pytest.mark.slow
 @interpreted
 def test_plans_that_read_from_the_host_are_not_recorded(recorder: StandIn) -> None:
     engine = engine_over(recorder, small(2), memory=Paged(4 * KIB, block_tokens=8))
@@ -334,7 +340,7 @@ def test_on_a_gpu_replayed_passes_give_what_the_modules_give(monkeypatch: pytest
     engine = Engine(build("qwen3").cuda(), Letters())
     branches, logits = decode(engine)
     graphs = graphs_of(engine)
-    assert graphs.reason == "" and graphs._checked
+    assert graphs.reason == "" and graphs.checked
     monkeypatch.setenv("TTC_GRAPHS", "0")
     expected, right = decode(Engine(build("qwen3").cuda(), Letters()))
     assert [b.tokens for b in branches] == [b.tokens for b in expected]

@@ -122,7 +122,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TTC_CACHE", str(cache))
     monkeypatch.syspath_prepend(str(package.parent))
     monkeypatch.setattr(ttc.model.loading, "SMOLLM2_PACKAGE", package.name)
-    monkeypatch.setattr(ttc.model.loading, "_convert_gguf", convert)
+    monkeypatch.setattr(ttc.model.loading, "convert_gguf", convert)
     return cache
 
 
@@ -141,7 +141,7 @@ def test_a_conversion_that_fails_leaves_nothing(empty_cache: Path, monkeypatch: 
         (folder / "config.json").write_text("{}")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ttc.model.loading, "_convert_gguf", full)
+    monkeypatch.setattr(ttc.model.loading, "convert_gguf", full)
     with pytest.raises(UnsupportedModel, match=r"cannot write the default model.*No space left.*TTC_CACHE"):
         load("smollm2-135m", device="cpu")
     assert not [path for path in empty_cache.iterdir() if path.is_dir()]
@@ -166,6 +166,7 @@ def test_torn_weights_are_named_with_the_way_out(tmp_path: Path, empty_cache: Pa
         load("smollm2-135m", device="cpu")
 
 
+@pytest.mark.slow
 def test_a_name_that_does_not_exist_is_refused_at_once_without_a_network(tmp_path: Path) -> None:
     """In a process of its own, so that no other test's cache or settings are seen."""
     program = (
@@ -218,6 +219,7 @@ def test_a_name_that_the_hub_does_not_have_takes_one_question(hub: list[str]) ->
         load("a/b/c", device="cpu")
 
 
+@pytest.mark.slow
 def test_a_model_in_the_hubs_cache_loads_without_a_network(tmp_path: Path) -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     home = tmp_path / "models--a--b"

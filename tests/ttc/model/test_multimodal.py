@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from experiments.lab.bench.small_models import config_of, tokens
+from tests.helpers.tiers import slow
 from tests.ttc.model.test_loading import save_tokenizer
 from ttc import Engine, Sampling, Streamed, UnsupportedModel
 from ttc.model.loading import load
@@ -49,7 +50,9 @@ def parts_beside_text(folder: Path) -> list[str]:
     return [name for name in names if not any(part in name for part in ("language_model", "text_model", "lm_head"))]
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "gemma4", "mistral3", "llama4", "qwen3_5", "qwen3_vl", "cohere2_vision"])
+@pytest.mark.parametrize(
+    "kind", ["gemma3", "mistral3", *map(slow, ("gemma4", "llama4", "qwen3_5", "qwen3_vl", "cohere2_vision"))]
+)
 def test_the_decoder_gives_what_the_whole_model_gives_on_text(tmp_path: Path, kind: str) -> None:
     whole = save(kind, tmp_path)
     others, weights = parts_beside_text(tmp_path), load_file(tmp_path / "model.safetensors")

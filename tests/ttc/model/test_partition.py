@@ -7,14 +7,15 @@ import torch
 import transformers as hf
 
 from experiments.lab.bench import small_models
-from tests.helpers.models import COMMON, FAMILIES, build
+from tests.helpers.models import COMMON, FAMILIES, FEW, build
+from tests.helpers.tiers import some_quick
 from ttc.cost_model.unit import held_bytes
 from ttc.errors import UnsupportedModel
 from ttc.model.check import examine
 from ttc.model.partition import partition, partition_units
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", some_quick(FAMILIES, FEW))
 def test_units_hold_the_weights_of_the_model_and_the_kv_of_the_engine(family: str) -> None:
     config_class, extra = FAMILIES[family]
     units = partition_units(config_class(**(COMMON | extra)), torch.float32)
@@ -36,7 +37,9 @@ MORE = ["deepseek_v32", "minimax", "nemotron_h", "qwen4_exp_text", "zamba", "zam
 """Indexers, a cache of their own, layers of an MLP alone, and weights that layers have in common."""
 
 
-@pytest.mark.parametrize("case", RECURRENT + ODD + OWN_CODE + MORE)
+@pytest.mark.parametrize(
+    "case", some_quick(RECURRENT + ODD + OWN_CODE + MORE, [RECURRENT[0], ODD[0], OWN_CODE[0], MORE[0]])
+)
 def test_units_hold_what_the_engine_keeps_of_other_layers_too(case: str) -> None:
     model = small_models.build(case)
     units = partition_units(model.config, torch.float32, type(model))

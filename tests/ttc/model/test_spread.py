@@ -19,6 +19,7 @@ from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import build, deep, prompt
 from tests.helpers.pretended import pretended_devices
+from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from tests.ttc.model.test_loading import save_tokenizer
 from ttc import BlockCache, EarlyExit, Engine, ExitReport, InvalidInput, Paged, Resident, Streamed, UnsupportedModel
@@ -54,7 +55,7 @@ def kv_devices(memory: KVMemory) -> list[set[str]]:
     return [{str(tensor.device) for copy in copies if copy for tensor in copy.both} for copies in layers]
 
 
-@pytest.mark.parametrize("family", ["llama", "bloom", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", slow("bloom"), slow("gpt_oss")])
 def test_a_tree_over_two_devices_equals_plain_transformers(family: str) -> None:
     plain = build(family)
     engine = Engine(spread(copy.deepcopy(plain)), Letters(), prefill_tokens=5)
@@ -69,7 +70,7 @@ def test_a_tree_over_two_devices_equals_plain_transformers(family: str) -> None:
     assert engine.kv_bytes() == 0
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "gemma4_text: shared KV"])
+@pytest.mark.parametrize("family", [slow("qwen3_next"), "gemma4_text: shared KV"])
 def test_recurrent_states_and_shared_kv_lie_with_their_layers_too(family: str) -> None:
     plain = small_models.build(family)
     engine = Engine(spread(copy.deepcopy(plain)), Letters())
@@ -175,6 +176,7 @@ def test_a_family_that_cannot_be_spread_is_refused_before_weights_are_read(
         Engine.from_pretrained(tmp_path, device_map="cpu", dtype="float32")
 
 
+@pytest.mark.slow
 def test_layers_that_share_weights_lie_on_one_device() -> None:
     plain, (first, second) = small_models.build("zamba"), pretended_devices()
     at = {f"model.layers.{n}": second if n == 2 else first for n in range(4)}  # layers 1 and 3 attend by the same ones

@@ -10,4 +10,4 @@ from tests.helpers.tokenizers import Letters
 @pytest.fixture
 def letters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is loaded has a token for each character."""
-    monkeypatch.setattr("ttc.model.loading._tokenizer", lambda *_: Letters())
+    monkeypatch.setattr("ttc.model.loading.read_tokenizer", lambda *_: Letters())

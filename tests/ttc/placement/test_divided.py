@@ -11,9 +11,10 @@ import torch
 
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
-from tests.helpers.models import FAMILIES, prompt
+from tests.helpers.models import FAMILIES, FEW, prompt
 from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.placements import LAYERS, deeper, placed, save_without_weights, write_profile
+from tests.helpers.tiers import some_quick
 from ttc import Engine, InvalidInput, OutOfMemory, Split
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.decoder_layers import decoder_layers, large_linears
@@ -22,6 +23,7 @@ from ttc.placement.divided import DividedLinear
 KIB = 1 / 2**20
 NO_LARGE_LINEARS = ("gpt2", "mixtral", "gpt_oss")
 """Their large matrices are in modules of other kinds."""
+LARGE = [family for family in FAMILIES if family not in NO_LARGE_LINEARS]
 ROWS_BYTES = 4 * (2 * 16 * 32 + 2 * 24 * 32 + 16 * 48)
 """What the device computes of a layer of the Llama of `deeper` at a share of 0.6: 16 of 32 rows of q, o and down, and
 24 of 48 of gate and up; k and v are small."""
@@ -31,7 +33,7 @@ def helped(plain: Any, **options: Any) -> Engine:
     return placed(plain, Split(**({"k": LAYERS, "streamed": 0.6} | options)))
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in NO_LARGE_LINEARS])
+@pytest.mark.parametrize("family", some_quick(LARGE, [family for family in FEW if family in LARGE]))
 def test_a_tree_over_divided_layers_equals_plain_transformers(family: str) -> None:
     plain = deeper(family)
     engine = helped(plain)

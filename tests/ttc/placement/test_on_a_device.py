@@ -17,6 +17,7 @@ from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import build, prompt
 from tests.helpers.placements import deeper
 from tests.helpers.pretended import pretended_devices
+from tests.helpers.tiers import slow, some_quick
 from tests.helpers.tokenizers import Letters
 from tests.ttc.model.test_loading import save_tokenizer
 from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged, Split, Streamed
@@ -31,7 +32,7 @@ def devices(copies: Any) -> set[str]:
     return {str(copy.keys.device) for copy in copies if copy is not None}
 
 
-@pytest.mark.parametrize("policy", [Paged, Headwise, BeamGroups, Layerwise])
+@pytest.mark.parametrize("policy", [Paged, slow(Headwise), slow(BeamGroups), Layerwise])
 def test_kv_that_moves_between_a_device_and_the_host_gives_plain_results(policy: type[Any]) -> None:
     plain, (device, _) = build("llama"), pretended_devices()
     engine = Engine(copy.deepcopy(plain).to(device), Letters(), memory=policy(budget_gib=SMALL))
@@ -59,12 +60,13 @@ APART = ["bloom", "falcon: alibi", "gemma3n_text: shared KV", "gpt_neo", "mllama
 """Biases and tables of positions, norms of embeddings, KV of other layers, layers that don't run or keep nothing, and
 weights that both sides need."""
 STREAMED = ["gpt_oss", "gemma3n_text: shared KV", "mllama", "nemotron_h", "zamba"]
+PLACED = [*((Split(k=3), case) for case in APART), *((Streamed(), case) for case in STREAMED)]
 """Weights that attention itself uses, and of the above what layers keep for others, or do not run."""
 
 
 @pytest.mark.parametrize(
     ("placement", "case"),
-    [*((Split(k=3), case) for case in APART), *((Streamed(), case) for case in STREAMED)],
+    some_quick(PLACED, [PLACED[0], PLACED[-1]]),
 )
 def test_what_a_layer_computes_with_lies_where_it_runs(placement: Placement, case: str) -> None:
     plain, (device, _) = small_models.build(case), pretended_devices()
@@ -80,7 +82,7 @@ def test_what_a_layer_computes_with_lies_where_it_runs(placement: Placement, cas
     assert any(homes) and not all(homes)
 
 
-@pytest.mark.parametrize("memory", [None, BeamGroups(budget_gib=2 * SMALL), Headwise(budget_gib=SMALL)])
+@pytest.mark.parametrize("memory", [None, slow(BeamGroups(budget_gib=2 * SMALL)), slow(Headwise(budget_gib=SMALL))])
 def test_weights_that_stream_come_from_the_host_to_the_device(memory: Residency | None) -> None:
     plain, (device, _) = deeper("llama"), pretended_devices()
     model = copy.deepcopy(plain)
@@ -114,6 +116,7 @@ def test_a_streamed_model_is_read_to_where_its_weights_stay(tmp_path: Path) -> N
     assert_like_plain(plain, root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("placement", "layers"), [(Split(k=2, kv_offload=True), {1}), (Streamed(), {0, 1})])
 def test_keys_and_values_are_generated_on_the_device_for_its_layers(placement: Placement, layers: set[int]) -> None:
     plain, (device, _) = build("opt"), pretended_devices()

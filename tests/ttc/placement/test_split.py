@@ -105,7 +105,7 @@ def test_the_devices_layers_keep_activations_and_the_hosts_keep_kv(case: str, k:
 
 def test_the_times_that_decide_on_activations_are_those_of_the_devices_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = list[int]()
-    monkeypatch.setattr(Regeneration, "_time", lambda self, layer, inputs: timed.append(layer) or Line(1e-6))
+    monkeypatch.setattr(Regeneration, "time_layer", lambda self, layer, inputs: timed.append(layer) or Line(1e-6))
     engine = split(deeper("opt"), Capture(40 * KIB, block_tokens=8))
     engine.generate([engine.root(prompt(1, 20))], 3, sampling=GREEDY)
     assert timed == [2] and engine.residency.times.kv_gen == Line(1e-6)

@@ -14,9 +14,10 @@ from experiments.lab.bench import architectures, small_models
 from tests.helpers import placements
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
-from tests.helpers.models import FAMILIES, prompt
+from tests.helpers.models import FAMILIES, FEW, prompt
 from tests.helpers.ownership import assert_nothing_left, assert_whole
 from tests.helpers.placements import deeper
+from tests.helpers.tiers import slow, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, BlockCache, Engine, Headwise, Layerwise, Paged, Split, Streamed
 from ttc.approximate.early_exit import EarlyExit
@@ -49,7 +50,7 @@ def placed(case: str, placement: str, **options: Any) -> Engine:
 
 
 @PLACED
-@pytest.mark.parametrize("case", [*FAMILIES, *RECURRENT, *UNUSUAL])
+@pytest.mark.parametrize("case", some_quick([*FAMILIES, *RECURRENT, *UNUSUAL], [*FEW, "jamba"]))
 def test_a_tree_over_placed_layers_equals_plain_transformers(case: str, placement: str) -> None:
     engine = placed(case, placement)
     branches = grow(engine)
@@ -60,7 +61,7 @@ def test_a_tree_over_placed_layers_equals_plain_transformers(case: str, placemen
 
 
 @PLACED
-@pytest.mark.parametrize("case", OWN_CODE + MORE)
+@pytest.mark.parametrize("case", some_quick(OWN_CODE + MORE, [*OWN_CODE[:2], *MORE[:2]]))
 def test_all_that_can_be_served_can_be_placed(case: str, placement: str) -> None:
     engine = placed(case, placement)
     branches = architectures.grow(engine)
@@ -95,7 +96,7 @@ def test_states_of_layers_on_the_host_stay_there() -> None:
 
 
 @PLACED
-@pytest.mark.parametrize("policy", [Layerwise, BeamGroups, Paged, Headwise])
+@pytest.mark.parametrize("policy", [Layerwise, slow(BeamGroups), Paged, slow(Headwise)])
 def test_any_policy_governs_what_a_placement_leaves_it(policy: type[Residency], placement: str) -> None:
     for case, token_bytes in (("llama", 512), ("qwen3_5_text", 128)):
         layers = 0.5 if (case, placement) == ("llama", "split") else 1.0  # of those with KV, two of four are fixed
@@ -132,7 +133,9 @@ def two_levels(engine: Engine) -> list[Branch]:
 
 
 @PLACED
-@pytest.mark.parametrize("case", ["llama", "gpt2", "qwen3_5_text", "jamba", "mamba2", "gemma4_text: shared KV"])
+@pytest.mark.parametrize(
+    "case", ["llama", "gpt2", *map(slow, ("qwen3_5_text", "jamba", "mamba2", "gemma4_text: shared KV"))]
+)
 def test_scores_and_exits_are_those_of_the_whole_model(case: str, placement: str) -> None:
     asked, given = [[[3], [4]], [[5], [6]]], [prompt(3, 3), prompt(4, 2)]
     whole = Engine(copy.deepcopy(plain(case)), Letters(), prefill_tokens=5)

@@ -11,6 +11,7 @@ from search import Append, BeamSearch, BestOfN, Case, DeepConf, Expand, Greedy, 
 from tests.helpers.engines import GREEDY
 from tests.helpers.models import small
 from tests.helpers.servers import EOS, Ascii, ServedModel, connected
+from tests.helpers.tiers import slow
 from ttc import Branch, ContextExceeded, Engine, InvalidInput, RemoteError, Sampling
 from verifiers import ConfidenceVerifier, SelfVerifier
 
@@ -67,7 +68,7 @@ def test_blank_lines_before_a_step_do_not_end_it() -> None:
         return {"choices": [choice], "usage": {"prompt_tokens": len(tokens), "completion_tokens": len(own)}}
 
     with connected(served) as backend:
-        served._answer = scripted  # type: ignore[method-assign]
+        served.reply = scripted  # type: ignore[method-assign]
         branch = backend.root(backend.encode("1"))
         backend.generate([branch], 16, stop=["\n\n"])
         assert branch.text == "\n\nab\n\n" and branch.step_reasons == ["delimiter"]
@@ -78,7 +79,7 @@ def test_blank_lines_before_a_step_do_not_end_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "search", [BestOfN(n=4, max_tokens=20), BeamSearch(beam_size=2, beam_width=2, step_tokens=8, max_steps=3)]
+    "search", [slow(BestOfN(n=4, max_tokens=20)), BeamSearch(beam_size=2, beam_width=2, step_tokens=8, max_steps=3)]
 )
 def test_a_search_does_not_depend_on_the_servers_ways_nor_on_what_runs_beside_it(search: Any) -> None:
     """Seeds belong to branches, so samples are the same in any dialect, order and number of requests at once."""
@@ -224,6 +225,7 @@ def test_a_context_that_is_full_ends_the_branch_and_a_prompt_beyond_it_is_refuse
         assert "ContextExceeded" in (results[0].error or "") and results[1].error is None
 
 
+@pytest.mark.slow
 def test_leaving_a_stream_breaks_off_its_requests() -> None:
     served = ServedModel(pause_s=0.2)
     with connected(served) as backend:

@@ -12,9 +12,10 @@ from hypothesis import settings
 
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
-from tests.helpers.models import COMMON, FAMILIES, build, deep, prompt
+from tests.helpers.models import COMMON, FAMILIES, FEW, build, deep, prompt
 from tests.helpers.ownership import Ownership, assert_nothing_left
 from tests.helpers.placements import deeper
+from tests.helpers.tiers import some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Capture, Engine, InvalidInput, OutOfMemory, Streamed
 from ttc.cost_model.capture import CaptureTimes, Line
@@ -48,7 +49,7 @@ def capture(engine: Engine) -> Capture:
     return engine.residency
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", some_quick(FAMILIES, FEW))
 def test_every_family_gives_what_plain_transformers_gives(family: str) -> None:
     """Forks, a three-level tree, ragged branches, half of the blocks as activations, on the device and on the host."""
     plain = multi_head(family)
@@ -143,14 +144,14 @@ def test_a_shared_prefix_crosses_and_is_regenerated_once_for_all_of_its_branches
         engine.memory.evict(kv, "test")
     residency, seen = capture(engine), list[int]()
     engine.memory.device.budget_bytes = None
-    generate = residency._regenerate
+    generate = residency.regenerate
     assert generate is not None
 
     def counted(layer: int, inputs: Any, positions: Any) -> Any:
         seen.append(len(inputs))
         return generate(layer, inputs, positions)
 
-    residency._regenerate = counted
+    residency.regenerate = counted
     residency.enter = lambda paths, upcoming, capacity: engine.memory.allocate(capacity, len(paths))  # type: ignore[method-assign]
     before = dict(engine.memory.link.to_device_bytes)
     plan = residency.stream(residency.entries([b.leaf.path() for b in forks]), [32] * branches, None, repeat=False)

@@ -7,6 +7,7 @@ import pytest
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.models import deep, prompt
 from tests.helpers.offloading import KIB
+from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, OutOfMemory, Paged, Resident
 from ttc.residency.base import Residency
@@ -43,7 +44,7 @@ def test_the_watermark_makes_room_without_waiting() -> None:
     assert root.tokens == expected.tokens and root.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
 
 
-@pytest.mark.parametrize("block_tokens", [4, 8, 16])
+@pytest.mark.parametrize("block_tokens", [slow(4), slow(8), 16])
 @pytest.mark.parametrize("prefetch", [True, False])
 def test_pages_that_leave_for_buffers_are_read_from_the_host(block_tokens: int, prefetch: bool) -> None:
     """Also when they leave in vain, because the room does not do for two buffers."""

@@ -13,8 +13,9 @@ from hypothesis.stateful import invariant, rule
 
 from tests.helpers.engines import make_engine
 from tests.helpers.exactness import assert_like_plain, grow
-from tests.helpers.models import FAMILIES, build, prompt
+from tests.helpers.models import FAMILIES, FEW, build, prompt
 from tests.helpers.ownership import Ownership
+from tests.helpers.tiers import some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Engine
 from ttc.residency.beam_groups import BeamGroups
@@ -44,7 +45,7 @@ def peak_gib(plain: Any) -> float:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", some_quick(FAMILIES, FEW))
 def test_offloaded_equals_plain_transformers(family: str, policy: str) -> None:
     plain = build(family)
     kind, options, share = POLICIES[policy]
@@ -61,7 +62,7 @@ def test_offloaded_equals_plain_transformers(family: str, policy: str) -> None:
     assert not engine.memory.live
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", some_quick(POLICIES, ["layerwise", "beam_groups", "paged"]))
 def test_a_slow_link_changes_nothing_but_time(policy: str) -> None:
     plain = build("llama")
     kind, options, share = POLICIES[policy]
@@ -90,14 +91,14 @@ def test_a_gpu_reads_nothing_before_it_arrives(policy: str) -> None:
     kind, options, share = POLICIES[policy]
     memory = kind(budget_gib=share * peak_gib(plain), **options)
     engine = Engine(copy.deepcopy(plain).cuda(), Letters(), prefill_tokens=5, memory=memory)
-    for queue in (engine.memory.link._in, engine.memory.link._out):
-        queue._copy = asleep_first(queue._copy)  # type: ignore[method-assign]
+    for queue in (engine.memory.link.to_device, engine.memory.link.to_host):
+        queue.copy = asleep_first(queue.copy)  # type: ignore[method-assign]
     for branch in grow(engine):
         assert_like_plain(plain, branch)
     assert engine.memory.link.to_device_bytes.total() > 0
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", some_quick(POLICIES, ["layerwise", "beam_groups", "paged"]))
 def test_scores_do_not_depend_on_where_kv_lies(policy: str) -> None:
     kind, options, share = POLICIES[policy]
     plain = build("gemma3")

@@ -17,6 +17,7 @@ import ttc.model.runner
 from tests.helpers.links import late
 from tests.helpers.models import deep
 from tests.helpers.ownership import assert_nothing_left, assert_whole
+from tests.helpers.tiers import some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, BlockCache, Capture, Engine, Headwise, Layerwise, OutOfMemory, Paged
 from ttc.residency.offloading import Offloading
@@ -179,7 +180,7 @@ cases = st.builds(
 )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some_quick(KINDS, ["beam_groups"]))
 @given(case=cases)
 @settings(max_examples=20, deadline=None, derandomize=True)
 def test_every_policy_gives_what_resident_gives(kind: str, case: Case) -> None:

@@ -19,6 +19,7 @@ from tests.helpers.links import failing_at
 from tests.helpers.models import prompt
 from tests.helpers.ownership import Ownership, assert_nothing_left, assert_whole
 from tests.helpers.recurrent import engine_of, plain
+from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, BlockCache, Capture, Engine, Headwise, Layerwise, OutOfMemory, Paged
 from ttc.protocols import Step
@@ -61,7 +62,7 @@ def places(branches: list[Branch]) -> list[tuple[bool, bool]]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("case", ["qwen3_5_text", "jamba", "mamba2"])
+@pytest.mark.parametrize("case", ["qwen3_5_text", slow("jamba"), slow("mamba2")])
 def test_a_budget_that_has_states_move_changes_nothing(case: str, policy: str) -> None:
     engine = limited(case, policy, 2, 48, link_gbps=0.1)
     branches = grow(engine)
@@ -233,20 +234,20 @@ def test_states_of_a_model_that_rests_leave_for_those_of_another_one() -> None:
 
 
 @pytest.mark.parametrize("failing", [1, 2, 4])
-@pytest.mark.parametrize("link_gbps", [None, 1.0])
+@pytest.mark.parametrize("link_gbps", [None, slow(1.0)])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_copy_that_fails_stops_the_step_and_leaks_nothing(policy: str, link_gbps: float | None, failing: int) -> None:
     engine = limited("mamba2", policy, 2, link_gbps=link_gbps)
     root = engine.root(prompt(1, 9))
     branches = engine.fork(root, 4)
     link = engine.memory.link
-    for queue in (link._in, link._out):
-        queue._copy = failing_at(failing, queue._copy)  # type: ignore[method-assign]
+    for queue in (link.to_device, link.to_host):
+        queue.copy = failing_at(failing, queue.copy)  # type: ignore[method-assign]
     with pytest.raises(OSError, match="the link is down"):
         for _ in range(4):
             engine.generate(branches, 2)
-    for queue in (link._in, link._out):
-        del queue._copy
+    for queue in (link.to_device, link.to_host):
+        del queue.copy
     assert_nothing_left(engine, [root, *branches])
 
 

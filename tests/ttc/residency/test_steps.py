@@ -10,6 +10,7 @@ from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.links import late
 from tests.helpers.models import deep, prompt
 from tests.helpers.offloading import KIB, OFFLOADING, eight
+from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine, Layerwise, Paged, Resident
 from ttc.residency.base import Residency
@@ -40,7 +41,7 @@ def test_copies_may_come_as_late_as_they_are_waited_for(policy: Any) -> None:
         assert one.tokens == other.tokens and one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "room"), [(Resident, 8), (BeamGroups, 5), (Paged, 5)])
+@pytest.mark.parametrize(("kind", "room"), [slow((Resident, 8)), slow((BeamGroups, 5)), (Paged, 5)])
 def test_a_full_device_still_compacts(kind: Any, room: int) -> None:
     """A step takes 4 tokens for its tails, and 4 more where they are frozen on the device; that, at 16 layers, is room
     for one layer of the longest chain, but far from room for all of them."""

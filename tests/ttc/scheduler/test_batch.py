@@ -326,6 +326,7 @@ def test_batches_that_do_not_fit_side_by_side_take_turns(policy: Any) -> None:
     assert_nothing_left(engine, [b for group in groups for b in group])
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     requests=st.lists(asks, min_size=2, max_size=3),

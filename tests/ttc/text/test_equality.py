@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttc.text.equality import ballots, canonical, same_answer
-from ttc.text.math_worker import _parsed, equal
+from ttc.text.math_worker import equal, parse_answer
 from ttc.text.numbers import as_number, without_unit
 
 MATH_VERIFY = "the verdict of math-verify itself"
@@ -38,9 +38,6 @@ SAME = [
     ("-3", "–3", "number", PEOPLE),  # the en dash
     ("0.5", r"\frac12", "number", MATH),
     ("12000", "12 000", "number", PEOPLE),
-    ("x-1", "x–1", "math", PEOPLE),
-    ("1-x", "–x + 1", "math", PEOPLE),
-    ("(-1,2)", "(–1, 2)", "math", PEOPLE),
     ("5", "5 cm", "number", MINERVA),
     ("5", r"5\text{ cm}", "number", MINERVA),
     ("25", r"25 \text{ cm}^2", "number", MINERVA),
@@ -117,7 +114,7 @@ def test_another_answer_is_wrong_and_votes_for_another(gold: str, predicted: str
 def test_the_cases_of_math_verify_are_its_own(gold: str, predicted: str) -> None:
     from math_verify import verify
 
-    assert verify(_parsed(gold), _parsed(predicted), timeout_seconds=None)
+    assert verify(parse_answer(gold), parse_answer(predicted), timeout_seconds=None)
 
 
 FORMULAS = [gold for gold, _, kind, _ in [*SAME, *DIFFERENT] if kind == "math"]
@@ -129,7 +126,7 @@ def test_what_is_told_apart_without_simplifying_is_different_by_math_verify_too(
     from math_verify import verify
 
     for gold, predicted in product(list(dict.fromkeys(FORMULAS))[::3], repeat=2):
-        verdict = verify(_parsed(gold), _parsed(predicted), timeout_seconds=None)
+        verdict = verify(parse_answer(gold), parse_answer(predicted), timeout_seconds=None)
         assert equal(gold, predicted) is bool(verdict), (gold, predicted)
 
 
@@ -140,7 +137,7 @@ def test_numbers_far_apart_are_told_apart_as_math_verify_does(a: int, b: int, di
     from math_verify import verify
 
     left, right = f"{a / b:.{digits}f}", f"{a}/{b}"
-    verdict = verify(_parsed(left), _parsed(right), timeout_seconds=None)
+    verdict = verify(parse_answer(left), parse_answer(right), timeout_seconds=None)
     spelt = canonical(left, "math") == canonical(right, "math")
     assert same_answer(left, right, "math") is (bool(verdict) or spelt)
 

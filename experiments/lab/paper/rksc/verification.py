@@ -133,7 +133,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     settings = {name: [r for r in rows if r["setting"] == name] for name in dict.fromkeys(r["setting"] for r in rows)}
     return {
         "cost": [_cost("short prompt", settings[USUAL]), _cost(LONG, settings[LONG])],
-        "quality": [_quality(settings[USUAL], way) for way in WAYS],
+        "quality": [quality(settings[USUAL], way) for way in WAYS],
         "exit_depths": [_exit(settings[USUAL], way) for way in rows[0]["depths"]],
         "difficulty": _difficulty({name: own for name, own in settings.items() if name != LONG}),
     }
@@ -148,10 +148,10 @@ def _cost(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _quality(rows: Sequence[dict[str, Any]], way: str) -> dict[str, Any]:
+def quality(rows: Sequence[dict[str, Any]], way: str) -> dict[str, Any]:
     """How well one way ranks: the chance that a right branch outranks a wrong one of its problem, and the chosen one's;
     both with their intervals over problems."""
-    won = [_won(r[way], r["right"]) for r in rows]
+    won = [pair_wins(r[way], r["right"]) for r in rows]
     chosen = [r["right"][max(range(len(r[way])), key=r[way].__getitem__)] for r in rows]
     return {
         "way": way,
@@ -163,7 +163,7 @@ def _quality(rows: Sequence[dict[str, Any]], way: str) -> dict[str, Any]:
     }
 
 
-def _won(scores: Sequence[float], right: Sequence[bool]) -> list[float]:
+def pair_wins(scores: Sequence[float], right: Sequence[bool]) -> list[float]:
     """For each pair of a right and a wrong branch of a problem: 1 where the right one is rated higher, 1/2 if equal."""
     rated = list(zip(scores, right, strict=True))
     return [(a > b) + (a == b) / 2 for a, a_right in rated for b, b_right in rated if a_right and not b_right]

@@ -1,0 +1,42 @@
+"""`make test` has a part of everything, and CI runs the rest too."""
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.tiers import slow, some_quick
+
+ROOT = Path(__file__).parents[1]
+SLOW_FILES: set[str] = set()
+"""Files whose tests are all slow."""
+
+
+def marks(case: object) -> list[str]:
+    return [mark.name for mark in getattr(case, "marks", ())]
+
+
+def test_some_cases_are_quick_and_the_others_slow() -> None:
+    first, second = some_quick({"a": 1, "b": 2}, ["b"])
+    assert (first.values, marks(first), second) == (("a",), ["slow"], "b")
+    pair = slow((1, [2]))
+    assert (pair.values, marks(pair)) == ((1, [2]), ["slow"])
+    with pytest.raises(AssertionError, match="no such cases"):
+        some_quick(["a"], ["b"])
+
+
+def test_every_file_of_tests_has_one_in_the_fast_tier(request: pytest.FixtureRequest) -> None:
+    config = request.config
+    if config.option.markexpr or config.option.keyword or config.args != config.getini("testpaths"):
+        pytest.skip("only a part of the tests is run")
+    tiers = defaultdict(set)
+    for item in request.session.items:
+        tiers[str(item.path.relative_to(ROOT))].add(item.get_closest_marker("slow") is not None)
+    assert {file for file, tier in tiers.items() if tier == {True}} == SLOW_FILES
+
+
+def test_ci_runs_every_test() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    fast, every = (makefile.partition(f"\n{name}:")[2].splitlines()[1] for name in ("test", "test-all"))
+    assert fast == f'{every} -m "not slow"' and every.endswith("python -m pytest")
+    assert "make test-all" in (ROOT / ".ci/run").read_text().splitlines()

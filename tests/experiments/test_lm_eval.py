@@ -95,9 +95,11 @@ def assert_equal(own: dict[str, Any], theirs: dict[str, Any]) -> None:
                     assert a == pytest.approx(b, abs=2e-4, rel=1e-5)
 
 
-@pytest.mark.parametrize("bos", [False, True])
-def test_greedy_search_answers_and_scores_as_the_harness_s_own_model(bos: bool) -> None:
+@pytest.mark.parametrize(("bos", "penalty"), [(False, None), (True, None), (False, 1.5)])
+def test_greedy_search_answers_and_scores_as_the_harness_s_own_model(bos: bool, penalty: float | None) -> None:
+    """penalty: one that the model's generation_config sets, which both follow."""
     words, plain = tokenizer(bos), tiny()
+    plain.generation_config.repetition_penalty = penalty
     reference = HFLM(pretrained=copy.deepcopy(plain), tokenizer=words, backend="causal", batch_size=3, device="cpu")
     tasks = [task(name) for name in NAMES]
     theirs = samples(reference, *tasks)

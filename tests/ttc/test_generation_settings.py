@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import GenerationConfig
 from transformers.generation import logits_process as hf
 
 import ttc.sampling
@@ -19,6 +20,7 @@ from tests.helpers.engines import GREEDY
 from tests.helpers.models import VOCAB, build, prompt
 from tests.helpers.tokenizers import Letters
 from ttc import Branch, Engine, InvalidInput, Layerwise, Paged, Sampling, UnsupportedModel
+from ttc.model.generation_settings import end_tokens
 from ttc.protocols import Backend
 from ttc.sampling import Draws, draw, random_states
 
@@ -323,6 +325,14 @@ def test_a_saved_models_settings_are_read(tmp_path: Any) -> None:
 
 class EndsAtSeven(Letters):
     eos_token_id = 7  # type: ignore[assignment]
+
+
+def test_end_tokens_that_are_no_numbers_are_refused() -> None:
+    for listed in ([3, None], "</s>", 2.5):
+        model = with_settings("llama", {"eos_token_id": listed})
+        with pytest.raises(UnsupportedModel, match=r"eos_token_id=.* no numbers of tokens"):
+            Engine(model, Letters())
+    assert end_tokens(GenerationConfig(eos_token_id=torch.tensor([3, 4]))) == {3, 4}
 
 
 @pytest.mark.parametrize("listed", [None, 11, [11, 40]])

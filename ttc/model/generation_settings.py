@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any
 
+import torch
 from transformers.generation import logits_process as hf
 
 from ttc.errors import UnsupportedModel
@@ -76,12 +78,20 @@ class GenerationSettings:
 def end_tokens(config: Any) -> frozenset[int]:
     """The tokens that end a text: those that a `GenerationConfig` lists, whatever the tokenizer says.
 
-    None listed, none ends it, as in transformers' `generate`.
+    None listed, none ends it, as in transformers' `generate`. Raises UnsupportedModel for what is no token's number.
     """
     listed = getattr(config, "eos_token_id", None)
     if listed is None:
         return frozenset()
-    return frozenset(int(token) for token in (listed if isinstance(listed, list | tuple) else [listed]))
+    if isinstance(listed, torch.Tensor):
+        listed = listed.tolist()
+    try:
+        return frozenset(map(index, listed if isinstance(listed, list | tuple) else [listed]))
+    except TypeError as error:
+        raise UnsupportedModel(
+            f"the model's generation_config sets eos_token_id={listed!r}, which are no numbers of tokens ({error}); "
+            "set model.generation_config.eos_token_id to a number or a list of numbers"
+        ) from error
 
 
 # ---------------------------------------------------------------- refused

@@ -91,6 +91,8 @@ class Admission:
 
     def count(self, active: int, waiting: int) -> int:
         """How many of the `waiting` problems may begin beside the `active` ones. One at least where none is active."""
+        if not waiting:
+            return 0  # what memory has left is not asked at every token
         demand = self.recent_demand.larger(self.earlier_demand)
         admitted = waiting if self.concurrency is None else min(waiting, self.concurrency - active)
         if self.max_rows is not None and demand.rows:
@@ -98,4 +100,4 @@ class Admission:
         if self.concurrency is None:
             fitting = self.batch.fits(demand.tokens, demand.states) // 2 if demand.tokens else 1
             admitted = int(min(admitted, fitting - active, self.at_first - active))
-        return max(admitted, int(not active and waiting > 0))
+        return max(admitted, int(not active))

@@ -302,6 +302,21 @@ def test_what_is_given_is_the_most() -> None:
     assert (Admission.of(backend, None, None).concurrency, Admission.of(backend, 4, None).concurrency) == (PROBLEMS, 4)
 
 
+def test_memory_is_not_asked_where_nobody_waits() -> None:
+    class Asked(Batch):
+        calls = 0
+
+        def fits(self, tokens: int, states: int) -> float:
+            self.calls += 1
+            return super().fits(tokens, states)
+
+    batch = Asked(1000.0)
+    admission = Admission(batch, None, None)
+    admission.note_expansion(1, 10, 10)
+    assert [admission.count(active, 0) for active in range(3)] == [0, 0, 0] and not batch.calls
+    assert admission.count(1, 1) == 1 and batch.calls == 1
+
+
 def test_memory_says_how_many_tokens_it_holds() -> None:
     def tokens(memory: Any) -> float:
         return make_engine(memory=memory).running_batch().fits(1, 5)

@@ -53,6 +53,19 @@ def test_a_budget_keeps_the_first_layers_on_the_device() -> None:
     assert_like_plain(plain, branch)
 
 
+@pytest.mark.parametrize("kept", [0, 2])
+def test_what_a_layer_of_the_model_lets_cross_is_the_mean_of_all_of_them(kept: int) -> None:
+    """T_load_w of CAPTURE goes by it: layers that stay have none, and over a pass the bytes are those that cross."""
+    plain = small(layers=5)
+    rest = sum(4 * w.numel() for w in plain.parameters()) + 2 * 4 * 4 - 5 * layer_bytes(plain)
+    engine = streamed(plain, budget_gib=(rest + (kept + 2) * layer_bytes(plain)) / 2**30)
+    branch = engine.root(prompt(1, 4))
+    before = engine.memory.link.to_device_bytes["weights"]
+    engine.generate([branch], 1, sampling=GREEDY)
+    assert engine.memory.link.to_device_bytes["weights"] - before == (5 - kept) * layer_bytes(plain)
+    assert engine.runner.streamed_layer_bytes == (5 - kept) * layer_bytes(plain) // 5
+
+
 def test_the_weights_are_the_models_own_wherever_they_lie() -> None:
     plain = deeper("qwen3")
     engine = streamed(plain)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,3 +46,29 @@ def test_layers_arrive_whole_in_whatever_order_they_are_asked_for(order: list[in
     found = stream(5, gbps)
     for layer in order:
         compute(found, layer)
+
+
+@pytest.mark.parametrize("computed", [1, 2, 3, 4])
+def test_a_layer_out_of_turn_takes_the_buffer_that_is_needed_last(computed: int) -> None:
+    """The next two layers are there, numbers n and n + 1 of five. Layer n + 3 comes in place of n + 1: after it follow
+    n + 4, n, and n + 1 last."""
+    found = stream(5)
+    for layer in range(computed):
+        compute(found, layer)
+    found.arrive((computed + 3) % 5)
+    assert {held for held in found.held} == {computed % 5, (computed + 3) % 5}
+
+
+def test_only_what_comes_ahead_gives_way_to_other_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, seen = stream(5), list[bool]()
+    fetch = found.link.fetch
+
+    def watched(copies: Any, cause: str, after: Any = (), later: bool = False) -> Any:
+        seen.append(later)
+        return fetch(copies, cause, after, later)
+
+    monkeypatch.setattr(found.link, "fetch", watched)
+    compute(found, 0)
+    assert seen == [False, True, True]  # the first has to be waited for; the next two come meanwhile
+    compute(found, 1)
+    assert seen[3:] == [True]

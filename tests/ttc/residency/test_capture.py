@@ -128,6 +128,75 @@ def test_weights_that_cross_in_every_pass_count_as_t_load_w() -> None:
     assert times.load_w == pytest.approx(times.load_kv.slope * runner.streamed_layer_bytes / per_token)
 
 
+def test_t_load_w_is_what_a_layers_weights_take_over_the_link() -> None:
+    """Bytes of a layer over 2 MB a second; its biases and norms are padded to 64 bytes."""
+    model = deeper("opt", num_key_value_heads=4)
+    layer_bytes = sum(4 * weight.numel() for weight in model.model.decoder.layers[0].parameters())
+    engine = Engine(model, Letters(), runner=Streamed(link_gbps=0.002).place(model, "cpu"), memory=Capture())
+    times = capture(engine).times
+    assert times is not None and times.load_w == pytest.approx(layer_bytes / 0.002e9, rel=0.3)
+
+
+def test_the_ratio_is_that_of_all_tokens_that_are_expected_from_the_first_block_on() -> None:
+    """Loading 80 KV blocks takes 240 and all else 120: #KV 50 and #ACT 30, as 3 x 50 is 120 + 30. Of 40 tokens alone
+    nothing would be an ACT block, as loading them takes 120 as well."""
+    engine = engine_of(multi_head("opt"))
+    residency = capture(engine)
+    residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), forward_s=120)
+    assert (residency.allocation(40), residency.allocation(80)) == ((0, 40), (30, 50))
+    branch = engine.root(prompt(1, 81))
+    acts = tokens = 0
+    for segment in branch.leaf.path():
+        tokens += segment.storage.tokens
+        acts += segment.storage.tokens if segment.storage.acts else 0
+        assert abs(acts - tokens * 30 / 80) <= 8
+    assert tokens == 80
+
+
+def test_a_block_that_nobody_expected_counts_by_itself() -> None:
+    residency = capture(engine_of(multi_head("opt")))
+    residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), load_w=100)
+    assert residency.allocate(8).acts  # all of it is generated while weights cross
+
+
+@pytest.mark.parametrize(("forward_s", "act"), [(168, 24), (184, 20)])
+def test_a_branch_without_act_blocks_gets_none_where_other_branches_have_them_all(forward_s: float, act: int) -> None:
+    """Two ACT blocks of other branches, eight KV blocks of this one, and a new block: 88 tokens, of which 264 - 3 act
+    is forward_s + act. With 24 there is one block left for this branch, and with 20 not a whole one."""
+    residency = capture(engine_of(multi_head("opt")))
+    residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), load_w=100)
+    assert all(residency.allocate(8).acts for _ in range(2))
+    residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), forward_s=1000)
+    path = [residency.allocate(8) for _ in range(8)]
+    assert not any(kv.acts for kv in path)
+    residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), forward_s=forward_s)
+    assert residency.allocation(88) == (act, 88 - act)
+    assert bool(residency.allocate(8, path=path).acts) == (act == 24)
+
+
+def test_the_device_keeps_room_for_two_buffers_and_what_is_generated() -> None:
+    """Three times a mini-batch of 16 tokens of a layer, at 256 bytes. A block of 8 tokens has ACT blocks of 128 bytes a
+    token in each of two layers."""
+    budget = 40 * 1024
+    engine = engine_of(multi_head("opt"), act_share=1, mini_batch_tokens=16, budget_gib=budget / 2**30)
+    residency = capture(engine)
+    for _ in range(20):
+        residency.allocate(8)
+    near, far, kv = residency.counts()
+    assert (near, far, kv) == ((budget - 3 * 16 * 256) // (8 * 2 * 128) * 8, 20 * 8 - near, 0)
+
+
+def test_act_blocks_that_have_room_come_once_and_not_once_a_token() -> None:
+    engine = engine_of(multi_head("opt"), act_share=1)
+    branch = engine.root(prompt(1, 33))
+    for kv in engine.memory.live:
+        engine.memory.evict(kv, "test")
+    assert capture(engine).counts() == (0, 32, 0)
+    engine.generate([branch], 6, sampling=GREEDY)
+    assert engine.memory.link.to_device_bytes["act"] == 32 * 2 * 128
+    assert_nothing_left(engine, [branch])
+
+
 def prefixed(engine: Engine, branches: int, length: int = 33) -> list[Branch]:
     root = engine.root(prompt(1, length))
     forks = engine.fork(root, branches)

@@ -110,6 +110,10 @@ def parser() -> argparse.ArgumentParser:
     placed.add_argument("--out", type=Path, default=RESULTS / "placement.json")
     chosen = commands.add_parser("plan", help="every placement and memory policy, predicted and measured on this CPU")
     chosen.add_argument("--out", type=Path, default=RESULTS / "plan.json")
+    forms = commands.add_parser("kernel_form", help="one CPU kernel as numba, as portable numba and as C++")
+    forms.add_argument("--out", type=Path, default=RESULTS / "kernel_form.json")
+    form = commands.add_parser("kernel_form-case", help="one processor in this process (what `kernel_form` starts)")
+    form.add_argument("processor")
     arm = commands.add_parser("arm", help="one measurement in this process (what `prefix` starts)")
     arm.add_argument("name")
     arm.add_argument("tokens", type=int)
@@ -266,6 +270,18 @@ def _plan(arguments: argparse.Namespace) -> None:
     plan.run(arguments.out)
 
 
+def _kernel_form(arguments: argparse.Namespace) -> None:
+    from experiments.lab.trials.kernel_form import measure
+
+    measure.run(arguments.out)
+
+
+def _kernel_form_case(arguments: argparse.Namespace) -> None:
+    from experiments.lab.trials.kernel_form import measure
+
+    measure.run_case(arguments.processor)
+
+
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "prefix": _prefix,
     "arm": _arm,
@@ -284,4 +300,6 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "cost_model": _cost_model,
     "placement": _placement,
     "plan": _plan,
+    "kernel_form": _kernel_form,
+    "kernel_form-case": _kernel_form_case,
 }

@@ -1,0 +1,1 @@
+"""Trials that decided a form of the code; what each decided is in docs/architecture.md."""

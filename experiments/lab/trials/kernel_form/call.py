@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttc.threads import team
+from ttc.threads import by_pool
 
 PARAMETERS = (NEXT, THREADS, ROWS, COLUMNS, WIDTH, X, W, OUT, SCRATCH) = range(9)
 """Places in the array of int64 numbers that a candidate gets. Addresses and WIDTH, a row of numbers, are in bytes."""
@@ -48,5 +48,5 @@ class Candidate:
         if threads == 1:
             ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)(p.ctypes.data)
         else:
-            team()(self.address, p.ctypes.data, threads)
+            by_pool(self.address, p.ctypes.data, threads)  # who waits sleeps, and takes no processor time
         return out

@@ -126,27 +126,26 @@ def _case(forms: dict[str, Any], dtype: torch.dtype, shape: str, rows: int) -> l
 
 
 def _times(forms: dict[str, Any], x: Tensor, weights: list[Tensor], threads: int) -> dict[str, Any]:
-    """Milliseconds of a product by each candidate, in turn, and how they compare.
+    """Milliseconds of processor time of a product by each candidate, in turn, all threads together, and
+    the median of the rounds' ratios. Others on the machine disturb it less than what a clock says.
 
-    With one thread it is processor time, and the median of the rounds' ratios. With two threads one may wait for the
-    other while the machine does something else, so it is the ratio of the shortest times.
+    PyTorch's threads spin while they wait, so it is measured with one thread alone.
     """
-    clock = time.process_time if threads == 1 else time.perf_counter
     torch.set_num_threads(threads)
 
     def by(form: Any) -> Product:
         return lambda x, weight: form(x, weight, threads)
 
-    ways: dict[str, Product] = {name: by(form) for name, form in forms.items()} | {PLAIN: linear}
+    ways: dict[str, Product] = {name: by(form) for name, form in forms.items()}
+    if threads == 1:
+        ways[PLAIN] = linear
     spent: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
         for name, way in ways.items():
-            start = clock()
+            start = time.process_time()
             for weight in weights:
                 way(x, weight)
-            spent[name].append((clock() - start) * 1e3 / len(weights))
-    if threads > 1:
-        spent = {name: [min(times)] for name, times in spent.items()}
+            spent[name].append((time.process_time() - start) * 1e3 / len(weights))
     ratios = {
         name: statistics.median(a / b for a, b in zip(times, spent[BASE], strict=True)) for name, times in spent.items()
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ def test_candidates_agree_with_float64(
     x, weight = numbers(rows, dtype)
     for threads in (1, 2):
         for name, candidate in candidates.items():
-            error = measure.difference(lambda a, b: candidate(a, b, threads), x, weight)  # noqa: B023
+            by = partial(candidate, threads=threads)
+            error = measure.difference(by, x, weight)
             assert error < measure.TOLERANCE, name
 
 
@@ -61,7 +63,7 @@ def test_a_rows_sums_do_not_depend_on_the_rows_beside_it_nor_on_the_form(
     forms = list(candidates.values())
     if dtype == torch.bfloat16:  # which instructions multiply it is each form's to say
         forms = forms[-1:]
-    elif request.node.callspec.params["candidates"][0] == "AVX2":  # the present kernel has vectors of 16 there too
+    elif request.node.callspec.params["candidates"][0] == "AVX2":  # the present one has vectors of 16
         forms = forms[1:]
     first = forms[0](x, weight)
     for form in forms:
@@ -76,7 +78,7 @@ def test_without_a_compiler_the_reason_is_named(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("processor", emulated.FEATURES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_llvm_makes_arms_instructions_of_portable_vectors(processor: str, dtype: torch.dtype) -> None:
+def test_portable_vectors_become_arms_instructions(processor: str, dtype: torch.dtype) -> None:
     text = emulated.numba_assembly(processor, dtype, 8)
     pairs = dtype == torch.bfloat16 and processor == "NEON BF16"
     assert len(re.findall(r"\bbfdot\b" if pairs else r"\bfmla\b", text)) >= 16

@@ -12,7 +12,8 @@ from torch import Tensor
 from ttc.threads import by_pool
 
 PARAMETERS = (NEXT, THREADS, ROWS, COLUMNS, WIDTH, X, W, OUT, SCRATCH) = range(9)
-"""Places in the array of int64 numbers that a candidate gets. Addresses and WIDTH, a row of numbers, are in bytes."""
+"""Places in the array of int64 numbers that a candidate gets. Addresses and WIDTH, a row of
+numbers, are in bytes."""
 BLOCK = 32
 """Rows that meet some columns before the next columns."""
 PANEL = 64
@@ -30,8 +31,8 @@ class Candidate:
     compile_s: float
 
     def __call__(self, x: Tensor, weight: Tensor, threads: int = 1) -> Tensor:
-        """x @ weight.T in float32. x: (rows, width), weight: (columns, width); rows are whole vectors of 64 bytes, and
-        columns a multiple of `GROUP`."""
+        """x @ weight.T in float32. x: (rows, width), weight: (columns, width); rows are whole
+        vectors of 64 bytes, and columns a multiple of `GROUP`."""
         out = torch.empty(len(x), len(weight))
         width = x.shape[1] * x.element_size()
         scratch = np.empty(threads * len(x) * width * 2, np.uint8)
@@ -48,5 +49,6 @@ class Candidate:
         if threads == 1:
             ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)(p.ctypes.data)
         else:
-            by_pool(self.address, p.ctypes.data, threads)  # who waits sleeps, and takes no processor time
+            # whoever waits sleeps, and takes no processor time
+            by_pool(self.address, p.ctypes.data, threads)
         return out

@@ -1,4 +1,5 @@
-"""The C++ candidates, built by this machine's compiler, one of them with the headers that come with PyTorch."""
+"""The C++ candidates, built by this machine's compiler, one of them with the headers that come with
+PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The candidates on a processor that this machine does not have: compiled for it, and run by QEMU."""
+"""The candidates on a processor that this machine does not have: compiled for it, and run by
+QEMU."""
 
 from __future__ import annotations
 
@@ -39,9 +40,11 @@ def cpp_program(form: str, processor: str, dtype: torch.dtype, folder: Path) -> 
 
 
 def numba_assembly(processor: str, dtype: torch.dtype, rows: int) -> str:
-    """What LLVM makes of the portable numba candidate's tile of so many rows for a processor, as assembly.
+    """What LLVM makes of the portable numba candidate's tile of so many rows for a processor, as
+    assembly.
 
-    numba itself compiles for the machine that it runs on, so the rest of the candidate is not tried.
+    numba itself compiles for the machine that it runs on, so the rest of the candidate is not
+    tried.
     """
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()

@@ -1,4 +1,5 @@
-"""The candidates in turn in one process for each processor, checked against float64: times as ratios to the C++ one."""
+"""The candidates in turn in one process for each processor, checked against float64: times as
+ratios to the C++ one."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ ROUNDS = 7
 COLD_BYTES = 64 << 20
 """Weights that are multiplied in turn, so that they come from memory as in a decoding step."""
 TOLERANCE = 1e-5
-"""The largest difference to float64, as a share of the largest result; sums of float32 numbers differ by as much."""
+"""The largest difference to float64, as a share of the largest result; sums of float32 numbers
+differ by as much."""
 ENVIRONMENTS: dict[str, dict[str, str]] = {
     "AVX512 BF16": {},
     "AVX2": {
@@ -80,7 +82,8 @@ def _in_process(processor: str) -> dict[str, Any]:
 
 
 def run_case(processor: str) -> None:
-    """Measure on one processor, in whose environment this process runs, and print the figures as JSON."""
+    """Measure on one processor, in whose environment this process runs, and print the figures as
+    JSON."""
     torch.set_num_threads(2)
     compile_s: dict[str, float] = {}
     rows: list[dict[str, Any]] = []
@@ -126,8 +129,9 @@ def _case(forms: dict[str, Any], dtype: torch.dtype, shape: str, rows: int) -> l
 
 
 def _times(forms: dict[str, Any], x: Tensor, weights: list[Tensor], threads: int) -> dict[str, Any]:
-    """Milliseconds of processor time of a product by each candidate, in turn, all threads together, and
-    the median of the rounds' ratios. Others on the machine disturb it less than what a clock says.
+    """Milliseconds of processor time of a product by each candidate, in turn, all threads together,
+    and the median of the rounds' ratios. Others on the machine disturb it less than what a clock
+    says.
 
     PyTorch's threads spin while they wait, so it is measured with one thread alone.
     """
@@ -192,6 +196,7 @@ def table(result: dict[str, Any]) -> str:
     for processor, measured in result["processors"].items():
         for row in measured["rows"]:
             ratios = [f"{row['to_base'][name]:.2f}" if name in row["to_base"] else "-" for name in names]
-            cells = [processor, row["dtype"], row["shape"], row["rows"], row["threads"], f"{row['ms'][BASE]:.2f} ms"]
+            cells = [processor, *(row[key] for key in ("dtype", "shape", "rows", "threads"))]
+            cells.append(f"{row['ms'][BASE]:.2f} ms")
             made.append(f"| {' | '.join(map(str, [*cells, *ratios]))} |")
     return "\n".join(made)

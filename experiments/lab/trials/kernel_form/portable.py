@@ -1,7 +1,8 @@
-"""The portable numba candidate: LLVM's vectors as long as the processor's, and only plain operations on them.
+"""The portable numba candidate: LLVM's vectors as long as the processor's, and only plain
+operations on them.
 
-What the processor multiplies as pairs of bfloat16 numbers is the one instruction that has a name of its own for each
-kind of processor.
+What the processor multiplies as pairs of bfloat16 numbers is the one instruction that has a name of
+its own for each kind of processor.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ I32, I64, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 @dataclass(frozen=True)
 class Processor:
-    """lanes: float32 numbers of a vector. cells: sums that are held in registers. pairs: LLVM's name of the instruction
-    that multiplies pairs of bfloat16 numbers; empty where there is none."""
+    """lanes: float32 numbers of a vector. cells: sums that are held in registers. pairs: LLVM's
+    name of the instruction that multiplies pairs of bfloat16 numbers; empty where there is none."""
 
     lanes: int
     cells: int
@@ -172,7 +173,7 @@ class Emitter:
 
 def _tile(processor: Processor, short: bool, rows: int) -> Any:
     @intrinsic
-    def tile(
+    def tile(  # noqa: PLR0913  (a kernel takes flat pointers and sizes)
         typing: Any,
         x: Any,
         x_row: Any,
@@ -184,9 +185,11 @@ def _tile(processor: Processor, short: bool, rows: int) -> Any:
         more: Any,
         ahead: Any,
     ) -> Any:
-        """out[r, c] = x[r] . w[c] in float32, for rows of so many vectors; strides and `ahead` in bytes.
+        """out[r, c] = x[r] . w[c] in float32, for rows of so many vectors; strides and `ahead` in
+        bytes.
 
-        more: add the products to what is there. What lies `ahead` of the weights is asked for meanwhile.
+        more: add the products to what is there. What lies `ahead` of the weights is asked for
+        meanwhile.
         """
 
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> None:
@@ -211,7 +214,8 @@ def _widen(processor: Processor, short: bool) -> Any:
 
 def _some_rows(processor: Processor, short: bool, rows: int) -> Any:
     """A group of columns for some rows, so many at a time."""
-    tile, step, wider = _tile(processor, short, rows), processor.cells // rows, 1 + (short and not processor.pairs)
+    tile, step = _tile(processor, short, rows), processor.cells // rows
+    wider = 1 + (short and not processor.pairs)
     vector = 4 * processor.lanes
 
     @njit(**FLAGS)
@@ -241,7 +245,8 @@ def _some_rows(processor: Processor, short: bool, rows: int) -> Any:
 def kernel(processor: Processor, short: bool) -> Callable[[Any], None]:
     """One thread's part, as a function that numba compiles."""
     by_8, by_4, by_2, by_1 = (_some_rows(processor, short, rows) for rows in (8, 4, 2, 1))
-    widen, widens, wide_enough = _widen(processor, short), short and not processor.pairs, processor.cells >= 16
+    widen, widens = _widen(processor, short), short and not processor.pairs
+    wide_enough = processor.cells >= 16
     vector = 4 * processor.lanes
 
     @njit(**FLAGS)

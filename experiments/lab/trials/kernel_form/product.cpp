@@ -1,7 +1,9 @@
-// The C++ candidates: rows times the rows of a weight. They differ in what a vector of float32 numbers is: PyTorch's
-// ATen/cpu/vec (AVX-512: 16 numbers, AVX2: 8, NEON: 4), or, with COMPILERS_VECTORS, a type of GCC's and Clang's own.
+// The C++ candidates: rows times the rows of a weight. They differ in what a vector of float32
+// numbers is: PyTorch's ATen/cpu/vec (AVX-512: 16 numbers, AVX2: 8, NEON: 4), or, with
+// COMPILERS_VECTORS, a type of GCC's and Clang's own.
 //
-// What no such vector has a name for is in `BFloat16`: instructions that multiply pairs of bfloat16 numbers.
+// What no such vector has a name for is in `BFloat16`: instructions that multiply pairs of bfloat16
+// numbers.
 
 #include <algorithm>
 #include <cstdint>
@@ -13,7 +15,8 @@
 
 namespace {
 constexpr int LANES = at::vec::Vectorized<float>::size();
-// What Vectorized<float> holds: GCC keeps arrays of this in registers, but not arrays of Vectorized.
+// What Vectorized<float> holds: GCC keeps arrays of this in registers, but not arrays of
+// Vectorized.
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 
 Floats load(const char* from) { return at::vec::Vectorized<float>::loadu(from); }
@@ -64,14 +67,14 @@ constexpr int CELLS = 8;  // of 16 vector registers; the others hold what is mul
 #else
 constexpr int CELLS = 16;  // of 32
 #endif
-constexpr int64_t SLICE = 2048;  // bytes of rows that are multiplied at a time, so that they stay in the nearest cache
+constexpr int64_t SLICE = 2048;  // bytes of rows at a time, so that they stay in the nearest cache
 constexpr int64_t BLOCK = 32;    // rows that meet some columns before the next columns
 constexpr int64_t PANEL = 64;    // columns of a unit of work
 constexpr int64_t GROUP = 16;    // columns that all rows of a block meet before the next ones
 
 struct Float32 {
-  static constexpr int64_t VECTOR = 4 * LANES;  // bytes of the weights that are multiplied at a time
-  static constexpr int PARTS = 1;               // vectors of float32 numbers that these are widened to
+  static constexpr int64_t VECTOR = 4 * LANES;  // bytes of the weights at a time
+  static constexpr int PARTS = 1;               // vectors of float32 that these are widened to
   static Floats row(const char* from) {
     Floats x = load(from);
 #if defined(__x86_64__)
@@ -89,7 +92,9 @@ struct BFloat16 {
   static constexpr int PARTS = 1;
   static __m512i row(const char* from) { return _mm512_loadu_si512(from); }
   static __m512i weight(const char* from, int) { return row(from); }
-  static Floats add(__m512i x, __m512i w, Floats sum) { return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w); }
+  static Floats add(__m512i x, __m512i w, Floats sum) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w);
+  }
 };
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 struct BFloat16 {
@@ -100,7 +105,8 @@ struct BFloat16 {
   static Floats add(bfloat16x8_t x, bfloat16x8_t w, Floats sum) { return vbfdotq_f32(sum, x, w); }
 };
 #else
-// Pairs of numbers are widened to float32: the first of all pairs, then the second. Rows are widened beforehand.
+// Pairs of numbers are widened to float32: the first of all pairs, then the second. Rows are
+// widened beforehand.
 struct BFloat16 : Float32 {
   static constexpr int PARTS = 2;
   static Floats weight(const char* from, int part) { return widened(from, part); }
@@ -113,7 +119,8 @@ Floats fold(Floats a, Floats b, std::index_sequence<I...>) {
          __builtin_shufflevector(a, b, (I & SPAN ? LANES + I : I + SPAN)...);
 }
 
-// Vectors become half as many, and lanes that are SPAN apart one sum, until lane n is the sum of vector n.
+// Vectors become half as many, and lanes that are SPAN apart one sum, until lane n is the sum of
+// vector n.
 template <int SPAN, int COUNT>
 __attribute__((always_inline)) inline void fold_all(Floats* cells) {
   if constexpr (SPAN < LANES) {
@@ -125,31 +132,37 @@ __attribute__((always_inline)) inline void fold_all(Floats* cells) {
   }
 }
 
-// out[r, c] = x[r] . w[c] for a few rows and columns whose sums are held in registers; strides are in bytes.
+// out[r, c] = x[r] . w[c] for a few rows and columns whose sums are held in registers; strides are
+// in bytes.
 template <typename Number, int ROWS, int COLUMNS>
-void tile(const char* x, int64_t x_row, const char* w, int64_t w_row, int64_t vectors, float* out, int64_t out_row,
-          bool more, int64_t ahead) {
+void tile(const char* x, int64_t x_row, const char* w, int64_t w_row, int64_t vectors, float* out,
+          int64_t out_row, bool more, int64_t ahead) {
   Floats cells[ROWS * COLUMNS] = {};
   for (int64_t v = 0; v < vectors; ++v) {
 #pragma GCC unroll 2
     for (int part = 0; part < Number::PARTS; ++part) {
       decltype(Number::row(x)) numbers[ROWS];
 #pragma GCC unroll 16
-      for (int r = 0; r < ROWS; ++r) numbers[r] = Number::row(x + r * x_row + (v * Number::PARTS + part) * Number::VECTOR);
+      for (int r = 0; r < ROWS; ++r)
+        numbers[r] = Number::row(x + r * x_row + (v * Number::PARTS + part) * Number::VECTOR);
 #pragma GCC unroll 16
       for (int c = 0; c < COLUMNS; ++c) {
         const char* place = w + c * w_row + v * Number::VECTOR;
         if (part == 0) __builtin_prefetch(place + ahead);
         const auto weight = Number::weight(place, part);
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) cells[r * COLUMNS + c] = Number::add(numbers[r], weight, cells[r * COLUMNS + c]);
+        for (int r = 0; r < ROWS; ++r) {
+          auto& cell = cells[r * COLUMNS + c];
+          cell = Number::add(numbers[r], weight, cell);
+        }
       }
     }
   }
   fold_all<1, ROWS * COLUMNS>(cells);
   float sums[ROWS * COLUMNS];
 #pragma GCC unroll 16
-  for (int i = 0; i < ROWS * COLUMNS / LANES; ++i) memcpy(sums + i * LANES, &cells[i], sizeof cells[i]);
+  for (int i = 0; i < ROWS * COLUMNS / LANES; ++i)
+    memcpy(sums + i * LANES, &cells[i], sizeof cells[i]);
   for (int r = 0; r < ROWS; ++r)
     for (int c = 0; c < COLUMNS; ++c) {
       float& place = out[r * out_row + c];
@@ -164,15 +177,17 @@ struct Product {
   char* scratch;
 };
 
-// A group of columns for some rows, as many rows at a time as there are, by the largest tile of so many.
+// A group of columns for some rows, as many rows at a time as there are, by the largest tile of so
+// many.
 template <typename Number, int ROWS>
-int64_t rows_of_tiles(const Product& p, const char* x, const char* w, int64_t row, int64_t end, int64_t column,
-                      int64_t begin, int64_t vectors) {
+int64_t rows_of_tiles(const Product& p, const char* x, const char* w, int64_t row, int64_t end,
+                      int64_t column, int64_t begin, int64_t vectors) {
   for (; end - row >= ROWS; row += ROWS)
     for (int64_t c = 0; c < GROUP; c += CELLS / ROWS)
-      tile<Number, ROWS, CELLS / ROWS>(x + (row * p.width + begin) * Number::PARTS, p.width * Number::PARTS,
-                                       w + c * p.width + begin, p.width, vectors, p.out + row * p.columns + column + c,
-                                       p.columns, begin > 0, GROUP * p.width);
+      tile<Number, ROWS, CELLS / ROWS>(
+          x + (row * p.width + begin) * Number::PARTS, p.width * Number::PARTS,
+          w + c * p.width + begin, p.width, vectors, p.out + row * p.columns + column + c,
+          p.columns, begin > 0, GROUP * p.width);
   return row;
 }
 
@@ -200,7 +215,8 @@ void run(Product& p) {
           const int64_t vectors = std::min(SLICE, p.width - begin) / Number::VECTOR;
           const char* w = p.w + column * p.width;
           int64_t row = block;
-          if constexpr (CELLS == 16) row = rows_of_tiles<Number, 8>(p, x, w, row, end, column, begin, vectors);
+          if constexpr (CELLS == 16)
+            row = rows_of_tiles<Number, 8>(p, x, w, row, end, column, begin, vectors);
           row = rows_of_tiles<Number, 4>(p, x, w, row, end, column, begin, vectors);
           row = rows_of_tiles<Number, 2>(p, x, w, row, end, column, begin, vectors);
           rows_of_tiles<Number, 1>(p, x, w, row, end, column, begin, vectors);

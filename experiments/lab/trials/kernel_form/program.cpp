@@ -1,5 +1,5 @@
-// A candidate as a program, for processors that only an emulator has. It reads rows, columns, the bytes of a row, x and
-// the weight, and writes the product.
+// A candidate as a program, for processors that only an emulator has. It reads rows, columns, the
+// bytes of a row, x and the weight, and writes the product.
 
 #include <cstdint>
 #include <cstdio>

@@ -34,7 +34,8 @@ class Node:
     path: the child's index at each fork.
     text: what this step added.
     tokens: tokens after the prompt, earlier steps included.
-    score, step_scores: what the last rating left, None and [] without one.
+    score, step_scores: what the last rating left, None and [] without one. Where a budget left the branch unrated, the
+        score is that of the rated branch that it goes on from.
     status: "root", "expanded" (it has children), "pruned" (released without any), "kept" or "finished".
     start, token_ids: the node's own tokens, and their place in the sequence: the whole sequence is the parent's up to
         `start`, then these. The root's are the prompt.

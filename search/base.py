@@ -68,8 +68,8 @@ class Limit:
         if self.above and not number > self.least:
             raise InvalidInput(f"{name}={value} must be more than {self.least:g}")
         if not self.least <= number <= self.most:
-            wanted = f"at least {self.least:g}" if self.most == inf else f"from {self.least:g} to {self.most:g}"
-            raise InvalidInput(f"{name}={value} must be {wanted}")
+            allowed = f"at least {self.least:g}" if self.most == inf else f"from {self.least:g} to {self.most:g}"
+            raise InvalidInput(f"{name}={value} must be {allowed}")
 
 
 COUNT = Limit(1, whole=True)
@@ -108,8 +108,8 @@ class Search(ABC):
             if isinstance(limit, Limit):
                 limit.check(name, value)
             elif value not in limit:
-                wanted = " or ".join(filter(None, (", ".join(limit[:-1]), limit[-1])))
-                raise InvalidInput(f"{name}={value!r} is unknown; use {wanted}")
+                allowed = " or ".join(filter(None, (", ".join(limit[:-1]), limit[-1])))
+                raise InvalidInput(f"{name}={value!r} is unknown; use {allowed}")
         _ = self.sampling  # refuses bad values before any work
 
     @property

@@ -123,12 +123,12 @@ class MCTS(Search):
         except BudgetExceeded:
             if not states:
                 raise
-        found = rollouts + [(state.branch, state) for state in states if state.branch.finished]
-        found = [pair for pair in found if pair[0].finished] or found
-        found = found or [(state.branch, state) for state in states if not state.children]
+        ends = rollouts + [(state.branch, state) for state in states if state.branch.finished]
+        ends = [pair for pair in ends if pair[0].finished] or ends
+        ends = ends or [(state.branch, state) for state in states if not state.children]
         if self.answer == "most_visited":
-            return self._most_visited(top, found, case.extract)
-        return [branch for branch, _ in found]
+            return self._most_visited(top, ends, case.extract)
+        return [branch for branch, _ in ends]
 
     def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
         if self.answer == "weighted_majority":
@@ -159,12 +159,12 @@ class MCTS(Search):
         parent_visits = 1 + sum(child.visits for child in parent.children)
         return max(parent.children, key=lambda child: comparable(number(child)))
 
-    def _most_visited(self, top: Node, found: Sequence[tuple[Branch, Node]], extract: Extract) -> list[Branch]:
+    def _most_visited(self, top: Node, ends: Sequence[tuple[Branch, Node]], extract: Extract) -> list[Branch]:
         """The best rated answer under the most visited state that has one."""
         node = top
         while node.children:
             node = max(node.children, key=lambda child: child.visits)  # the first of equals
         for state in node.lineage():
-            if under := [branch for branch, at in found if state in at.lineage()]:
+            if under := [branch for branch, at in ends if state in at.lineage()]:
                 return best_first(by_path(under), extract)[:1]
         return []

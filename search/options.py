@@ -98,7 +98,9 @@ OPTION_NAMES = (*(field.name for field in fields(SolveOptions)), *BUDGET_NAMES)
 def check_keywords(call: Callable[..., Any], given: Iterable[str]) -> None:
     """Raise InvalidInput for a keyword that a call does not take, with the list of those that it does."""
     parameters = inspect.signature(call).parameters.values()
-    own = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty]
+    of_the_call = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty]
     for name in given:
         if name not in OPTION_NAMES:
-            raise InvalidInput(f"{call.__name__} has no option {name}; use one of {', '.join((*OPTION_NAMES, *own))}")
+            raise InvalidInput(
+                f"{call.__name__} has no option {name}; use one of {', '.join((*OPTION_NAMES, *of_the_call))}"
+            )

@@ -117,8 +117,8 @@ class ParticleFilter(Search):
         """Whether the effective sample size, 1 / (sum of squared weights), has fallen to `ess_threshold` of all."""
         shares, counts = weights(particles, log_weights), np.array(list(particles.values()))
         size = 1 / float((shares**2 / counts).sum())
-        most = counts.sum() * (1 + 1e-9)  # all equal, but for rounding
-        return bool(size <= self.ess_threshold * most)
+        largest = counts.sum() * (1 + 1e-9)  # all equal, but for rounding
+        return bool(size <= self.ess_threshold * largest)
 
     def draw(
         self, particles: Particles, log_weights: Mapping[Branch, float], count: int, rng: np.random.Generator

@@ -69,6 +69,7 @@ def test_the_page_shows_a_file_and_two_commands_for_each_part() -> None:
     assert len(COMMANDS) == 2 * len(SAYS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", SAYS)
 def test_a_file_of_the_page_runs_as_printed(file: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(file, run_name="__main__")
@@ -196,6 +197,7 @@ def test_a_class_of_this_project_is_its_own_choice(folder: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

@@ -118,6 +118,7 @@ def profiles() -> list[Any]:
     return [p, p]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", [False, True])
 def test_a_calibrated_exit_is_resolved(tmp_path: Path, inner: bool) -> None:
     file = tmp_path / "c.json"

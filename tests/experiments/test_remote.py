@@ -59,6 +59,7 @@ def test_a_run_on_a_server_has_the_records_of_a_run_here(tmp_path: Path, monkeyp
             job(tmp_path, "there", "backend=openai", f"backend.base_url={url}")
 
 
+@pytest.mark.slow
 def test_a_refused_problem_has_its_record_and_is_asked_again_on_demand_alone(tmp_path: Path) -> None:
     with serving(ServedModel()) as url:
         whole = job(tmp_path, "whole", "backend=openai", f"backend.base_url={url}")

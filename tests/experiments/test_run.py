@@ -148,6 +148,7 @@ def test_ctrl_c_says_what_is_safe_and_how_to_go_on(tmp_path: Path) -> None:
 SHORT = ["model.dtype=float32", "search=best_of_n", "search.n=2", "search.max_tokens=12", "dataset.size=3"]
 
 
+@pytest.mark.slow
 def test_a_verifier_that_cannot_rate_is_known_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> list[list[float]]:
         raise RuntimeError("the judge is out")

@@ -87,6 +87,7 @@ def test_rows_that_became_unusable_or_usable_are_refused(place: Path) -> None:
         run(composed(place))
 
 
+@pytest.mark.slow
 def test_weights_that_changed_under_the_same_path_are_refused(place: Path) -> None:
     run(composed(place, "dataset.limit=2"))
     run(composed(place, "dataset.limit=2"))  # the same, saved anew at another time

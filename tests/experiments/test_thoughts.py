@@ -89,6 +89,7 @@ def test_a_result_tells_thought_and_answer_apart_only_where_there_is_a_thought()
 # ---------------------------------------------------------------- the setting
 
 
+@pytest.mark.slow
 def test_marks_are_a_setting_of_the_model() -> None:
     for words, marks in (
         ([], None),

@@ -55,6 +55,7 @@ def test_every_kind_of_policy_equals_plain_transformers(memory: Any) -> None:
         assert_like_plain(plain("glm_moe_dsa"), branch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CHOICES)
 def test_the_context_ends_where_indexers_leave_tokens_out(case: str) -> None:
     model, longest = with_few_chosen(case), CHOICES[case][1]

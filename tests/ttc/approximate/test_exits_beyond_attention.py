@@ -142,6 +142,7 @@ def asked(case: str) -> Any:
     return engine, branches, given, [by_hand(case, b.tokens + more) for b, more in zip(branches, given, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @settings(max_examples=12, deadline=None)
 @over(depths=st.lists(st.integers(1, 4), min_size=6, max_size=6))

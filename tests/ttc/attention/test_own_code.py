@@ -120,6 +120,7 @@ def test_columns_carry_the_bias(dtype: torch.dtype, monkeypatch: pytest.MonkeyPa
     assert longer[0].shape[-1] == longer[1].shape[-1] == longer[2].shape[-1] == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", OWN_CODE)
 def test_every_family_is_accepted_in_16_bits(family: str) -> None:
     examine(build(family, torch.bfloat16))

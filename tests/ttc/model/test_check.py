@@ -114,6 +114,7 @@ def test_an_engine_that_computes_something_else_is_noticed(
         examine(model)
 
 
+@pytest.mark.slow
 def test_the_default_model_is_accepted_in_16_bits_and_changes_of_it_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = load("smollm2-135m", device="cpu", dtype="bfloat16")
     for change in CHANGES:

@@ -120,6 +120,7 @@ def test_scores_and_early_exits_are_those_of_one_device() -> None:
             assert one == pytest.approx(other, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_samples_are_those_of_one_device_after_evictions_too() -> None:
     plain, found = deep(4, 2, 64), []
     for model in (copy.deepcopy(plain), spread(copy.deepcopy(plain))):

@@ -89,6 +89,7 @@ def test_activations_alone_need_no_keys_and_values_anywhere() -> None:
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["opt", "gemma3", "deepseek_v3"])
 def test_weights_that_are_streamed_are_there_when_keys_and_values_are_generated(family: str) -> None:
     plain = deeper(family, num_key_value_heads=4)

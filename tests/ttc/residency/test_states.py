@@ -73,6 +73,7 @@ def test_a_budget_that_has_states_move_changes_nothing(case: str, policy: str) -
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_one_state_is_room_enough_for_a_model_without_attention(policy: str) -> None:
     engine = limited("mamba2", policy, 1)
@@ -93,6 +94,7 @@ def test_less_than_one_state_is_refused_with_the_bytes_that_would_do(policy: str
     assert engine.kv_bytes() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_decoding_step_without_room_for_one_branch_is_refused(policy: str) -> None:
     state, token = sizes("qwen3_5_text")

@@ -67,6 +67,7 @@ READERS: dict[str, Callable[[str], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
 def test_every_reader_takes_time_linear_in_the_text(reader: str) -> None:
     """30,000 newlines took a quadratic pattern of a choice 7 s, and 19,000 characters of boxes 1 s."""

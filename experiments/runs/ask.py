@@ -146,8 +146,9 @@ def outcome(result: Result, backend: Backend) -> str:
     usage, lines = result.usage, [""]
     if result.error is not None:
         lines.append(f"error: {result.error}")
-    if result.best is not None:
-        lines.append(result.best.text.strip())
+    if (best := result.best) is not None:  # marks that are special tokens would be lost in its text
+        parts = [f"thought: {best.thought.strip()}", best.answer_text or ""] if best.thought else [best.text]
+        lines.append("\n\n".join(part.strip() for part in parts if part))
     lines.append(f"\nanswer: {result.answer or 'none was read; dataset.answer_kind=text takes the whole text'}")
     cost = [f"{usage.generated_tokens:,} generated tokens", f"{usage.verifier_tokens:,} verifier tokens"]
     cost += [f"{len(result.tree):,} nodes", f"{usage.wall_s:.1f} s"]

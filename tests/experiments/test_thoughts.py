@@ -12,6 +12,7 @@ import pytest
 from experiments.fit.train_verifier.evaluation import Together, candidates
 from experiments.fit.train_verifier.problems import Part
 from experiments.fit.train_verifier.rollouts import Rollouts, solutions
+from experiments.runs.ask import outcome
 from experiments.runs.build import thinking_marks
 from experiments.runs.data import Task, graded
 from experiments.runs.grading import Reading
@@ -84,6 +85,16 @@ def test_a_result_tells_thought_and_answer_apart_only_where_there_is_a_thought()
     assert (thinking["text"], thinking["thought"], thinking["answer_text"]) == ("3?</think>4", "3?", "4")
     (plain,) = solved(Greedy(), ["4"], "4", thinker(TURNS)).to_dict()["branches"]
     assert "thought" not in plain and "answer_text" not in plain
+
+
+def test_the_answer_to_one_question_is_shown_apart_from_its_thought() -> None:
+    for said, shown in (
+        ("[THINK]12?[/THINK]The answer is 18.", "thought: 12?\n\nThe answer is 18.\n\nanswer: 18"),
+        ("[THINK]12?", "thought: 12?\n\nanswer: none was read"),
+        ("The answer is 18.", "\nThe answer is 18.\n\nanswer: 18"),
+    ):
+        result = solved(Greedy(), [said], "18", MAGISTRAL)
+        assert outcome(result, Thinking([said], MAGISTRAL)).startswith(f"\n{shown.lstrip()}")
 
 
 # ---------------------------------------------------------------- the setting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -267,6 +267,15 @@ def _kv_peak_bytes(engine: Backend) -> int | None:
     return None if memory is None else memory.device.peak_bytes + memory.host.peak_bytes
 
 
+def votes_by_path(result: Result, task: Task, answers: Sequence[str | None]) -> list[str | None]:
+    """What each branch's answer votes for, grouped in the order of their paths as a search does."""
+    paths = [branch.path for branch in result.branches]
+    places = sorted(range(len(paths)), key=paths.__getitem__)
+    reader = task.reading.voting(result.problem)
+    votes = dict(zip(places, reader.ballots([answers[place] for place in places]), strict=True))
+    return [votes[place] for place in range(len(paths))]
+
+
 def _grades(result: Result, task: Task) -> tuple[list[dict[str, Any]], dict[str, Any], str | None]:
     """Each branch's answer and whether it is right; the same of the result; and its error.
 
@@ -275,7 +284,7 @@ def _grades(result: Result, task: Task) -> tuple[list[dict[str, Any]], dict[str,
     problem, error = result.problem, result.error
     try:
         answers = [task.reading.answer(problem, branch) for branch in result.branches]
-        votes = task.reading.voting(problem).ballots(answers)
+        votes = votes_by_path(result, task, answers)
         branches: list[dict[str, Any]] = [
             {"answer": answer, "vote": vote, "correct": task.is_correct(problem, answer)}
             for answer, vote in zip(answers, votes, strict=True)

@@ -127,10 +127,12 @@ def majority_share(record: Mapping[str, Any], k: int) -> float:
 def votes(branches: Sequence[dict[str, Any]]) -> tuple[list[tuple[int, bool]], int]:
     """How many branches gave each answer, with whether it is right, and how many gave none: `maj_at_k`'s arguments.
 
-    An answer is right if the first branch that gave it is: all others were grouped with that one.
+    An answer is right if the first branch that gave it is, in the order of their paths: all others
+    were grouped with that one.
     """
     keys = [vote_of(branch) for branch in branches]
-    right = {key: branch["correct"] for key, branch in zip(reversed(keys), reversed(branches), strict=True)}
+    first = sorted(branches, key=lambda branch: branch["path"])
+    right = {vote_of(branch): branch["correct"] for branch in reversed(first)}
     counts = Counter(keys)
     invalid = counts.pop(None, 0)
     return [(count, right[key]) for key, count in counts.items()], invalid

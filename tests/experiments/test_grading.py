@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
 from experiments.eval.compare.runs import check_comparable, load_rows
+from experiments.eval.leaderboard.board import predictions_of
+from experiments.eval.select import load, score
 from experiments.runs.data import load_task
-from experiments.runs.job import run
+from experiments.runs.job import run, votes_by_path
 from experiments.runs.own_classes import checked_parts, code_files, code_fingerprint
 from experiments.runs.schema import DatasetConfig
+from experiments.runs.summary import pass_share, votes
+from search.selection import all_rules
 from tests.helpers.configurations import configuration
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from tests.helpers.tiers import some_quick
@@ -289,3 +294,59 @@ def test_the_code_is_that_of_the_users_files_alone(place: Path, monkeypatch: pyt
     assert code_files("math") == []
     for name in [name for name in sys.modules if name.startswith("my_package")]:
         monkeypatch.delitem(sys.modules, name)
+
+
+# ---------------------------------------------------------------- votes
+
+
+VOTING = """
+def read(text):
+    return text.strip() or None
+
+def same_tone(gold, answer):
+    return len(answer) % 2 == len(gold) % 2
+
+def third_like_first(gold, answer):
+    return abs(len(gold) - len(answer)) <= 1
+"""
+
+
+def test_a_grader_of_ones_own_groups_the_votes_of_a_whole_run(place: Path) -> None:
+    """Search, records, maj@k, the rules of select and the leaderboard's predictions count one answer in all spellings
+    that the grader calls the same."""
+    (place / "my_votes.py").write_text(VOTING)
+    sampled = ["search=self_consistency", "search.n=6", "search.max_tokens=4", "verifier=none"]
+    own = ["dataset.extract=my_votes.read", "dataset.grader=my_votes.same_tone"]
+    summary = run(composed(place, *own, search=sampled))
+    found = records(place)
+    unlike = 0
+    for record in found:
+        branches = sorted(record["branches"], key=lambda branch: branch["path"])
+        tones = [len(branch["answer"]) % 2 for branch in branches]
+        majority_tone = max(tones, key=tones.count)  # the first of equals
+        assert len(record["answer"]) % 2 == majority_tone
+        assert len({branch["vote"] for branch in branches}) == len(set(tones))
+        unlike += len({branch["answer"] for branch in branches}) > len(set(tones))
+        share = tones.count(len(record["gold"]) % 2) / len(tones)
+        counts = {(count, right) for count, right in votes(branches)[0]}
+        assert counts == {(tones.count(tone), tone == len(record["gold"]) % 2) for tone in tones}
+        assert pass_share(record, 1) == pytest.approx(share)
+        assert record["correct"] == (majority_tone == len(record["gold"]) % 2)
+    assert unlike  # some answers are spelt in several ways
+    rows = score(load(place / "outputs" / "r"), [rule for rule in all_rules() if rule.name == "majority"])
+    assert rows[-2]["n"] == 6 and rows[-2]["accuracy"] == summary["accuracy"]
+    for record in found:
+        first = sorted(record["branches"], key=lambda branch: branch["path"])[:4]
+        tones = [len(branch["answer"]) % 2 for branch in first]
+        right = max(tones, key=tones.count) == len(record["gold"]) % 2
+        assert predictions_of(record)["pred_maj@4"][1] == right
+
+
+def test_records_group_votes_in_the_order_of_the_paths(place: Path) -> None:
+    """Where equality is not transitive, the order decides: the search's, and not that of the scores."""
+    (place / "my_votes.py").write_text(VOTING)
+    graded = task(place, extract="my_votes.read", grader="my_votes.third_like_first")
+    by_score = [((1,), "22"), ((2,), "333"), ((0,), "1")]  # 22 is like the two others, which are unlike each other
+    branches = [SimpleNamespace(path=path) for path, _ in by_score]
+    result = SimpleNamespace(problem=graded.problems[0], branches=branches)
+    assert votes_by_path(result, graded, [answer for _, answer in by_score]) == ["1", "333", "1"]  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from experiments.runs.summary import failure_reasons, seconds_at_work, summarise
 
 def test_answers_that_are_the_same_number_are_one_vote() -> None:
     answers = ["3", None, "4", "3.0", " ", "4"]
-    branches = [{"answer": answer, "correct": answer == "4"} for answer in answers]
+    branches = [{"path": [i], "answer": answer, "correct": answer == "4"} for i, answer in enumerate(answers)]
     assert votes(branches) == ([(2, False), (2, True)], 2)
 
 

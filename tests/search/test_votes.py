@@ -100,11 +100,11 @@ def test_probes_agree_on_answers_and_not_on_spellings() -> None:
 
 
 BRANCHES = [
-    {"answer": "5 cm", "vote": "5", "correct": True},
-    {"answer": "7", "vote": "7", "correct": False},
-    {"answer": "x=5", "vote": "5", "correct": True},
-    {"answer": "7.0", "vote": "7", "correct": False},
-    {"answer": "5", "vote": "5", "correct": True},
+    {"path": [0], "answer": "5 cm", "vote": "5", "correct": True},
+    {"path": [1], "answer": "7", "vote": "7", "correct": False},
+    {"path": [2], "answer": "x=5", "vote": "5", "correct": True},
+    {"path": [3], "answer": "7.0", "vote": "7", "correct": False},
+    {"path": [4], "answer": "5", "vote": "5", "correct": True},
 ]
 
 
@@ -113,7 +113,12 @@ def test_records_keep_what_a_branch_voted_for() -> None:
     assert votes(BRANCHES) == ([(3, True), (2, False)], 0)
     assert majority([Sample.of_record(branch) for branch in BRANCHES]) == 0
     assert chosen_branch({"answer": "x=5", "branches": BRANCHES}) is BRANCHES[0]
-    old = [{"answer": branch["answer"], "correct": branch["correct"]} for branch in BRANCHES]
+    old = [{key: branch[key] for key in ("path", "answer", "correct")} for branch in BRANCHES]
+    mixed = [
+        {**BRANCHES[4], "correct": False},
+        *BRANCHES[:4],
+    ]  # not transitive: the first by its path says what is right
+    assert votes(mixed) == votes(BRANCHES)
     assert votes(old)[0] == [(1, True), (2, False), (1, True), (1, True)]  # records of before
 
 

@@ -9,7 +9,7 @@ from ttc.checks import check_kind
 from ttc.errors import InvalidInput
 from ttc.text.boxes import boxed
 from ttc.text.choices import find_choice, stated_choice
-from ttc.text.numbers import as_number, without_unit
+from ttc.text.numbers import as_number, hyphened, without_unit
 from ttc.text.thoughts import ANY, ThinkingMarks
 
 __all__ = ["KINDS", "boxed", "check_gold", "extract_answer"]
@@ -94,7 +94,7 @@ def _number(text: str) -> str | None:
     if content is not None and len(numbers) > 1 and as_number(without_unit(content)) is not None:
         return content.strip()  # \frac{3}{4}, or 12 000
     numbers = numbers or _NUMBER.findall(text)
-    return _hyphened(numbers[-1]) if numbers else None
+    return hyphened(numbers[-1]) if numbers else None
 
 
 def _strict(text: str) -> str | None:
@@ -103,13 +103,8 @@ def _strict(text: str) -> str | None:
         while equation := _STATED_SUM.match(text, place):
             place = equation.end()
         if number := _NUMBER_HERE.match(text, place):
-            return _hyphened(number[1])
+            return hyphened(number[1])
     return None
-
-
-def _hyphened(number: str) -> str:
-    """A number whose minus, if there is one, is a hyphen."""
-    return number.replace("−", "-").replace("–", "-")
 
 
 def _boxed(text: str) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from ttc.text.math_equality import math_equal
-from ttc.text.numbers import MAX_CHARS, as_number, without_unit
+from ttc.text.numbers import MAX_CHARS, as_number, hyphened, without_unit
 
 Same = Callable[[str, str], bool]
 """Whether two answers are the same; where one is a gold answer, it comes first."""
@@ -49,7 +49,7 @@ _short = lru_cache(maxsize=2**14)(_spelling)
 
 def same_answer(gold: str, predicted: str | None, kind: str = "number") -> bool:
     """Whether `predicted` is right: spelt the same (`canonical`), or of kind "math" equal by
-    math-verify, gold first.
+    math-verify, gold first. To it an en dash is no minus, so that it is asked with hyphens.
 
     A comparison that takes too long counts as not equal (see `ttc.text.math_equality`). Never
     raises for any text.
@@ -61,7 +61,7 @@ def same_answer(gold: str, predicted: str | None, kind: str = "number") -> bool:
         return left is not None
     if kind != "math" or left is None or right is None or _apart(gold, predicted):
         return False
-    return math_equal(gold, predicted)
+    return math_equal(hyphened(gold), hyphened(predicted))
 
 
 def ballots(answers: Sequence[str | None], kind: str = "text", same: Same | None = None) -> list[str | None]:
@@ -116,4 +116,4 @@ def _plain_math(plain: str) -> str:
         return plain
     braced = re.sub(r"\\[dt]frac(?=\d)", r"\\frac", plain)
     braced = _SHORT_FRACTION.sub(lambda m: rf"\frac{{{m[1] or m[2]}}}{{{m[3] or m[4]}}}", braced)
-    return _AROUND.sub(r"\1", braced).strip(" $")
+    return _AROUND.sub(r"\1", hyphened(braced)).strip(" $")

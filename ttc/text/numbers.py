@@ -40,7 +40,7 @@ def as_number(answer: str) -> Fraction | None:
     \\frac{3}{4}), or None."""
     if len(answer) > MAX_CHARS:
         return None
-    plain = _SIGNS.sub("", answer.translate(_AS_HYPHEN)).strip().rstrip(".")
+    plain = _SIGNS.sub("", hyphened(answer)).strip().rstrip(".")
     plain = _FRACTION.sub(_slashed, plain).strip()
     if mixed := _MIXED.fullmatch(plain):
         sign, whole, part = mixed.groups()
@@ -53,6 +53,11 @@ def as_number(answer: str) -> Fraction | None:
         return Fraction(plain)
     except (ValueError, ZeroDivisionError):
         return None
+
+
+def hyphened(answer: str) -> str:
+    """An answer in which every minus is a hyphen."""
+    return answer.translate(_AS_HYPHEN)
 
 
 def without_unit(answer: str) -> str:

@@ -62,7 +62,7 @@ def cell_row(cell: Cell, run: Run) -> Figures:
 def predictions_right(run: Run) -> dict[str, float]:
     """pred_naive@n, pred_weighted@n and pred_maj@n: the share of problems whose prediction is right, for n = 1, 2, 4,
     ... up to the candidates that every solved problem has. The first two need scores."""
-    found = [_predictions(record) for record in run.records.values()]
+    found = [predictions_of(record) for record in run.records.values()]
     solved = [predictions for predictions in found if predictions]
     shared = [name for name in (solved[0] if solved else {}) if all(name in predictions for predictions in solved)]
     return {name: sum(p[name][1] for p in solved) / len(found) for name in shared}
@@ -73,7 +73,7 @@ def write_predictions(run: Run, out: Path) -> None:
     with out.open("w", encoding="utf-8") as file:
         for name, record in run.records.items():
             line = {"unique_id": name, "problem": record.get("question"), "answer": record.get("gold")}
-            line |= {key: f"\\boxed{{{answer or ''}}}" for key, (answer, _) in _predictions(record).items()}
+            line |= {key: f"\\boxed{{{answer or ''}}}" for key, (answer, _) in predictions_of(record).items()}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
@@ -156,7 +156,7 @@ def _every(rows: Sequence[Figures]) -> Table:
     return Table("Every run", columns, lines, notes)
 
 
-def _predictions(record: dict[str, Any]) -> dict[str, tuple[str | None, bool]]:
+def predictions_of(record: dict[str, Any]) -> dict[str, tuple[str | None, bool]]:
     """Each rule's answer among the first n candidates, and whether it is right, by its column's name."""
     branches = sorted(counted(record), key=lambda branch: branch["path"])
     samples = [Sample.of_record(branch) for branch in branches]

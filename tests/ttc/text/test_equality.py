@@ -38,6 +38,9 @@ SAME = [
     ("-3", "–3", "number", PEOPLE),  # the en dash
     ("0.5", r"\frac12", "number", MATH),
     ("12000", "12 000", "number", PEOPLE),
+    ("x-1", "x–1", "math", PEOPLE),
+    ("1-x", "–x + 1", "math", PEOPLE),
+    ("(-1,2)", "(–1, 2)", "math", PEOPLE),
     ("5", "5 cm", "number", MINERVA),
     ("5", r"5\text{ cm}", "number", MINERVA),
     ("25", r"25 \text{ cm}^2", "number", MINERVA),

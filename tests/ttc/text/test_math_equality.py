@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -12,9 +13,11 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ttc.errors import TTCError
 from ttc.text import math_equality
 from ttc.text.math_equality import MathPool, MathWorker, math_equal
 
@@ -80,18 +83,58 @@ def test_ctrl_c_is_not_the_workers_to_handle(pool: MathPool) -> None:
     assert pool.equal("x+1", "1+x")
 
 
+def refusing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[float]:
+    """No process starts so many times. Returns the pauses in between, which take no time here."""
+    pauses: list[float] = []
+    usual = subprocess.Popen
+
+    def popen(*words: Any, **how: Any) -> Any:
+        if len(pauses) < times:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return usual(*words, **how)
+
+    monkeypatch.setattr(math_equality.subprocess, "Popen", popen)
+    monkeypatch.setattr(math_equality.time, "sleep", pauses.append)
+    return pauses
+
+
+def test_a_machine_without_room_for_a_process_is_asked_again(monkeypatch: pytest.MonkeyPatch, pool: MathPool) -> None:
+    pauses = refusing(monkeypatch, 2)
+    assert pool.equal("x+1", "1+x") is True and pauses == [0.1, 1.0]
+
+
+def test_a_machine_that_starts_no_process_is_named(monkeypatch: pytest.MonkeyPatch, pool: MathPool) -> None:
+    """Not a raw OSError; and the pool is as before, once there is room."""
+    with monkeypatch.context() as patch:
+        refusing(patch, 99)
+        for _ in range(3):  # more than there are workers
+            with pytest.raises(TTCError, match=r"no process can be started for math-verify.*: .*Resource temp"):
+                pool.equal("x+1", "1+x")
+    assert pool.equal("x+1", "1+x") is True and pool.undecided == 0
+
+
+async def in_threads(pool: MathPool, pairs: list[tuple[str, str]]) -> list[bool | None]:
+    return await asyncio.gather(*(asyncio.to_thread(pool.equal, *pair) for pair in pairs))
+
+
+def test_asyncio_may_ask_from_threads(pool: MathPool) -> None:
+    assert asyncio.run(in_threads(pool, [(f"{i}x", f"x+{i - 1}x") for i in range(2, 12)])) == [True] * 10
+
+
 def test_long_answers_are_compared_by_their_spelling_alone() -> None:
     before = math_equality.undecided()
     assert not math_equal("5", "x+" * 1001 + "x") and math_equality.undecided() == before
 
 
 SCRIPT = """
-import os, sys
+import atexit, os, sys
 from ttc.text.equality import same_answer
+from ttc.errors import TTCError
 from ttc.text import math_equality
 
 assert not math_equality.shared_pool.idle  # nothing is started before it is needed
 assert same_answer("x+1", "1 + x", "math")
+atexit.register(lambda: same_answer("x+3", "3 + x", "math") or os._exit(3))  # also while it ends
 child = os.fork()
 assert same_answer("x+2", "2 + x", "math")  # in both: a fork has workers of its own
 if child:

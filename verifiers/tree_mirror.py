@@ -99,7 +99,6 @@ class TreeMirror:
         before the model runs.
         """
         with self.engine.lock:
-            self.follow_model()
             reads = self.follow(branches, layouts)
             self._read_suffixes(branches, layouts, reads)
             self._sweep()
@@ -110,6 +109,7 @@ class TreeMirror:
 
     def follow(self, branches: Sequence[Branch], layouts: Sequence[Layout]) -> list[list[Read]]:
         """Have the KV of each branch's text but its suffix, and the scores of that part."""
+        self.follow_model()
         for layout in layouts:
             self.engine.limits.check_context(len(layout.tokens) + len(layout.suffix) + 1)
         reads = [self._reads(layout) for layout in layouts]

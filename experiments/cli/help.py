@@ -105,6 +105,8 @@ Settings
   run.batch=N               the most problems under way at once (what there is room for)
   dataset.answer_kind=NAME  how answers are read by searches that compare them (number)
   model.thinking_marks=X    what tells thoughts from answers (what the model names); false for nothing
+  model.generation_settings=false
+                            do not apply the model's generation_config: a repetition penalty, banned words, ... (true)
   +dataset.chat_options.NAME=VALUE  what else the chat template takes
 
 All searches that rate use the verifier that is set. Groups and their choices are those of

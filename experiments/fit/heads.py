@@ -31,7 +31,7 @@ def find(arguments: argparse.Namespace) -> None:
         text = arguments.text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{arguments.text} cannot be read as a text: {error}") from error
-    engine = Engine.from_pretrained(arguments.model)
+    engine = Engine.from_pretrained(arguments.model, generation_settings=False)  # nothing is written
     tokens = engine.encode(text)[: arguments.tokens]
     shares = near_attention(engine, tokens, arguments.sink, arguments.window)
     heads = streaming_heads(shares, arguments.fraction)

@@ -144,6 +144,34 @@ def test_thinkprm_writes_a_verification_and_reads_the_verdict_after_it() -> None
     assert not verifier.mirror(engine).engine.memory.live
 
 
+def test_what_a_verifier_writes_is_as_its_models_generation_config_asks() -> None:
+    """ThinkPRM writes; a judge does not, so that a setting that no engine has is no matter to it."""
+    tokenizer = byte_tokenizer(IM, CHATML)
+    tokenizer.add_tokens([form for word in ("yes", "no") for form in (word, f" {word}")])
+    model = seeded(hf.Qwen2ForCausalLM, configuration("qwen2", tokenizer, initializer_range=0.1))
+    model.generation_config.suppress_tokens = list(range(0, len(tokenizer), 2))
+    written = list[int]()
+    engine, verifier = policy(), ThinkPRM((model, tokenizer), max_tokens=6)
+    branches = grown(engine, engine.root([1, 2]), "3 * 4 = 12")
+    own = verifier.mirror(engine).engine
+    generate = own.generate
+
+    def seen(thoughts: Any, *given: Any, **options: Any) -> None:
+        before = [len(thought.tokens) for thought in thoughts]
+        generate(thoughts, *given, **options)
+        for thought, length in zip(thoughts, before, strict=True):
+            written.extend(thought.tokens[length:])
+
+    own.generate = seen  # type: ignore[method-assign]
+    verifier.rate(branches, [QUESTION], engine)
+    assert len(written) == 6 and all(token % 2 for token in written)
+    model.generation_config.num_beams = 4
+    with pytest.raises(UnsupportedModel, match="num_beams=4"):
+        ThinkPRM((model, tokenizer)).rate(branches, [QUESTION], policy())
+    digits = byte_tokenizer(IM, CHATML)
+    LLMJudge((model, digits), grades=3).mirror(policy())
+
+
 def test_samples_of_thinkprm_need_a_temperature() -> None:
     with pytest.raises(InvalidInput, match="samples=4 would all be the same"):
         ThinkPRM("x", samples=4)

@@ -28,6 +28,7 @@ from ttc.cost_model.capture import Line, fit_line
 from ttc.memory.kv import LayerShape
 from ttc.model.extras import Extras
 from ttc.model.recording import REPLAY
+from ttc.model.unchanged import changes_nothing
 
 QUERY_NAMES = ("q_proj", "q_b_proj")
 """What transformers' models call projections that queries alone go through; regeneration leaves them out."""
@@ -270,7 +271,7 @@ def _keeper(regeneration: ref[Regeneration], layer: int) -> Any:
         if kwargs is not None and (alive := regeneration()) is not None:
             alive.keep(layer, args, kwargs)
 
-    return before
+    return changes_nothing(before)
 
 
 def _remove(handles: Sequence[Any]) -> None:

@@ -14,11 +14,12 @@ from copy import copy
 from itertools import chain, repeat
 from operator import attrgetter, call, getitem, is_, itemgetter
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+Hook = TypeVar("Hook", bound=Callable[..., Any])
 Getter = Callable[[dict[str, Any]], tuple[Any, ...]]
 SCALAR = (bool, int, float, str, type(None))
 COMMON = frozenset(vars(nn.Module())) | {"_is_hf_initialized", "training"}
@@ -67,7 +68,7 @@ class Noted:
         return [
             [*map(type, self.modules)],
             [*chain.from_iterable(map(dict.values, self._children))],
-            [*map(tuple, filter(None, self._hooks))],
+            [ids for hooks in self._hooks if hooks and (ids := _foreign(hooks))],
             [*map(dict.get, self._own, repeat("forward"))],
             [*map(call, self._getters, self._attributed)],
         ]
@@ -175,6 +176,18 @@ class _Weights:
 
 
 # ---------------------------------------------------------------- parts
+
+
+def changes_nothing(hook: Hook) -> Hook:
+    """Mark a hook of the engine's own, which reads and changes nothing: no look counts it, so that
+    an engine which comes or goes is no change of the model for another one."""
+    hook.changes_nothing = True  # type: ignore[attr-defined]
+    return hook
+
+
+def _foreign(hooks: dict[int, Any]) -> tuple[int, ...]:
+    """The hooks that somebody else has registered, by their numbers."""
+    return tuple(n for n, hook in hooks.items() if not hasattr(hook, "changes_nothing"))
 
 
 def _attributes(own: Iterable[dict[str, Any]]) -> tuple[list[Getter], list[dict[str, Any]]]:

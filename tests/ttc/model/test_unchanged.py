@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ from transformers.models.llama import modeling_llama
 
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.models import build, prompt, small
+from tests.helpers.tokenizers import Letters
+from ttc import Capture, Engine
 from ttc.attention.installing import install, lent
 from ttc.model.unchanged import Watch
 
@@ -216,3 +219,15 @@ def test_what_was_made_of_a_model_is_let_go_at_a_change() -> None:
             watch.unchanged()
     watch.on_change.pop()
     assert not watch.unchanged()
+
+
+def test_an_engine_that_keeps_activations_comes_and_goes_without_a_change() -> None:
+    engine = Engine(build("llama"), Letters())
+    watch = engine.runner.watch
+    other = Engine(engine.model, Letters(), memory=Capture(2**16 / 2**30))
+    assert any(module._forward_pre_hooks for module in engine.model.modules())
+    assert watch.unchanged()
+    del other
+    gc.collect()
+    assert not any(module._forward_pre_hooks for module in engine.model.modules())
+    assert watch.unchanged()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from search.base import COUNT, Case, Limit, Request, Search, SearchSteps, drop_gated
 from search.growing import drop_repeated
 from search.selection import C, best_first, by_path, vote
-from ttc.approximate.confidence import mean_of_own
+from ttc.approximate.branch_confidence import mean_of_own
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Expand, Extract, Need, Rate, Release, Step
 from ttc.ranking import comparable

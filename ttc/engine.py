@@ -24,12 +24,12 @@ from ttc.locking import one_at_a_time
 from ttc.memory.manager import KVMemory
 from ttc.model.adapters import check_adapters
 from ttc.model.binding import bind_policy
-from ttc.model.choice import Choice, runner_for
 from ttc.model.device_map import DeviceMap, devices_of
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.lens import Lens
 from ttc.model.limits import ModelLimits
 from ttc.model.runner import ModelRunner
+from ttc.model.runner_choice import Choice, runner_for
 from ttc.passes.arguments import (
     checked_extensions,
     checked_prompts,
@@ -66,7 +66,7 @@ class Engine:
     cache: what keeps the KV of idle branches within a number of blocks, None for no limit.
     sharing: what branches share, `Sharing("exact")` by default.
     gate: what stops branches that have fallen behind as they decode, None for nothing.
-    runner: what runs the model's layers, by name (see `ttc.model.choice.runner_for`) or one of your own.
+    runner: what runs the model's layers, by name (see `ttc.model.runner_choice.runner_for`) or one of your own.
     generation_settings: whether tokens are drawn as the model's generation_config asks (a repetition penalty, banned
         words, a least length, ...), as transformers' `generate` does. Its end tokens count in any case.
     Threads may share an engine; their calls run one after the other.
@@ -132,7 +132,7 @@ class Engine:
         placement: where its weights lie and its layers run, as `ttc.Streamed()`; None for all on the device.
         memory: as the constructor takes it, or "auto" or an `ttc.Auto` to have both chosen (`engine.chosen`).
         """
-        from ttc.placement.loading import load_runner
+        from ttc.placement.placed_loading import load_runner
 
         inspect.signature(cls).bind(model=None, tokenizer=None, **options)  # a misspelt option fails before the load
         device, over = (device, None) if device_map is None else devices_of(device_map, device)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ttc.approximate.confidence import mean_of_own
+from ttc.approximate.branch_confidence import mean_of_own
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend, Need
 from ttc.tree.branch import Branch

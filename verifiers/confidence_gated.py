@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ttc.approximate.confidence import clear_leader, confidence, gap_ratio
+from ttc.approximate.branch_confidence import clear_leader, confidence, gap_ratio
 from ttc.calibration.confidence_gate import GateCalibration, check_threshold
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput, VerifierError

@@ -14,9 +14,9 @@ from torch import Tensor
 from ttc.checks import check_kind
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
-from ttc.model.headed import HeadedModel
 from ttc.model.loading import load, load_headed
 from ttc.model.packed_linear import pack_linears
+from ttc.model.reward_heads import HeadedModel
 from ttc.protocols import Backend
 from ttc.text.chat import encoded, has_template
 from ttc.text.prompt import raw_tokens

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
-from ttc.model.headed import HeadedModel
 from ttc.model.loading import load, load_headed
 from ttc.model.packed_linear import PackedLinear, pack_linears
+from ttc.model.reward_heads import HeadedModel
 from verifiers.reward_model import RewardModel
 from verifiers.tree_mirror import TreeMirror
 

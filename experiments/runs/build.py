@@ -30,7 +30,7 @@ from ttc.model.loading import chosen_device, load_tokenizer
 from ttc.model.runner import ModelRunner
 from ttc.placement.auto import settled
 from ttc.placement.base import Placement
-from ttc.placement.loading import load_runner
+from ttc.placement.placed_loading import load_runner
 from ttc.protocols import Verifier
 from ttc.remote.backend import RemoteBackend, settings_beside
 from ttc.residency.resident import Resident

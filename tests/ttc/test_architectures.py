@@ -13,7 +13,7 @@ import transformers as hf
 
 import ttc.attention.plan
 import ttc.model.check
-import ttc.model.unchanged
+import ttc.model.model_changes
 import ttc.residency.base
 from experiments.lab.bench import architectures, small_models
 from tests.helpers.exactness import assert_like_plain, grow
@@ -208,7 +208,7 @@ def test_without_the_check_of_the_caches_windows_the_sweep_would_call_a_model_wr
 def test_a_model_whose_own_passes_change_it_is_called_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ttc.model.unchanged.Watch, "unchanged", lambda *_, **__: False)
+    monkeypatch.setattr(ttc.model.model_changes.Watch, "unchanged", lambda *_, **__: False)
     row = architectures.examine("llama")
     assert row == row | {"verdict": "wrong", "reason": "its own passes count as changes of it"}
 

@@ -11,7 +11,7 @@ import torch
 
 import ttc.attention.hf_hook
 import ttc.attention.kernels
-import ttc.model.extras
+import ttc.model.extra_arguments
 from experiments.lab.bench import small_models
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.tokenizers import Letters
@@ -116,6 +116,6 @@ def test_a_wrong_chunk_is_noticed_at_load(mistake: Any, monkeypatch: pytest.Monk
 
 
 def test_positions_counted_by_place_are_noticed_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ttc.model.extras, "asks_for_length", lambda module: False)
+    monkeypatch.setattr(ttc.model.extra_arguments, "asks_for_length", lambda module: False)
     with pytest.raises(UnsupportedModel, match="query of layer 3"):
         Engine(copy.deepcopy(plain()), Letters())

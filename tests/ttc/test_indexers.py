@@ -16,7 +16,7 @@ from tests.helpers.models import prompt
 from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Capture, ContextExceeded, Engine, Layerwise, Paged, UnsupportedModel
-from ttc.model.extras import Extras, all_chosen
+from ttc.model.extra_arguments import ExtraArguments, all_chosen
 
 CHOICES: dict[str, tuple[dict[str, int], int]] = {
     # what limits the choice, and the tokens up to which all are chosen
@@ -95,7 +95,7 @@ def test_the_models_own_indexers_run_outside_the_engine() -> None:
 
 
 def test_a_model_without_indexers_is_given_nothing() -> None:
-    extras = Extras(plain("minimax_m3_vl_text"))
+    extras = ExtraArguments(plain("minimax_m3_vl_text"))
     with extras.running() as arguments:
         assert not extras and arguments == {}
     assert all_chosen(plain("minimax_m3_vl_text")) is None

@@ -25,7 +25,7 @@ from tests.helpers.reward_models import (
     seeded,
 )  # fmt: skip
 from ttc import Engine, InvalidInput, UnsupportedModel
-from ttc.model.headed import HeadedModel
+from ttc.model.reward_heads import HeadedModel
 from verifiers import LLMJudge, OutcomeReward, QwenPRM, SkyworkPRM, ThinkPRM, ValueHead
 from verifiers.self_verifier import spellings
 

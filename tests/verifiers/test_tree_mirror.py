@@ -19,7 +19,7 @@ from tests.helpers.offloading import KIB
 from tests.helpers.reward_models import CHATML, IM, byte_tokenizer, configuration, grown, policy, seeded
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Headwise, InvalidInput, Layerwise, OutOfMemory, Paged, Resident
-from ttc.model.headed import HeadedModel
+from ttc.model.reward_heads import HeadedModel
 from ttc.tree.branch import Branch
 from verifiers import EnsembleVerifier, QwenPRM
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ttc.approximate.confidence import clear_leader, confidence, gap_ratio
+from ttc.approximate.branch_confidence import clear_leader, confidence, gap_ratio
 from ttc.checks import check_fields
 from ttc.errors import InvalidInput
 from ttc.tree.branch import Branch

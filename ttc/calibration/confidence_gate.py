@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from ttc.approximate.confidence import clear_leader
+from ttc.approximate.branch_confidence import clear_leader
 from ttc.calibration.file import CalibrationFile
 from ttc.calibration.statistics import check_counts, clopper_pearson, quantile, quantiles
 from ttc.errors import InvalidInput

@@ -15,7 +15,7 @@ from transformers.initialization import no_init_weights
 from ttc.attention.plan import DecodePlan, Plan
 from ttc.calibration.contexts import uncomputed
 from ttc.engine import Engine
-from ttc.model.choice import Choice, runner_for
+from ttc.model.runner_choice import Choice, runner_for
 from ttc.residency.base import Residency
 from ttc.tree.branch import Branch
 
@@ -28,7 +28,7 @@ NUMBERS = (1 << 20) - 3
 class PassTimer:
     """An engine over a model of this configuration with random weights, as `Engine.from_pretrained` would run it.
 
-    config: of transformers. No second copy of the weights is made. runner, pack: see `ttc.model.choice.runner_for`.
+    config: of transformers. No second copy of the weights is made. runner, pack: see `runner_for`.
     memory: a policy, None for all KV on the device. Raises UnsupportedModel for a model that the engine does not run.
     """
 

@@ -27,7 +27,7 @@ from ttc.errors import UnsupportedModel
 from ttc.memory.kv import KV, LayerKV, LayerShape
 from ttc.model.cache_windows import SINGLE_TOKENS, check_windows, generates_cache, keeps_windows, last_logits
 from ttc.model.device_map import is_spread
-from ttc.model.extras import Extras, all_chosen
+from ttc.model.extra_arguments import ExtraArguments, all_chosen
 from ttc.model.masks import Sight, check_masks, stated_windows
 from ttc.model.recording import (
     RECORD,
@@ -127,7 +127,7 @@ class ModelCheck:
     def __init__(self, model: Any):
         self.model, self.config = model, model.config.get_text_config()
         self.windows = stated_windows(self.config)
-        self.extras = Extras(model)
+        self.extras = ExtraArguments(model)
         longest: int = getattr(self.config, "max_position_embeddings", None) or -1  # XLNet says -1, as it has no limit
         self.most = longest if longest > 0 else 1 << 17
         self.most = min(self.most, all_chosen(model) or self.most)
@@ -335,7 +335,7 @@ class ModelCheck:
         if [call.module for call in calls] != [call.module for call in packed]:
             raise UnsupportedModel("its layers call attention in another order over packed rows")
         for call, again in zip(calls, packed, strict=True):
-            if again.mask is not None and again.mask.numel() > 1:  # one element is what `Extras` gives
+            if again.mask is not None and again.mask.numel() > 1:  # one element is what `ExtraArguments` gives
                 raise UnsupportedModel(f"layer {call.layer} builds a mask of its own, which the engine does not use")
             for option in ("scaling", "sliding_window", "softcap"):
                 if call.options.get(option) != again.options.get(option):

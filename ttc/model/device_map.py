@@ -9,7 +9,7 @@ import torch
 from accelerate.utils import find_tied_parameters, get_balanced_memory, get_max_memory, infer_auto_device_map
 
 from ttc.errors import InvalidInput, OutOfMemory, UnsupportedModel
-from ttc.model.time_steps import LeastTimeStep
+from ttc.model.least_time_step import LeastTimeStep
 
 DeviceMap = str | int | torch.device | Mapping[str, Any]
 """What transformers takes as `device_map`: a device, the name of a strategy, or each module's device by its name."""

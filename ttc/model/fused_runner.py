@@ -15,9 +15,9 @@ from ttc.attention.kernels import Layer
 from ttc.attention.plan import Plan
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import LayerShape
-from ttc.model.program import Program, layers_kernel
+from ttc.model.cpu_program import Program, layers_kernel
+from ttc.model.llama_structure import Decoder
 from ttc.model.runner import HuggingFaceRunner
-from ttc.model.structure import Decoder
 from ttc.trace import Trace
 
 ROWS = 16

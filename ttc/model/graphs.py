@@ -20,7 +20,7 @@ from ttc.attention.hf_hook import attending
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.plan import DecodePlan, Plan
 from ttc.memory.upload import upload
-from ttc.model.unchanged import Noted, Watch
+from ttc.model.model_changes import Noted, Watch
 
 SWITCH = "TTC_GRAPHS"
 """The environment variable that turns graphs off when it is 0."""

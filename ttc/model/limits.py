@@ -8,7 +8,7 @@ from operator import index
 from typing import Any
 
 from ttc.errors import ContextExceeded, InvalidInput
-from ttc.model.extras import all_chosen
+from ttc.model.extra_arguments import all_chosen
 from ttc.model.generation_settings import end_tokens
 
 CHANGING = "longrope", "dynamic"

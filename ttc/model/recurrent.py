@@ -17,9 +17,9 @@ from transformers.cache_utils import Cache, DummyLayer, LinearAttentionLayer
 
 from ttc.errors import UnsupportedModel
 from ttc.memory.states import Part, StateBatch, StateShape, Tensors
-from ttc.model.replaced import Function, called_by, forward_with
+from ttc.model.least_time_step import UPDATE, LeastTimeStep
+from ttc.model.replaced_functions import Function, called_by, forward_with
 from ttc.model.single_token import REPLACEMENTS
-from ttc.model.time_steps import UPDATE, LeastTimeStep
 
 CACHE_NAMES = ("cache_params", "past_key_values")
 """What transformers' modules call the cache that they are given."""
@@ -30,7 +30,7 @@ class Recurrent:
 
     layers: the numbers of the layers that they belong to. by_token: modules that do not go on from a state with several
     tokens at once get them one by one; the check at load finds which. knows_opening: what a token gives depends on
-    whether it stands before a branch's first generated one (see `ttc.model.time_steps`). shape: what they keep of a
+    whether it stands before a branch's first generated one (see `least_time_step.py`). shape: what they keep of a
     sequence, known once a pass has run.
     """
 

@@ -26,9 +26,9 @@ from ttc.attention.installing import attention_set_to
 from ttc.attention.plan import Plan
 from ttc.cost_model.capture import Line, fit_line
 from ttc.memory.kv import LayerShape
-from ttc.model.extras import Extras
+from ttc.model.extra_arguments import ExtraArguments
+from ttc.model.model_changes import changes_nothing
 from ttc.model.recording import REPLAY
-from ttc.model.unchanged import changes_nothing
 
 QUERY_NAMES = ("q_proj", "q_b_proj")
 """What transformers' models call projections that queries alone go through; regeneration leaves them out."""
@@ -112,7 +112,7 @@ class Regeneration:
     """
 
     def __init__(self, model: Any, shapes: Sequence[LayerShape], timed: bool = False, first: int = 0):
-        self.model, self.extras, self.tables, self.first = model, Extras(model), list[_Table](), first
+        self.model, self.extras, self.tables, self.first = model, ExtraArguments(model), list[_Table](), first
         self.modules, self.calls = list[Any](), list[_Call]()
         self.shapes, self.kv_gen = tuple[LayerShape, ...](), cast(Line | None, None)
         with torch.inference_mode():

@@ -19,11 +19,11 @@ from ttc.memory.upload import upload
 from ttc.model.adapters import check_adapters
 from ttc.model.check import examine
 from ttc.model.device_map import check_places, is_spread
-from ttc.model.extras import Extras
+from ttc.model.extra_arguments import ExtraArguments
 from ttc.model.graphs import graphs_for
+from ttc.model.model_changes import Watch
 from ttc.model.quantized import check_rows_apart
 from ttc.model.recurrent import Recurrent
-from ttc.model.unchanged import Watch
 from ttc.trace import Trace
 
 
@@ -51,7 +51,7 @@ class ModelRunner(Protocol):
 class HuggingFaceRunner:
     """Runs a transformers model, whose attention implementation is set to the engine's own.
 
-    reason: why it was chosen (see `ttc.model.choice`).
+    reason: why it was chosen (see `ttc.model.runner_choice`).
     streamed_layer_bytes: weights that cross the link for a layer in every pass.
     Raises UnsupportedModel when the model's attention cannot be served exactly.
     """
@@ -69,7 +69,7 @@ class HuggingFaceRunner:
         self.spread = is_spread(model)
         self.dtype: torch.dtype = model.dtype
         self.trace: Trace | None = None
-        self.extras = Extras(model)
+        self.extras = ExtraArguments(model)
         by_modules = self.recurrent is not None or bool(self.extras)
         self.watch = Watch(model)
         self.graphs = None if by_modules else graphs_for(self.watch, self.device)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.activations import ACT2FN
 
-from ttc.model.replaced import Function
+from ttc.model.replaced_functions import Function
 
 
 def gated_delta_rule(replaced: Function) -> Function:

@@ -20,7 +20,7 @@ class Segment:
     refs: the branches that end here plus the children. The trunk is the empty segment above all roots.
     state: of models with recurrent layers, their state after the last token, None where none was kept.
     opening: how many tokens stand before the first generated one of the branch that made the segment, for models that
-        compute these differently (`ttc.model.time_steps`); 0 for all others.
+        compute these differently (`ttc.model.least_time_step`); 0 for all others.
     """
 
     def __init__(self, tokens: list[int], kv: KV | None, parent: Segment | None, opening: int = 0):

@@ -20,7 +20,7 @@ from search import Search
 from search.config import SearchConfig
 from search.options import SolveOptions
 from search.solving import results_of
-from ttc.approximate.confidence import confidence, gap_ratio
+from ttc.approximate.branch_confidence import confidence, gap_ratio
 from ttc.calibration.confidence_gate import GateCalibration, Observation, calibrate
 from ttc.calibration.early_exit import ExitCalibration, calibrate_exit
 from ttc.calibration.layer_profile import Profile, look_layers

@@ -17,9 +17,9 @@ from experiments.runs.provenance import provenance
 from ttc.attention.plan import Plan
 from ttc.calibration.bandwidth import read_bandwidth
 from ttc.engine import Engine
+from ttc.model.cpu_program import Program
 from ttc.model.loading import load
 from ttc.model.packed_linear import PackedProduct
-from ttc.model.program import Program
 from ttc.scheduler import batch
 
 CASES = ((64, 1), (4096, 8))

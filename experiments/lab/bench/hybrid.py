@@ -17,7 +17,7 @@ from experiments.lab.bench.prefix import timed_generate
 from experiments.lab.bench.small_models import Characters
 from experiments.runs.provenance import provenance
 from ttc.engine import Engine
-from ttc.model.choice import runner_for
+from ttc.model.runner_choice import runner_for
 
 PREFIX, BRANCHES, NEW_TOKENS, ROUNDS = 1024, 16, 32, 5
 SHAPE = {

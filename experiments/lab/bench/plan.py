@@ -31,8 +31,8 @@ from ttc.cost_model.device_profile import RATES, DeviceProfile, LinkProfile
 from ttc.cost_model.options import Machine, Option, best
 from ttc.cost_model.policies import Steps
 from ttc.decoder_layers import decoder_layers
-from ttc.model.choice import runner_for
 from ttc.model.partition import partition_units
+from ttc.model.runner_choice import runner_for
 from ttc.placement.auto import Planned
 
 DTYPE = torch.bfloat16

@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.engines import make_engine
 from tests.helpers.tokenizers import text
 from ttc import BeamGroups, Branch, DecodeGate, Engine, InvalidInput, OutOfMemory, Paged
-from ttc.approximate.confidence import confidence, gap_ratio
+from ttc.approximate.branch_confidence import confidence, gap_ratio
 
 SURE = DecodeGate(theta=0.0, r_gap=0.0)
 STEPS = 12

@@ -15,7 +15,7 @@ from tests.helpers.models import COMMON, build, prompt, small
 from ttc import Engine, UnsupportedModel
 from ttc.model.cache_windows import generates_cache, last_logits
 from ttc.model.check import examine
-from ttc.model.headed import HeadedModel
+from ttc.model.reward_heads import HeadedModel
 
 
 def model_of(config_class: Any, **settings: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-import ttc.model.program
+import ttc.model.cpu_program
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import COMMON, build, prompt, small
@@ -21,11 +21,11 @@ from ttc import Engine, InvalidInput, UnsupportedModel
 from ttc.attention.fused import SWITCH
 from ttc.attention.plan import ExtendPlan, Piece
 from ttc.memory.kv import KV, LayerKV
-from ttc.model.choice import Differs, check_runner, runner_for
 from ttc.model.fused_runner import FusedRunner, has
+from ttc.model.llama_structure import decoder_of
 from ttc.model.packed_linear import can_pack
 from ttc.model.runner import HuggingFaceRunner
-from ttc.model.structure import decoder_of
+from ttc.model.runner_choice import Differs, check_runner, runner_for
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
 LLAMA3 = {
@@ -141,13 +141,13 @@ def test_two_threads_that_wait_for_each_other_find_what_one_finds(
     if dtype == torch.bfloat16 and not has("avx512bf16"):
         pytest.skip("this processor does not multiply bfloat16")
     model, before, teams = model_of("wide rows", dtype), torch.get_num_threads(), list[int]()
-    run = ttc.model.program.team()
+    run = ttc.model.cpu_program.team()
 
     def watched(function: int, parameters: int, threads: int) -> None:
         teams.append(threads)
         run(function, parameters, threads)
 
-    monkeypatch.setattr(ttc.model.program, "team", lambda: watched)
+    monkeypatch.setattr(ttc.model.cpu_program, "team", lambda: watched)
     found = []
     try:
         for threads in (1, 2):
@@ -262,13 +262,13 @@ def test_an_unknown_runner_is_refused() -> None:
 def test_compiled_layers_that_differ_from_the_modules_are_noticed_and_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    original = ttc.model.program.Program.normalise
+    original = ttc.model.cpu_program.Program.normalise
 
     def wrong(self: Any, norm: Any) -> None:
         original(self, norm)
         self._rows[-1][self.at.EPSILON] = 0x3F800000  # 1.0
 
-    monkeypatch.setattr("ttc.model.program.Program.normalise", wrong)
+    monkeypatch.setattr("ttc.model.cpu_program.Program.normalise", wrong)
     with pytest.raises(Differs, match="the queries of layer 0 differ"):
         runner_for(small(), "fused")
     with pytest.warns(UserWarning, match="runs by its own modules: the queries of layer 0 differ"):

@@ -15,7 +15,7 @@ from tests.helpers.tokenizers import Letters
 from ttc import Engine
 from ttc.attention.all_layers import Calls, all_layers
 from ttc.attention.plan import Plan
-from ttc.model.program import Program
+from ttc.model.cpu_program import Program
 from ttc.residency.paged import Paged
 
 KIB = 1 / 2**20

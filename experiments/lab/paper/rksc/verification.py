@@ -14,7 +14,7 @@ from experiments.runs.bootstrap import share
 from experiments.runs.screen import with_progress
 from search import solve
 from search.options import SolveOptions
-from ttc.approximate.confidence import clear_leader, confidence, gap_ratio
+from ttc.approximate.branch_confidence import clear_leader, confidence, gap_ratio
 from ttc.approximate.early_exit import EarlyExit
 from ttc.calibration.confidence_gate import Observation, percentiles
 from ttc.calibration.early_exit import Rating, agrees, paper_rule, replay

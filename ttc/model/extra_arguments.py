@@ -21,7 +21,7 @@ from ttc.attention.hf_hook import current_plan
 from ttc.errors import UnsupportedModel
 
 
-class Extras:
+class ExtraArguments:
     """What the passes of a model need beside tokens and positions; false where that is nothing."""
 
     def __init__(self, model: Any):

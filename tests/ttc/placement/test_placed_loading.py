@@ -16,7 +16,7 @@ CHILD = """
 import gc, sys, threading, time
 import torch
 from ttc import Split, Streamed
-from ttc.placement.loading import load_placed
+from ttc.placement.placed_loading import load_placed
 import ttc.model.loading
 ttc.model.loading.read_tokenizer = lambda *_: None
 

@@ -16,9 +16,9 @@ from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.memory.kv import KV, LayerKV
 from ttc.model.check import CHECK_TOKENS
 from ttc.model.fused_runner import FusedRunner, has
+from ttc.model.llama_structure import decoder_of
 from ttc.model.packed_linear import pack_linears
 from ttc.model.runner import HuggingFaceRunner, ModelRunner
-from ttc.model.structure import decoder_of
 
 Choice = Literal["auto", "fused", "modules"]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ttc.attention.fused_cpu import compiled
-from ttc.model.structure import Decoder, DecoderLayer
+from ttc.model.llama_structure import Decoder, DecoderLayer
 from ttc.threads import team
 
 GRAIN = 100_000

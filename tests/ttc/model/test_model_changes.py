@@ -17,7 +17,7 @@ from tests.helpers.models import build, prompt, small
 from tests.helpers.tokenizers import Letters
 from ttc import Capture, Engine
 from ttc.attention.installing import install, lent
-from ttc.model.unchanged import Watch
+from ttc.model.model_changes import Watch
 
 
 def a_weight_in_place(model: Any) -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ttc.model.replaced import Function, called_by
+from ttc.model.replaced_functions import Function, called_by
 
 UPDATE = "mamba2_selective_state_update"
 """transformers' function for single tokens."""

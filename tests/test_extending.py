@@ -77,6 +77,7 @@ def test_a_file_of_the_page_runs_as_printed(file: str, folder: Path, capsys: pyt
     assert re.search(SAYS[file], said, re.DOTALL | re.MULTILINE), said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", some_quick(JOBS, JOBS[:1]))
 def test_the_main_job_takes_a_part_of_ones_own(
     command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

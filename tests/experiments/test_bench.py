@@ -60,6 +60,7 @@ def test_tables_have_a_line_for_each_arm(rows: Rows) -> None:
     assert len(time_table({"time": {"rows": [rows["resident"]]}}).splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_the_sweeps_budget_makes_every_switch_move_something() -> None:
     model, case = tiny(layers=8), Case(4, 64, 64, 32)
     budget = sweep_budget(model, case)

@@ -68,6 +68,7 @@ def test_a_search_takes_the_rows_of_its_problems_and_best_of_8_fills_those_of_a_
     assert search.cases_for(["best_of_8", "best_of_16"], [1]) == [("best_of_8", 1, 1), ("best_of_16", 1, 1)]
 
 
+@pytest.mark.slow
 def test_every_way_takes_two_steps_of_each_case(model: str) -> None:
     cases = [{"prompts": [[504, 3575, 282], [504, 3575, 282, 260, 314]], "branches": 2}]
     engine, generate, floor = (list(way(model, cases, 3)) for way in steps.ARMS.values())
@@ -142,6 +143,7 @@ def measure(part: str, out: Path, rows: Path, model: str, **options: Any) -> dic
     return dict(json.loads(out.read_text()))
 
 
+@pytest.mark.slow
 def test_steps_are_written_as_they_come_and_a_way_that_fails_stops_no_other(
     rows: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

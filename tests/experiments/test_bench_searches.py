@@ -39,6 +39,7 @@ def test_settings_follow_from_how_many_answers_a_budget_pays_for() -> None:
     assert isinstance(many, BeamSearch) and (many.beam_size, many.beam_width) == (5, 4)
 
 
+@pytest.mark.slow
 def test_compute_optimal_search_is_fitted_on_the_other_half_of_the_problems() -> None:
     setting = budgets.default_task(40, [432])
     even_hard = "10" * 10 + "00" * 10  # of the even problems beams solve the hard ones, of the odd ones mcts
@@ -155,6 +156,7 @@ def test_the_table_has_a_line_for_each_row_and_marks_what_is_significant() -> No
     assert lines[4].endswith("| **-50.0** (p 0.003) |") and lines[5].endswith("|  |")
 
 
+@pytest.mark.slow
 def test_each_search_is_drawn_in_one_family(tmp_path: Path) -> None:
     members = [name for family in shown.FAMILIES.values() for name in family]
     assert sorted(members) == sorted(budgets.SEARCHES)

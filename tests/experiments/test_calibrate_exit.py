@@ -82,6 +82,7 @@ def test_the_report_says_what_an_exit_does() -> None:
 # ---------------------------------------------------------------- the jobs
 
 
+@pytest.mark.slow
 def test_a_calibration_and_the_run_that_uses_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "c.json"
     common = ["search=best_of_n", "search.n=3", "search.max_tokens=12", "run.batch=4", "verifier=self"]

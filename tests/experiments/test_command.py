@@ -198,6 +198,7 @@ def test_the_help_page_names_every_choice_and_only_settings_that_exist() -> None
         assert OmegaConf.select(config, key, default="absent") != "absent", key
 
 
+@pytest.mark.slow
 def test_every_example_of_the_help_page_can_be_composed() -> None:
     lines = [line.split()[3:] for line in page().splitlines() if line.startswith("  python -m experiments.run")]
     assert len(lines) == 7

@@ -121,6 +121,7 @@ def test_every_answer_of_a_run_is_read_and_graded_by_ones_own(place: Path) -> No
     assert len(asked) == len(set(asked))  # equal answers are graded once
 
 
+@pytest.mark.slow
 def test_a_vote_is_for_what_ones_own_function_reads(place: Path) -> None:
     voted = ["search=self_consistency", "search.n=5", "search.max_tokens=2", "verifier=none"]
     run(composed(place, "dataset.extract=my_grade.extract", search=voted))
@@ -237,6 +238,7 @@ PARTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", some_quick(PARTS, ["memory"]))
 def test_an_edited_part_of_ones_own_gives_no_old_results(place: Path, group: str) -> None:
     file = place / f"my_{group}.py"
@@ -311,6 +313,7 @@ def third_like_first(gold, answer):
 """
 
 
+@pytest.mark.slow
 def test_a_grader_of_ones_own_groups_the_votes_of_a_whole_run(place: Path) -> None:
     """Search, records, maj@k, the rules of select and the leaderboard's predictions count one answer in all spellings
     that the grader calls the same."""

@@ -42,6 +42,7 @@ def candidates(request: pytest.FixtureRequest, folder: Path) -> dict[str, Candid
     return measure.candidates(processor, dtype, folder / processor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 2, 5, 8, 45])
 def test_candidates_agree_with_float64(
     candidates: dict[str, Candidate], request: pytest.FixtureRequest, rows: int

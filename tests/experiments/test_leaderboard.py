@@ -106,6 +106,7 @@ def test_a_killed_leaderboard_goes_on_to_the_same_rows(place: Path) -> None:
     assert files == {path: path.stat().st_mtime_ns for path in folder.glob("*/records.jsonl")}
 
 
+@pytest.mark.slow
 def test_a_cell_that_cannot_run_leaves_the_others_their_rows(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models = [{"name": "missing", "model": "hf", "model.name": str(place / "nowhere")}]
     file = board(place, "some", seeds=[0], searches=["greedy"])

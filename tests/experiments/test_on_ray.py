@@ -30,6 +30,7 @@ def records(folder: Path) -> dict[str, Any]:
     return {record["id"]: without_costs(record) for record in lines}
 
 
+@pytest.mark.slow
 def test_a_worker_gives_back_the_files_of_its_shard(tmp_path: Path) -> None:
     words = place(tmp_path)
     found = Worker(words)({"shard": "2/3"})

@@ -134,6 +134,7 @@ def helm_rows() -> list[dict[str, Any]]:
     return helm.rows()
 
 
+@pytest.mark.slow
 def test_helm_prints_the_example_and_table_6_5(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], helm_rows: list[dict[str, Any]]
 ) -> None:

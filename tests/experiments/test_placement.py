@@ -31,6 +31,7 @@ def test_a_run_places_the_weights_as_it_is_told(folder: str) -> None:
     assert streamed.memory.link.gbps == 2
 
 
+@pytest.mark.slow
 def test_a_split_is_given_as_a_number_or_chosen(folder: str) -> None:
     split = make_engine(configuration("run", folder, "placement=split", "placement.k=3", "model.dtype=float32"))
     assert isinstance(split.runner, SplitRunner) and split.runner.k == 3

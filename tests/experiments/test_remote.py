@@ -31,6 +31,7 @@ def job(folder: Path, name: str, *more: str) -> dict[str, dict[str, Any]]:
     return {record["id"]: record for record in records}
 
 
+@pytest.mark.slow
 def test_a_run_on_a_server_has_the_records_of_a_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sesame")
     parts = small(context=1024, eos=EOS), Ascii()

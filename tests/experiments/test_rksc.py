@@ -112,6 +112,7 @@ def test_an_arm_that_does_not_do_what_it_says_is_caught(made: str, taken_for: st
         replace(arm, name=taken_for).solve(problem)
 
 
+@pytest.mark.slow
 def test_lossy_sharing_replaces_the_phrasings_that_differ() -> None:
     model, tokenizer = loaded(Setting.of("rksc_verify", []).config)
     phrasings = "search.phrasings=['{question} Reply with a number.','{question} Answer with a number.']"

@@ -162,6 +162,7 @@ def test_a_verifier_that_cannot_rate_is_known_before_the_run(tmp_path: Path, mon
     assert not list(tmp_path.glob("*/config.yaml"))
 
 
+@pytest.mark.slow
 def test_a_failed_problem_counts_as_wrong_until_it_is_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -102,6 +102,7 @@ def test_weights_that_changed_under_the_same_path_are_refused(place: Path) -> No
     assert len(records(place)) == 4
 
 
+@pytest.mark.slow
 def test_other_generation_settings_under_the_same_path_are_refused(place: Path) -> None:
     """The file of the settings is part of the weights' fingerprint, and the switch of the configuration."""
     run(composed(place, "dataset.limit=1"))
@@ -296,6 +297,7 @@ def test_records_do_not_depend_on_how_many_are_under_way(place: Path) -> None:
     assert by_id(place, "b3") == roughly(alone) and by_id(place, "bnull") == roughly(alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped_by", [KeyboardInterrupt, OSError])
 def test_a_run_that_is_stopped_in_the_middle_goes_on_to_the_same_records(
     place: Path, monkeypatch: pytest.MonkeyPatch, stopped_by: type[BaseException]

@@ -125,6 +125,7 @@ def test_without_a_consensus_the_whole_budget_is_spent() -> None:
     assert len(lengths(result)) == 9 and result.answer == "8"
 
 
+@pytest.mark.slow
 def test_the_defaults_are_the_published_ones_and_the_configurations_window_fits_its_texts() -> None:
     search = DeepConf(mode="online", max_tokens=64_000)
     assert (search.window, search.warmup, search.keep, search.consensus) == (2048, 16, 0.9, 0.95)

@@ -89,6 +89,7 @@ moves = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(moves)
 def test_a_problem_has_the_same_result_whenever_it_joins_and_whoever_leaves(

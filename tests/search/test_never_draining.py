@@ -157,6 +157,7 @@ class Passes:
         engine.runner.forward = watched  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_new_problems_begin_as_soon_as_rows_are_free() -> None:
     engine = make_engine(context=160)
     engine.limits.eos_ids = frozenset(range(65, 70))  # about one token in 25 ends a branch
@@ -225,6 +226,7 @@ def test_those_who_wait_at_the_same_token_are_rated_together() -> None:
     assert sizes == [6]
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_any_token_frees_everything() -> None:
     for kind in range(len(ENGINES)):
         for at in (2, 5, 9):

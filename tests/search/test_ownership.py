@@ -47,6 +47,7 @@ class Trouble:
         return [[1 - 1 / (1 + sum(branch.generated))] for branch in branches]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     search=st.sampled_from(SEARCHES),

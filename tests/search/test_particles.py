@@ -261,6 +261,7 @@ def exact_share(first: str) -> float:
     return sum(weight for text, weight in weights.items() if text[0] == first) / sum(weights.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ess_threshold", [0.0, 0.5, 1.0])
 def test_the_reference_is_drawn_from_the_target_wherever_particles_were_not_drawn_anew(ess_threshold: float) -> None:
     references: list[str] = []

@@ -138,6 +138,7 @@ def test_it_holds_for_samples_too(search: Search) -> None:
     assert [branch.text for branch in result.branches] == [" 5\n"] * len(result.branches)
 
 
+@pytest.mark.slow
 def test_records_of_a_run_hold_the_answer_alone(tmp_path: Path) -> None:
     chat = CHATS["zephyr"]
     words = tokenizer(chat.tokens, "bytes", None, None)

@@ -46,6 +46,7 @@ def counted(engine: Engine) -> list[int]:
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("search", "policy"), [(SEARCHES[0], Resident), (SEARCHES[1], Resident), (SEARCHES[0], BeamGroups)]
 )

@@ -111,11 +111,13 @@ def peak_of(engine: Engine, count: int) -> int:
     return engine.memory.device.peak_bytes
 
 
+@pytest.mark.slow
 def test_hundreds_of_problems_take_no_more_memory_than_a_few() -> None:
     few, many = (peak_of(make_engine(context=160), count) for count in (30, 300))
     assert many <= 1.3 * few  # questions with more digits are longer
 
 
+@pytest.mark.slow
 def test_prompts_are_computed_only_when_there_is_room() -> None:
     """With memory for a few problems, hundreds pass through it one after the other."""
     free = make_engine(context=160)

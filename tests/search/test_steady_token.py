@@ -54,6 +54,7 @@ class Calls:
         return next(files for files in steps if len(files) == length)
 
 
+@pytest.mark.slow
 def test_a_steady_token_of_a_beam_search_is_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine.from_pretrained("smollm2-135m", device="cpu", dtype="float32")
     if not isinstance(engine.runner, FusedRunner):

@@ -172,6 +172,7 @@ def test_an_ensemble_with_a_reward_model_tells_it_what_was_let_go() -> None:
 TREES = st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["ab", "ab\n", "c\nab", "\n", "dd\n\n"]), st.booleans()))
 
 
+@pytest.mark.slow
 @given(TREES.filter(len))
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_whatever_is_forked_rated_and_released_scores_are_those_of_the_text_alone(

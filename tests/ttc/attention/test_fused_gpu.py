@@ -63,6 +63,7 @@ def test_a_decode_step_on_a_tree_is_attended_as_by_softmax(shape: LayerShape, gr
     DecodeCase(shape, groups, TREE, 7, 5, torch.float32, DEVICE).check(layer, BOUND[torch.float32])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", LAYERS[::3], ids=str)
 @pytest.mark.parametrize(("shape", "groups"), some_quick(SHAPES, SHAPES[:1]), ids=str)
 def test_ragged_new_tokens_on_a_tree_are_attended_as_by_softmax(shape: LayerShape, groups: int, layer: Layer) -> None:

@@ -38,6 +38,7 @@ print(made.metadata.shared, ptx.count("mma"), ptx.count("cp.async.cg.shared.glob
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("capability", "kv", "dim", "block"), [slow((80, "bf16", 128, 64)), (90, "fp16", 64, 64)])
 def test_attention_compiles_to_matrix_products_fed_16_bytes_at_a_time(
     capability: int, kv: str, dim: int, block: int

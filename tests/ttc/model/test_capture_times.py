@@ -62,6 +62,7 @@ def test_it_is_measured_once_for_each_power_of_two_of_rows_and_counts_nowhere() 
     assert not memory.link.to_device_bytes and not memory.link.exposed_s
 
 
+@pytest.mark.slow
 def test_waits_for_weights_are_no_part_of_it_and_count_nowhere() -> None:
     model = opt()
     runner = Streamed(link_gbps=0.001).place(model, "cpu")
@@ -79,6 +80,7 @@ def test_with_recurrent_layers_it_is_left_out_as_in_the_paper() -> None:
     assert times.measure_forward(0, 1).slope == times.measure_forward(0, 1).intercept == 0
 
 
+@pytest.mark.slow
 def test_the_engine_makes_no_act_blocks_where_they_would_lose_and_says_why() -> None:
     """29 tokens take 4 ms over this link, and less to be generated; where the rest of a layer takes 10 ms, nothing can
     be gained."""

@@ -13,6 +13,7 @@ from ttc.model.loading import load
 from ttc.text.prompt import PromptTemplate
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_default_models_real_weights() -> None:
     model, tokenizer = load("smollm2-135m", device="cpu", dtype="float32")

@@ -64,6 +64,7 @@ PLACED = [*((Split(k=3), case) for case in APART), *((Streamed(), case) for case
 """Weights that attention itself uses, and of the above what layers keep for others, or do not run."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("placement", "case"),
     some_quick(PLACED, [PLACED[0], PLACED[-1]]),
@@ -82,6 +83,7 @@ def test_what_a_layer_computes_with_lies_where_it_runs(placement: Placement, cas
     assert any(homes) and not all(homes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [None, slow(BeamGroups(budget_gib=2 * SMALL)), slow(Headwise(budget_gib=SMALL))])
 def test_weights_that_stream_come_from_the_host_to_the_device(memory: Residency | None) -> None:
     plain, (device, _) = deeper("llama"), pretended_devices()

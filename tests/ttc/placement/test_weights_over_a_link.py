@@ -51,6 +51,7 @@ def test_a_pass_that_breaks_off_leaves_the_next_one_right(placement: Callable[..
         assert_like_plain(plain, branch)
 
 
+@pytest.mark.slow
 @PLACED
 def test_a_transfer_that_fails_is_raised_and_the_next_pass_is_right(
     placement: Callable[..., Placement], monkeypatch: pytest.MonkeyPatch

@@ -95,6 +95,7 @@ def test_states_of_layers_on_the_host_stay_there() -> None:
     assert_nothing_left(engine, [root, *branches])
 
 
+@pytest.mark.slow
 @PLACED
 @pytest.mark.parametrize("policy", [Layerwise, slow(BeamGroups), Paged, slow(Headwise)])
 def test_any_policy_governs_what_a_placement_leaves_it(policy: type[Residency], placement: str) -> None:

@@ -125,6 +125,7 @@ REFUSALS: dict[str, tuple[Fault, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refusal", REFUSALS)
 def test_a_refusal_belongs_to_its_own_problem(refusal: str) -> None:
     """Whatever holds a Z is refused. The other problems end as they would without it."""

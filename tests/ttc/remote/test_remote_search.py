@@ -78,6 +78,7 @@ def test_blank_lines_before_a_step_do_not_end_it() -> None:
         assert branch.usage.generated_tokens == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "search", [slow(BestOfN(n=4, max_tokens=20)), BeamSearch(beam_size=2, beam_width=2, step_tokens=8, max_steps=3)]
 )

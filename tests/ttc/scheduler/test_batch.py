@@ -104,6 +104,7 @@ def alone(ask: Ask, seed: int, index: int) -> Any:
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     requests=st.lists(asks, min_size=1, max_size=5),

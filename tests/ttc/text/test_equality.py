@@ -125,6 +125,7 @@ FORMULAS += ["x y", "e", "2e", "i", r"\log 2", r"\sin x", "0", "1-x", r"\frac{x}
 FORMULAS += ["ab", r"\text{ab}", "x=7", "y=5", "x+y=1", "2x+z=1", "x=y", "x=2y", "y=5%"]
 
 
+@pytest.mark.slow
 def test_what_is_told_apart_without_simplifying_is_different_by_math_verify_too() -> None:
     from math_verify import verify
 
@@ -133,6 +134,7 @@ def test_what_is_told_apart_without_simplifying_is_different_by_math_verify_too(
         assert equal(gold, predicted) is bool(verdict), (gold, predicted)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.integers(-(10**6), 10**6), st.integers(1, 1000), st.integers(0, 4))
 def test_numbers_far_apart_are_told_apart_as_math_verify_does(a: int, b: int, digits: int) -> None:

@@ -31,6 +31,7 @@ def pool() -> Iterator[MathPool]:
     pool.close()
 
 
+@pytest.mark.slow
 def test_a_comparison_without_end_counts_as_not_equal_and_the_next_one_works(
     pool: MathPool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -45,6 +46,7 @@ def test_a_comparison_without_end_counts_as_not_equal_and_the_next_one_works(
     assert pool.equal(r"\sqrt{8}", r"2\sqrt{2}") is True and pool.undecided == 1
 
 
+@pytest.mark.slow
 def test_grading_goes_on_and_counts_it(monkeypatch: pytest.MonkeyPatch, pool: MathPool) -> None:
     monkeypatch.setattr(math_equality, "shared_pool", pool)
     for gold in ("71", "72", "73"):  # the tower alone takes its time once, and not with each other answer
@@ -52,6 +54,7 @@ def test_grading_goes_on_and_counts_it(monkeypatch: pytest.MonkeyPatch, pool: Ma
     assert math_equality.undecided() == 1
 
 
+@pytest.mark.slow
 def test_threads_share_the_workers(pool: MathPool) -> None:
     pairs = [(f"{i}x", f"x+{i - 1}x") for i in range(2, 40)]
     with ThreadPoolExecutor(8) as threads:
@@ -59,6 +62,7 @@ def test_threads_share_the_workers(pool: MathPool) -> None:
     assert 1 <= len(pool.idle) <= 2
 
 
+@pytest.mark.slow
 def test_a_worker_that_died_is_replaced(pool: MathPool) -> None:
     assert pool.equal("x", "x")
     (worker,) = pool.idle
@@ -68,6 +72,7 @@ def test_a_worker_that_died_is_replaced(pool: MathPool) -> None:
     assert pool.equal("x", "x") is True
 
 
+@pytest.mark.slow
 def test_a_worker_that_says_nothing_is_given_up() -> None:
     worker = MathWorker()
     os.kill(worker.process.pid, signal.SIGSTOP)
@@ -77,6 +82,7 @@ def test_a_worker_that_says_nothing_is_given_up() -> None:
     assert worker.process.poll() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_not_the_workers_to_handle(pool: MathPool) -> None:
     assert pool.equal("x", "x")
     os.kill(pool.idle[0].process.pid, signal.SIGINT)
@@ -117,6 +123,7 @@ async def in_threads(pool: MathPool, pairs: list[tuple[str, str]]) -> list[bool 
     return await asyncio.gather(*(asyncio.to_thread(pool.equal, *pair) for pair in pairs))
 
 
+@pytest.mark.slow
 def test_asyncio_may_ask_from_threads(pool: MathPool) -> None:
     assert asyncio.run(in_threads(pool, [(f"{i}x", f"x+{i - 1}x") for i in range(2, 12)])) == [True] * 10
 
@@ -143,6 +150,7 @@ if child:
 """
 
 
+@pytest.mark.slow
 def test_a_plain_script_may_grade_and_ends_its_workers(tmp_path: Path) -> None:
     """No `if __name__ == "__main__"` is asked for, as multiprocessing would."""
     script = tmp_path / "script.py"

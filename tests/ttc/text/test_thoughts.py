@@ -348,6 +348,7 @@ def test_so_do_as_many_tokens(words: str) -> None:
     assert time.process_time() - start < 5
 
 
+@pytest.mark.slow
 def test_many_marks_are_all_found() -> None:
     text = "".join(f"<think>{i}</think>{-i}" for i in range(10_000))
     assert ANY.split(text).answer == "-9999" and extract_answer(text) == "-9999"

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from search.base import Case, Request, Search, SearchSteps, check_request
 from search.budget import Budget
@@ -16,8 +16,21 @@ from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.protocols import Append, Expand, Rate, Step
 from ttc.results import BranchRecord, Did, Node, Problem, Progress, Result, Status, Stopped
 from ttc.sampling import Sampling
+from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch, check_branches
 from ttc.tree.segment import common_prefix
+
+
+class Chat(NamedTuple):
+    """The conversation of a branch.
+
+    template: the words around its question. said: what follows that, the model's answers and the user's words in turn.
+    start: `len(tokens)` where the model's last answer begins.
+    """
+
+    template: PromptTemplate
+    said: tuple[str, ...]
+    start: int
 
 
 @dataclass(eq=False)
@@ -26,8 +39,8 @@ class ActiveSearch:
 
     config: how it is solved. contained: an error that its search raises is this problem's failure, and is not raised.
     live: the branches that hold keys and values. nodes: what is recorded of each branch that ever was.
-    parents: the ids of nodes with children. turns: of branches with further turns, what follows the question, the
-    model's answers and the user's words in turn. candidates: what the search returned.
+    parents: the ids of nodes with children. chats: the conversation of each branch that ever was.
+    candidates: what the search returned.
     budget_raised: whether BudgetExceeded was raised in the search, which happens once.
     closing, others: the branch that the reserve is spent on, and the other candidates.
     waiting, made: of an `Expand` under way, the parents whose children are still to be made, and the children so far.
@@ -59,7 +72,7 @@ class ActiveSearch:
     closing: Branch | None = None
     others: list[Branch] = field(default_factory=list)
     parents: set[int] = field(default_factory=set)
-    turns: dict[Branch, tuple[str, ...]] = field(default_factory=dict)
+    chats: dict[Branch, Chat] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -285,10 +298,18 @@ class ActiveSearch:
         self.nodes[branch] = Node(len(self.nodes), above, list(branch.path), status=status)
         if above is not None:
             self.parents.add(above)
-        if parent in self.turns:
-            self.turns[branch] = self.turns[parent]
+        if parent is not None:
+            self.chats[branch] = self.chats[parent]
         self._keep_tokens(branch)
         return branch
+
+    def begin_turn(self, branch: Branch, chat: Chat, tokenizer: Any) -> None:
+        """The prompt of a branch is there: what follows is the model's answer."""
+        self.chats[branch] = chat
+        branch.thoughts = thoughts = self.config.thoughts
+        if thoughts is not None:
+            end = chat.template.end_of_prompt(self.problem.question, tokenizer, chat.said)
+            branch.begin_turn(chat.start, thoughts.begun(branch.tokens[: chat.start], end))
 
     def released(self, branches: Iterable[Branch]) -> list[Branch]:
         """Those of the branches that the search lets go and that are not kept for it."""

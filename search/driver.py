@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from search.active_search import ActiveSearch, steps_of
+from search.active_search import ActiveSearch, Chat, steps_of
 from search.admission import Admission
 from search.config import SearchConfig
 from search.rating import aggregate
@@ -20,15 +20,24 @@ from ttc.errors import BranchRefused, InvalidInput, RemoteError, VerifierError
 from ttc.protocols import Aggregation, Append, Backend, Expand, Problem, Rate, Release, Vary
 from ttc.results import Did, Progress, Result
 from ttc.tree.branch import Branch
+from ttc.tree.segment import common_prefix
 
 Events = Generator[tuple[int, Progress], None, None]
 """What happened, each with the number of its problem."""
+
+
+class Given(NamedTuple):
+    """What an `Append` puts after the first `keep` tokens of a branch."""
+
+    keep: int
+    tokens: list[int]
 
 
 class Family(NamedTuple):
     """The children of one `Append`, and the tokens that each is given."""
 
     active: ActiveSearch
+    request: Append
     children: list[Branch]
     tokens: list[list[int]]
 
@@ -144,11 +153,11 @@ class Driver:
         try:
             for index, root in roots.items():
                 problem, config = batch[index]
-                root.thoughts = config.thoughts
                 case = config.case(problem)
                 steps = steps_of(config.search, root, case)
                 active = ActiveSearch(problem, index, root, case, steps, config, contained=self.contained)
                 active.record(root, None)
+                active.begin_turn(root, Chat(config.template, (), len(root.tokens)), self.engine.tokenizer)
                 active.advance(None)
                 self.active[index] = active
         except BaseException:
@@ -232,8 +241,10 @@ class Driver:
         except InvalidInput as error:
             active.fail(f"{type(error).__name__}: {error}")
             return
-        for branch in branches:
+        for place, branch in enumerate(branches):
             active.record(branch, request.root)
+            start = len(branch.tokens) - len(suffixes[place])
+            active.begin_turn(branch, Chat(templates[place % len(templates)], (), start), tokenizer)
         report(active, "prompted", branches)
         active.advance(branches)
 
@@ -251,26 +262,32 @@ class Driver:
                 active.refuse(error)
                 continue
             families.append(self._forked(active, request, given))
-        for active, children, tokens in self._extended(families):
-            for child, added in zip(children, tokens, strict=True):
+        for active, request, children, tokens in self._extended(families):
+            for child, text, added in zip(children, request.texts(), tokens, strict=True):
+                if request.turn:
+                    template, said, _ = active.chats[child]
+                    chat = Chat(template, (*said, text), len(child.tokens))
+                    active.begin_turn(child, chat, self.engine.tokenizer)
                 active.wrote(child, self.engine.decode(added))
             report(active, "appended", children)
             active.advance(children)
 
-    def _forked(self, active: ActiveSearch, request: Append, given: Sequence[tuple[int, list[int]]]) -> Family:
+    def _forked(self, active: ActiveSearch, request: Append, given: Sequence[Given]) -> Family:
         """A child of each branch, ready for its text. given: what `_given` says of each branch."""
         children = []
-        for branch, text, (dropped, _) in zip(request.branches, request.texts(), given, strict=True):
-            (child,) = self.engine.fork(branch, 1)
+        for branch, (keep, _) in zip(request.branches, given, strict=True):
+            dropped, ended = len(branch.tokens) - keep, branch.finish_reason == "eos"
+            differs = request.turn and dropped > ended  # the whole chat begins otherwise
+            (child,) = self.engine.fork(branch, 1, keep) if differs else self.engine.fork(branch, 1)
             children.append(active.record(child, branch))
+            child.reopen(0 if differs else dropped)
             if request.turn:
-                active.turns[child] = (*self._turns(active, branch), text)
-            child.reopen(dropped)
-            if request.turn:
+                template, said, _ = active.chats[branch]
+                active.chats[child] = Chat(template, (*said, self._answer(active, branch)), keep)
                 child.begin_answer()
             if request.ends_thinking:
                 child.thinking_ended = len(child.tokens)
-        return Family(active, children, [tokens for _, tokens in given])
+        return Family(active, request, children, [tokens for _, tokens in given])
 
     def _extended(self, families: Sequence[Family]) -> list[Family]:
         """The families whose children have their texts. Where not all can have it, each is tried by itself."""
@@ -295,32 +312,49 @@ class Driver:
         tokens = [given for family in families for given in family.tokens]
         self.engine.extend(children, tokens, purpose="prompt")
 
-    def _given(self, active: ActiveSearch, branch: Branch, text: str, request: Append) -> tuple[int, list[int]]:
-        """How many last tokens of a branch give way to a text, and the text's tokens."""
-        eos, generated = branch.finish_reason == "eos", branch.generated
+    def _given(self, active: ActiveSearch, branch: Branch, text: str, request: Append) -> Given:
+        """How many tokens of a branch stay before a text, and the text's tokens."""
         if request.turn:
-            before, turns = branch.tokens[: len(branch.tokens) - eos], self._turns(active, branch)
-            template, question = active.config.template, active.problem.question
-            return int(eos), template.next_turn_tokens(text, self.engine.tokenizer, question, turns, before)
-        given = self.engine.encode(text)
-        if not request.drop:
-            return int(eos), given
-        if not eos and generated and generated[-1:] == self.engine.encode(request.drop):
-            return 1, given
+            return self._next_turn(active, branch, text)
+        given, eos = self.engine.encode(text), branch.finish_reason == "eos"
+        if not request.drop or not self._drops(branch, request.drop):
+            return Given(len(branch.tokens) - eos, given)
+        return Given(len(branch.tokens) - 1, given)
+
+    def _drops(self, branch: Branch, drop: str) -> bool:
+        """Whether the last token of a branch holds the text that is to give way, and nothing else."""
+        eos, generated = branch.finish_reason == "eos", branch.generated
+        if not eos and generated and generated[-1:] == self.engine.encode(drop):
+            return True
         words = self.engine.decode(generated[:-1] if eos else generated)
-        if not words.endswith(request.drop):
-            return int(eos), given
-        if eos or self.engine.decode(generated[:-1]).rstrip() != words.removesuffix(request.drop).rstrip():
+        if not words.endswith(drop):
+            return False
+        if eos or self.engine.decode(generated[:-1]).rstrip() != words.removesuffix(drop).rstrip():
             raise InvalidInput(
-                f"drop={request.drop!r} is more than the last token of {branch!r}, and no other can be taken back; "
+                f"drop={drop!r} is more than the last token of {branch!r}, and no other can be taken back; "
                 "leave it out, or let steps end with it"
             )
-        return 1, given
+        return True
 
-    def _turns(self, active: ActiveSearch, branch: Branch) -> tuple[str, ...]:
-        """A branch's chat after the question, its answer last: all that it has written, without an end of sequence."""
-        answer = branch.generated[:-1] if branch.finish_reason == "eos" else branch.generated
-        return (*active.turns.get(branch, ()), self.engine.decode(answer))
+    def _next_turn(self, active: ActiveSearch, branch: Branch, words: str) -> Given:
+        """The tokens of a branch that the prompt with the user's next words begins with, and the rest of that."""
+        template, said, _ = active.chats[branch]
+        before = branch.tokens[: len(branch.tokens) - (branch.finish_reason == "eos")]
+        said, question = (*said, self._answer(active, branch)), active.problem.question
+        prompt = template.next_prompt(words, self.engine.tokenizer, question, said, before)
+        keep = min(common_prefix(before, prompt), len(prompt) - 1)
+        return Given(keep, prompt[keep:])
+
+    def _answer(self, active: ActiveSearch, branch: Branch) -> str:
+        """The model's last answer as a message of a chat: all that follows the prompt, without an end of sequence.
+
+        Where the marks of thoughts are special tokens, which no message holds, it is what follows the thought."""
+        start, thoughts = active.chats[branch].start, branch.thoughts
+        tokens = branch.tokens[start : len(branch.tokens) - (branch.finish_reason == "eos")]
+        if thoughts is not None and thoughts.hidden:
+            answer = thoughts.split(tokens, branch.thinks_at(start, thoughts)).answer
+            return self.engine.decode(tokens) if answer is None else answer
+        return self.engine.decode(tokens)
 
     def _expand(self, active: ActiveSearch, request: Expand) -> None:
         """Let the next children that the budget pays for decode their step."""

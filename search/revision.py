@@ -26,7 +26,8 @@ class Revision(Search):
     same rule decides (best-of-N weighted, within chains and then over them). The paper's model was trained to revise;
     here any model is asked to.
 
-    An attempt's branch is let go once its revision was asked for; its keys and values stay as a part of what follows.
+    An attempt's branch is let go once its revision was asked for; its keys and values stay as far as the
+    chat template writes the answer as it stands.
     """
 
     limits: ClassVar = {"attempts": COUNT, "memory": COUNT}

@@ -18,7 +18,7 @@ import torch
 from ttc.approximate.early_exit import EarlyExit, ExitReport, score_with_exit
 from ttc.approximate.similar_prompts import share_similar
 from ttc.attention.installing import lent
-from ttc.checks import check_kind, check_whole
+from ttc.checks import check_kind
 from ttc.errors import UnsupportedModel
 from ttc.locking import one_at_a_time
 from ttc.memory.manager import KVMemory
@@ -35,6 +35,7 @@ from ttc.passes.arguments import (
     checked_prompts,
     checked_side_prompts,
     checked_variants,
+    forked,
     step_of,
 )
 from ttc.passes.outputs import Outputs
@@ -241,12 +242,15 @@ class Engine:
         return branches
 
     @one_at_a_time
-    def fork(self, branch: Branch, n: int) -> list[Branch]:
-        """`n` children that continue `branch`, each with its own random stream. No KV is copied."""
-        check_live([branch])
-        check_whole("n", n, 1)
-        children = [branch.child() for _ in range(n)]
+    def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
+        """`n` children that continue `branch`, each with its own random stream. No KV is copied.
+
+        keep: how many of its first tokens they have, as their prompt; None for all of the branch as it is.
+        """
+        children = forked(branch, n, keep)
         for child in children:
+            while keep is not None and child.leaf.end >= max(keep, 1):
+                child.leaf = child.leaf.parent or self.tree.trunk
             if self.sharing.rule == "none":
                 child.leaf = self.tree.trunk
             self.tree.hold(child.leaf)

@@ -126,10 +126,10 @@ class Append:
     """Put given text after each branch. Answer: one child per branch, with the text in it; the branches stay.
 
     text: one text for all, or one for each.
-    turn: the text is the user's next message. It is written as the chat template does, so that the model answers it,
-        and all that stands before this answer becomes its prompt, so that `text`, `steps` and ratings are those of the
-        new answer alone. Without `turn` the text goes on with the model's own words. An end-of-sequence token before
-        it is left out; the template writes its own.
+    turn: the text is the user's next message. The child's prompt is the whole chat as the chat template writes it,
+        which may leave out thoughts of earlier answers; `text`, `steps` and ratings are those of the new answer
+        alone. Without `turn` the text goes on with the model's own words. An end-of-sequence token before it is left
+        out; the template writes its own.
     ends_thinking: the words ask for the answer, so that what stands from them on is answer, and no thought.
     drop: a text that gives way to the new one where the branch's own words end with it ("</think>", to think on).
         At most one token is taken back, `drop` with blanks before it or an end-of-sequence token; a `drop` that would
@@ -186,7 +186,7 @@ class Backend(Protocol):
         self, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]] | None = None
     ) -> list[Branch]: ...
 
-    def fork(self, branch: Branch, n: int) -> list[Branch]: ...
+    def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]: ...
 
     def extend(
         self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"

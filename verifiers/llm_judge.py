@@ -31,12 +31,13 @@ class LLMJudge(RewardModel):
     read out of a text. Rubric, problem and solution come first and are shared along the tree; the question for the
     grade is asked on a fork.
     model: None for the search's own model, on its own engine. rubric: what the grade is for. grades: how many there
-    are, 2 to 9.
+    are, 2 to 9. thoughts: grade a model's thoughts too, and not its answer alone.
     """
 
     model: Any = None
     rubric: str = RUBRIC
     grades: int = 5
+    thoughts: bool = False
     headed: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -62,7 +63,7 @@ class LLMJudge(RewardModel):
         return backend if self.model is None and isinstance(backend, Engine) else super()._engine(backend)
 
     def layout(self, branch: Branch, question: str) -> Layout:
-        return self.one_rating(question, branch.text.strip())
+        return self.one_rating(question, self.answer(branch, self.thoughts))
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
         text = self._text(question, steps) + f"\n\nReply with one number from 1 (worst) to {self.grades} (best)."

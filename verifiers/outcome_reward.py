@@ -21,16 +21,18 @@ class OutcomeReward(RewardModel):
     The reward is any number (a logit), so scores of one model alone compare. The end of the chat is rated on a fork of
     the answer, and dropped. system: the model's system text, None for none. A model with `separator` has no meaning
     here: the text is not cut into steps.
+    thoughts: rate a model's thoughts too, and not its answer alone. Published models are trained on answers.
     """
 
     model: Any = "Skywork/Skywork-Reward-V2-Qwen3-0.6B"
     system: str | None = None
+    thoughts: bool = False
 
     def check_tokenizer(self) -> None:
         self.chat([{"role": "user", "content": "?"}])
 
     def layout(self, branch: Branch, question: str) -> Layout:
-        return self.one_rating(question, branch.text.strip())
+        return self.one_rating(question, self.answer(branch, self.thoughts))
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
         return self.templated(self.chat(self._messages(question, "".join(steps))))

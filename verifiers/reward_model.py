@@ -126,6 +126,12 @@ class RewardModel(ABC):
         kept = max(len(tokens), common_prefix(whole, self.opened(question, [*steps, rest])))
         return Layout(whole[:kept], reads, whole[kept : len(whole) + self.offset + 1])
 
+    def answer(self, branch: Branch, thoughts: bool) -> str:
+        """What of a branch is rated as a whole: its answer, as a message of a chat holds it. While the model still
+        thinks, and with `thoughts`, it is all of its text."""
+        said = None if thoughts else branch.answer_text
+        return (branch.text if said is None else said).strip()
+
     def one_rating(self, question: str, text: str) -> Layout:
         """The layout of a text that is rated as a whole, and goes on from its last character."""
         whole = self.closed(question, [text])

@@ -78,11 +78,14 @@ class Verbatim(PromptTemplate):
             return next_turn_text(QUESTION, words, tokenizer)
         return super().next_turn(words, tokenizer, question, said)
 
-    def next_turn_tokens(
+    def next_prompt(
         self, words: str, tokenizer: Any, question: str, said: Sequence[str], tokens: Sequence[int]
     ) -> list[int]:
-        """The tokens of `next_turn`: the messages that the prompt was made of are not known here."""
-        return following(self.next_turn(words, tokenizer, question, said), tokenizer)
+        """`tokens` and what follows them: the messages that the prompt was made of are not known here."""
+        return [*tokens, *following(self.next_turn(words, tokenizer, question, said), tokenizer)]
+
+    def end_of_prompt(self, question: str, tokenizer: Any, said: Sequence[str] = ()) -> str | None:
+        return None if self.chat_turns else super().end_of_prompt(question, tokenizer, said)
 
 
 @dataclass(frozen=True)

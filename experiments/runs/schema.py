@@ -75,6 +75,7 @@ class DatasetConfig:
     limit, offset: which problems; a task makes as many as `limit` says, `size` without one.
     instruction: the words around a question. raw: they are the whole prompt, with no chat template around them.
     chat_options: what else the chat template takes, as {enable_thinking: false}.
+    keep_generated: see `ttc.text.prompt.PromptTemplate`.
     examples: solved examples that come first. shots: how many more are taken from shots_path, a file, or shots_split,
     a split of the hub; its first rows, or rows drawn by shots_seed.
     end: strings that finish an answer. In these, the instruction, the examples and the search's texts `\n` is a line
@@ -106,6 +107,7 @@ class DatasetConfig:
     chat: bool | None = None
     raw: bool = False
     chat_options: dict[str, Any] = field(default_factory=dict)
+    keep_generated: bool = False
     examples: list[Example] = field(default_factory=list)
     shots: int = 0
     shots_path: str | None = None

@@ -199,7 +199,8 @@ class Api:
             prompts = [self._prompt(template, question) for question in questions]
         except InvalidInput as error:
             raise Refusal.of(error, field) from error
-        begun = config.thoughts is not None and config.thoughts.begun(prompts[-1])
+        end = template.end_of_prompt(questions[-1], self.service.engine.tokenizer)
+        begun = config.thoughts is not None and config.thoughts.begun(prompts[-1], end)
         return config, [Problem(question) for question in questions], sum(map(len, prompts)), begun
 
     def _options(self, body: Body, search: Search, template: PromptTemplate) -> SolveOptions:

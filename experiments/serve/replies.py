@@ -74,18 +74,18 @@ class Reply:
         thought, answer = branch.thought, branch.answer_text
         if self.most is not None and len(tokens) > self.most:
             tokens, ended = tokens[: self.most], False
-            thought, answer = self._split(tokens, branch.tokens[: branch.prompt_length])
+            thought, answer = self._split(tokens)
         text = self.cut(self.engine.decode(tokens))
         if len(self.cut(thought)) < len(thought):
             thought, answer = self.cut(thought), None
         answer = None if answer is None else self.cut(answer)
         return Choice(text, thought, answer, "stop" if ended else "length", tokens)
 
-    def _split(self, tokens: Sequence[int], prompt: Sequence[int]) -> Parted:
+    def _split(self, tokens: Sequence[int]) -> Parted:
         """The thought and the answer of what was written after a prompt."""
         if self.thoughts is None:
             return Parted("", self.engine.decode(tokens))
-        return self.thoughts.split(tokens, self.thoughts.begun(prompt))
+        return self.thoughts.split(tokens, self.begun)
 
     def cut(self, text: str) -> str:
         """A text up to its first stop string."""

@@ -23,7 +23,8 @@ def test_a_further_turn_goes_through_the_template_that_the_prompt_went_through(n
     chat = CHATS[name]
     given = chat.ids(chat.prompt + chat.said)
     template = Verbatim(chat_turns=True)
-    new = template.next_turn_tokens(WORDS, chat.tokenizer, chat.prompt, [chat.said], given)
-    assert given + new == chat.ids(chat.turned)
-    plain = Verbatim().next_turn_tokens(WORDS, chat.tokenizer, QUESTION, [" four"], given)
-    assert chat.tokenizer.decode(plain).strip() == "Question: Sure?\nAnswer:"
+    made = template.next_prompt(WORDS, chat.tokenizer, chat.prompt, [chat.said], given)
+    assert made == chat.ids(chat.turned)
+    plain = Verbatim().next_prompt(WORDS, chat.tokenizer, QUESTION, [" four"], given)
+    assert plain[: len(given)] == given
+    assert chat.tokenizer.decode(plain[len(given) :]).strip() == "Question: Sure?\nAnswer:"

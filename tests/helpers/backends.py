@@ -48,9 +48,13 @@ class FakeBackend:
             child.prompt_length = len(child.tokens)
         return children
 
-    def fork(self, branch: Branch, n: int) -> list[Branch]:
+    def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
         self._check_live([branch])
-        return self._hold([branch.child() for _ in range(n)])
+        children = [branch.child() for _ in range(n)]
+        for child in children:
+            if keep is not None:
+                child.rewind(keep)
+        return self._hold(children)
 
     def extend(
         self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"

@@ -130,6 +130,24 @@ def test_a_critique_counts_by_what_it_says_and_not_by_what_it_thinks() -> None:
     assert solved(SelfRefine(attempts=4), lambda branch: next(turns)).answer == "2"
 
 
+@pytest.mark.parametrize(
+    "chat", [None, TURNS, OPENING, "{% for m in messages %}{{ m.content }}\n{% endfor %}# Answer\n"]
+)
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_mark_in_the_users_words_begins_no_thought(chat: str | None, raw: bool) -> None:
+    tokenizer, marks = thinker(chat, plain=TAGS), ThinkingMarks(*TAGS)
+    backend = Thinking(lambda branch: "The answer is 18.", tokenizer)
+    question = "What is <think> for? Or rather, what is 9 + 9?"
+    result = solve(
+        Revision(n=1, attempts=2, feedback="Is <think> right?"), problem=question, engine=backend,
+        template=PromptTemplate("{question}", raw=raw), thinking_marks=marks, verifier=Scores(lambda branch: 0.5),
+    )  # fmt: skip
+    assert [branch.answer_text is None for branch in result.branches] == [chat == OPENING and not raw]
+    assert result.answer == (None if chat == OPENING and not raw else "18")
+    attempts = [node.id for node in result.tree if node.score is not None]
+    assert len(attempts) == 2
+
+
 def test_each_turn_begins_as_its_own_prompt_says() -> None:
     turns = iter(["</think>1", "it is correct", "2"])  # neither the critique nor the second answer ends its thought
     assert solved(SelfRefine(attempts=2), lambda branch: next(turns)).answer is None
@@ -141,7 +159,8 @@ def test_each_turn_begins_as_its_own_prompt_says() -> None:
     ids=["magistral", "r1", "gpt-oss"],
 )
 def test_an_attempt_that_is_told_again_keeps_the_marks_of_its_thought(tokenizer: Any, said: str) -> None:
-    """With a memory of one attempt, each prompt after the second is put together anew."""
+    """With a memory of one attempt, each prompt after the second is put together anew; on request with the model's own
+    tokens."""
     turns, asked = iter("1234"), list[list[int]]()
 
     def says(branch: Branch) -> str:
@@ -149,7 +168,8 @@ def test_an_attempt_that_is_told_again_keeps_the_marks_of_its_thought(tokenizer:
         return said.replace("{}", next(turns))
 
     search = Revision(n=1, attempts=4, memory=1, feedback="Again.")
-    result = solved(search, says, tokenizer, verifier=Scores(lambda branch: 0.5))
+    template = PromptTemplate(keep_generated=True)
+    result = solved(search, says, tokenizer, verifier=Scores(lambda branch: 0.5), template=template)
     assert result.answer is not None and len(asked) == 4
     for place in (2, 3):
         prompt = tokenizer.decode(asked[place])

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from search import Append, Case, Expand, Search, SearchSteps, Step, solve
+from search import Append, Case, Expand, Revision, Search, SearchSteps, SelfRefine, Step, Vary, solve
 from tests.helpers.chains import chain
 from tests.helpers.chats import CHATS, QUESTION, WORDS
-from ttc import Engine
+from tests.helpers.engines import GREEDY
+from tests.helpers.scripted import Scores
+from tests.helpers.thinking import SWITCHED, Thinking, thinker
+from ttc import Engine, InvalidInput
+from ttc.model.loading import load_tokenizer
 from ttc.text.prompt import PromptTemplate
 
 
@@ -60,3 +67,238 @@ def test_a_template_that_leaves_answers_out_fails_the_problem_and_says_what_to_d
         words.chat_template = was
     assert result.error is not None and "leaves out what the model has answered" in result.error
     assert engine.kv_bytes() == 0
+
+
+# ---------------------------------------------------------------- where the whole chat begins otherwise
+
+THOUGHT = "<think>\nEasy.\n</think>\n\n"
+
+
+def whole(tokenizer: Any, *said: str, **options: Any) -> list[int]:
+    """Transformers' own call for a chat of the user and the model in turn."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[place % 2], "content": text} for place, text in enumerate(said)]
+    ids = tokenizer.apply_chat_template(
+        messages, tokenize=True, add_generation_prompt=True, return_dict=False, **options
+    )
+    assert isinstance(ids, list)
+    return ids
+
+
+def plain_marks(name: str) -> Any:
+    """A chat's tokenizer, whose marks of thoughts are no special tokens, as in the published ones."""
+    chat, marks = CHATS[name], ("<think>", "</think>")
+    if not set(marks) & set(chat.special):
+        return chat.tokenizer
+    return thinker(chat.template, tuple(token for token in chat.tokens if token not in marks), marks)
+
+
+def revised(backend: Any, template: PromptTemplate, **settings: Any) -> Any:
+    """One chain of revisions, each attempt rated by its length."""
+    search = Revision(**{"n": 1, "attempts": 3, "feedback": WORDS, **settings})
+    verifier = Scores(lambda branch: float(len(branch.path)))
+    result = solve(search, problem=QUESTION, engine=backend, verifier=verifier, template=template)
+    assert result.error is None
+    return result
+
+
+def sequences(result: Any) -> list[list[int]]:
+    """The tokens of every node of a tree, in order of creation."""
+    found: dict[int, list[int]] = {}
+    for node in result.tree:
+        before = [] if node.parent is None else found[node.parent]
+        found[node.id] = [*before[: node.start], *node.token_ids]
+    return list(found.values())
+
+
+@pytest.mark.parametrize("name", ["qwen_3", "deepseek_r1_distill", "qwen_3_without_thoughts", "llama_3", "granite_3"])
+def test_every_attempt_of_a_search_stands_on_the_whole_chat(name: str) -> None:
+    chat, words = CHATS[name], plain_marks(name)
+    thought = {"qwen_3": THOUGHT, "deepseek_r1_distill": "Easy.\n</think>\n\n"}.get(name, "")
+    says = [f"{thought}{answer}\n" for answer in ("four", "five", "six")]
+    backend = Thinking(lambda branch: says[len(branch.path) // 2], words)
+    result = revised(backend, PromptTemplate("{question}", options=chat.options))
+    ids = [
+        whole(words, QUESTION, *later, **chat.options)
+        for later in ([], [says[0], WORDS], [says[0], WORDS, says[1], WORDS])
+    ]
+    written = [[*backend.encode(text), words.eos_token_id] for text in says]
+    expected = [ids[0], ids[0] + written[0], ids[1], ids[1] + written[1], ids[2], ids[2] + written[2]]
+    assert sequences(result) == expected
+    best = result.best
+    assert best.tokens == expected[-1] and best.prompt_length == len(ids[2]) and best.path == (0,) * 5
+    assert best.text == says[2] and best.answer_text.strip() == "six" and best.steps == [says[2]]
+    assert [node.score for node in result.tree] == [None, 1.0, None, 3.0, None, 5.0]
+    assert not backend.live
+
+
+def test_a_searchs_settings_may_keep_the_models_own_tokens() -> None:
+    words = plain_marks("qwen_3")
+    backend = Thinking(lambda branch: f"{THOUGHT}four", words)
+    result = revised(backend, PromptTemplate("{question}", keep_generated=True), attempts=2)
+    before = whole(words, QUESTION) + backend.encode(f"{THOUGHT}four")
+    after = backend.encode(f"<|im_end|>\n<|im_start|>user\n{WORDS}<|im_end|>\n<|im_start|>assistant\n")
+    assert sequences(result)[2] == before + after
+
+
+def test_answers_that_are_put_after_the_question_anew_are_part_of_the_whole_chat() -> None:
+    words = plain_marks("qwen_3")
+    says = [f"{THOUGHT}{answer}" for answer in ("four", "five", "six")]
+    backend = Thinking(lambda branch: next(left), words)
+    left = iter(says)
+    result = revised(backend, PromptTemplate("{question}"), memory=1)
+    prompt = whole(words, QUESTION, says[1], WORDS)
+    assert sequences(result)[-1] == [*prompt, *backend.encode(says[2]), words.eos_token_id]
+
+
+def test_a_critique_stands_on_the_whole_chat_too() -> None:
+    words, seen = plain_marks("qwen_3"), list[list[int]]()
+    says = [f"{THOUGHT}{text}" for text in ("four", "no", "five", "it is correct")]
+
+    def script(branch: Any) -> str:
+        seen.append(branch.tokens[: branch.prompt_length])
+        return says[len(seen) - 1]
+
+    search = SelfRefine(feedback="Check.", rewrite="Rewrite.")
+    template = PromptTemplate("{question}")
+    backend = Thinking(script, words)
+    result = solve(search, problem=QUESTION, engine=backend, template=template)
+    assert result.best is not None and result.best.answer_text == "\n\nfive"
+    later = [says[0], "Check.", says[1], "Rewrite.", says[2], "Check."]
+    assert seen == [whole(words, QUESTION, *later[: 2 * turn]) for turn in range(4)]
+
+
+MARKED = "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}<eos>{% endfor %}<turn>assistant\n{# [/THINK] #}"
+"""A template whose model thinks between special tokens, which texts leave out."""
+
+
+def test_of_thoughts_between_special_tokens_the_answer_alone_is_sent() -> None:
+    tokenizer = thinker(MARKED, ("[THINK]", "[/THINK]"))
+    backend = Thinking(lambda branch: f"[THINK]Easy.[/THINK]{'four' if len(branch.path) == 1 else 'five'}", tokenizer)
+    for settings in ({}, {"memory": 1}):
+        result = revised(backend, PromptTemplate("{question}"), attempts=2, **settings)
+        assert result.best.tokens[: result.best.prompt_length] == whole(tokenizer, QUESTION, "four", WORDS)
+        assert result.best.answer_text == "five" and result.best.thought == "Easy."
+
+
+@dataclass(frozen=True)
+class Varied(Asking):
+    """An answer to another phrasing, whose beginning is given, and one after the user's next words."""
+
+    def run(self, root: Any, case: Case) -> SearchSteps:
+        varied = yield Vary(root, 1, phrasings=["Solve {question}"], hints=["fo"])
+        branches = yield Expand(varied, 1, Step(9, end=case.end), self.sampling)
+        told = yield Append(branches, WORDS, turn=True)
+        return (yield Expand(told, 1, Step(9, end=case.end), self.sampling))
+
+
+def test_a_chat_goes_on_from_the_phrasing_and_the_words_that_it_began_with() -> None:
+    tokenizer = CHATS["chatml"].tokenizer
+    backend = Thinking(lambda branch: "ur", tokenizer)
+    result = solve(Varied(), problem=QUESTION, engine=backend, template=PromptTemplate("Q: {question}"))
+    assert result.best is not None
+    prompt = result.best.tokens[: result.best.prompt_length]
+    assert prompt == whole(tokenizer, f"Solve {QUESTION}", "four", WORDS)
+
+
+class Pieces(Thinking):
+    """Writes a token for each letter."""
+
+    def encode(self, text: str) -> list[int]:
+        return [token for letter in text for token in super(Pieces, self).encode(letter)]
+
+
+def test_an_answer_in_other_pieces_is_sent_in_those_of_smollm2s_tokenizer() -> None:
+    tokenizer = load_tokenizer("smollm2-135m")
+    backend = Pieces(lambda branch: "The answer is 4.", tokenizer)
+    result = revised(backend, PromptTemplate("{question}"), attempts=2)
+    first, prompt = sequences(result)[1], result.best.tokens[: result.best.prompt_length]
+    assert prompt == whole(tokenizer, QUESTION, "The answer is 4.", WORDS)
+    assert prompt[: len(first) - 1] != first[:-1]
+    assert tokenizer.decode(prompt).startswith(tokenizer.decode(first[:-1]))
+
+
+# ---------------------------------------------------------------- on an engine
+
+
+def random_engine(tokenizer: Any, **options: Any) -> Engine:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=1024, initializer_range=0.4, eos_token_id=None,
+        bos_token_id=None,
+    )  # fmt: skip
+    return Engine(LlamaForCausalLM(config).eval(), tokenizer, **options)
+
+
+@dataclass(frozen=True)
+class Greedy(Asking):
+    """Two chains of greedy answers, which part by their first words."""
+
+    def run(self, root: Any, case: Case) -> SearchSteps:
+        varied = yield Vary(root, 2, hints=["a", "b"])
+        branches = yield Expand(varied, 1, Step(24, end=case.end), GREEDY)
+        for _ in range(2):
+            told = yield Append(branches, WORDS, turn=True)
+            branches = yield Expand(told, 1, Step(24, end=case.end), GREEDY)
+        return branches
+
+
+@cache
+def smollm2() -> Any:
+    return load_tokenizer("smollm2-135m")
+
+
+@pytest.mark.parametrize("name", ["qwen_3", "llama_3", "smollm2", "switched"])
+def test_an_engine_answers_the_whole_chat_as_a_new_prompt(name: str) -> None:
+    tokenizer = {"smollm2": smollm2, "switched": lambda: thinker(SWITCHED)}.get(name, lambda: CHATS[name].tokenizer)()
+    options = {"enable_thinking": False} if name == "switched" else {}
+    engine = random_engine(tokenizer)
+    template = PromptTemplate("{question}", options=options)
+    result = solve(Greedy(), problem=QUESTION, engine=engine, template=template)
+    assert result.error is None and len(result.branches) == 2
+    nodes = sequences(result)
+    answers = {node.path[0]: list[str]() for node in result.tree if node.path}
+    for node, tokens in zip(result.tree, nodes, strict=True):
+        if len(node.path) in (2, 4, 6):  # an answer; before it stand a hint, a first prompt or a turn
+            said = answers[node.path[0]]
+            later = [text for answer in said for text in (answer, WORDS)]
+            prompt = whole(tokenizer, QUESTION, *later, **options)
+            assert tokens[: len(prompt)] == prompt
+            plain = random_engine(tokenizer)
+            hint = tokenizer.encode("ab"[node.path[0]], add_special_tokens=False) if not said else []
+            root = plain.root([*prompt, *hint])
+            plain.generate([root], 24, sampling=GREEDY)
+            assert root.tokens == tokens
+            said.append(engine.decode(tokens[len(prompt) :]))
+    assert engine.kv_bytes() == 0
+    assert any(node.start < len(nodes[node.parent]) for node in result.tree if node.parent is not None)
+
+
+def test_what_the_whole_chat_shares_is_not_computed_again() -> None:
+    tokenizer = thinker(SWITCHED)
+    engine = random_engine(tokenizer)
+    question = "What is " + " + ".join(map(str, range(40))) + "?"
+    template = PromptTemplate("{question}", options={"enable_thinking": False})
+    result = solve(Asking(), problem=question, engine=engine, template=template)
+    prompts = sum(len(tokens) for tokens in sequences(result)[:1])
+    assert result.error is None and result.usage.prompt_tokens + result.usage.recomputed_tokens < 2 * prompts
+
+
+def test_a_branch_may_be_forked_from_an_earlier_place() -> None:
+    tokenizer = CHATS["chatml"].tokenizer
+    engine, plain = random_engine(tokenizer), random_engine(tokenizer)
+    prompt = list(range(5, 45))
+    root = engine.root(prompt)
+    engine.generate([root], 20, sampling=GREEDY)
+    for keep in (0, 1, 7, 30, len(prompt), 50, len(root.tokens)):
+        (child,) = engine.fork(root, 1, keep=keep)
+        assert child.tokens == root.tokens[:keep] and child.prompt_length == keep
+        assert (child.text, child.logprobs, child.steps, child.finish_reason) == ("", [], [], None)
+        engine.extend([child], [[3, 1, 4]])
+        engine.generate([child], 8, sampling=GREEDY)
+        expected = plain.root([*root.tokens[:keep], 3, 1, 4])
+        plain.generate([expected], 8, sampling=GREEDY)
+        assert child.tokens == expected.tokens
+    with pytest.raises(InvalidInput, match=r"keep=61 is more than the 60 tokens"):
+        engine.fork(root, 1, keep=61)

@@ -24,8 +24,9 @@ from tests.helpers.reward_models import (
     policy,
     seeded,
 )  # fmt: skip
-from ttc import Engine, InvalidInput, UnsupportedModel
+from ttc import Engine, InvalidInput, ThinkingMarks, UnsupportedModel
 from ttc.model.reward_heads import HeadedModel
+from ttc.text.thoughts import Thoughts
 from verifiers import LLMJudge, OutcomeReward, QwenPRM, SkyworkPRM, ThinkPRM, ValueHead
 from verifiers.self_verifier import spellings
 
@@ -66,6 +67,24 @@ def test_an_outcome_model_gives_what_its_classifier_gives_for_the_whole_chat(fam
         expected = float(reference(torch.tensor([tokens])).logits[0, 0])
         assert verifier.rate([branch], [QUESTION], engine) == [close_to([expected])]
     verifier.released([branch])
+
+
+@torch.no_grad()
+def test_a_thinking_models_answer_is_rated_without_its_thought() -> None:
+    tokenizer = byte_tokenizer(IM, CHATML)
+    scored = seeded(hf.Qwen2ForSequenceClassification, configuration("qwen2", tokenizer, num_labels=1))
+    judge = seeded(hf.Qwen2ForCausalLM, configuration("qwen2", tokenizer))
+    engine = policy()
+    said = {"<think>1?</think>\n\n2": "2", "<think>1?": "<think>1?", "2": "2"}
+    for verifier in (OutcomeReward((scored, tokenizer)), LLMJudge((judge, tokenizer))):
+        assert not verifier.thoughts
+        for text, answer in said.items():
+            thinks, same, unmarked = grown(engine, engine.root([1, 2]), text, answer, text)
+            thinks.thoughts = Thoughts.of(engine.tokenizer, ThinkingMarks("<think>", "</think>"))
+            for verifier.thoughts, like in ((False, same), (True, unmarked)):
+                (expected,) = verifier.rate([like], [QUESTION], engine)
+                assert verifier.rate([thinks], [QUESTION], engine) == [close_to(expected)]
+            verifier.thoughts = False
 
 
 def test_an_outcome_model_of_two_labels_is_refused() -> None:

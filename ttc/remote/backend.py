@@ -7,7 +7,7 @@ from threading import RLock
 from typing import Any
 from weakref import WeakSet
 
-from ttc.checks import check_kind, check_whole
+from ttc.checks import check_kind
 from ttc.errors import InvalidInput, RemoteError
 from ttc.locking import one_at_a_time
 from ttc.model.generation_settings import GenerationSettings
@@ -16,6 +16,7 @@ from ttc.passes.arguments import (
     checked_prompts,
     checked_side_prompts,
     checked_variants,
+    forked,
     step_of,
 )
 from ttc.protocols import Need, Purpose
@@ -133,11 +134,9 @@ class RemoteBackend:
             ]
         )
 
-    def fork(self, branch: Branch, n: int) -> list[Branch]:
-        """`n` children that continue `branch`, each with its own random stream."""
-        check_live([branch])
-        check_whole("n", n, 1)
-        return self._hold([branch.child() for _ in range(n)])
+    def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
+        """`n` children that continue `branch`, each with its own random stream; see `Engine.fork`."""
+        return self._hold(forked(branch, n, keep))
 
     def extend(
         self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"

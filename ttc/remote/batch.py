@@ -219,7 +219,7 @@ class RemoteBatch:
                 "marks for them; give the tokenizer of the model that it serves, name the marks (thinking_marks), or "
                 "start the server without a reasoning parser"
             )
-        begin = "" if thoughts.begun(branch.tokens) else next(map(spelt, thoughts.marks.begin), "")
+        begin = "" if branch.thinks_at(len(branch.tokens), thoughts) else next(map(spelt, thoughts.marks.begin), "")
         end = f"{spelt(thoughts.marks.end[0])}{reply.text}" if reply.text else ""
         return f"{begin}{reply.thought}{end}"
 

@@ -20,7 +20,8 @@ QUESTION: tuple[Message, ...] = ({"role": "user", "content": "?"},)
 """A chat that stands for any other, where only what follows the answer is asked for."""
 
 ANSWER = "THE-ANSWER"
-"""Stands for an answer, to see what a template writes after it. Letters, as some templates escape other signs."""
+"""Stands for an answer, or at the end of a message, to see what a template writes after it. Letters, as some templates
+escape other signs."""
 
 ANCHOR = "a"
 """Stands before a text that is to be cut into tokens as a later part of a longer text."""
@@ -78,9 +79,7 @@ def next_turn_text(
     Raises InvalidInput for a template that refuses a second turn, and for one that leaves answers out, so that nothing
     can follow them.
     """
-    mark = ANSWER
-    while any(mark in text for text in (words, *(message["content"] for message in messages))):
-        mark += "-"
+    mark = _unused([words, *(message["content"] for message in messages)])
     text = chat_text(_answered(messages, mark, words), tokenizer, options, way_out=ONE_TURN)
     _, written, after = text.rpartition(mark)
     if not written:
@@ -91,25 +90,45 @@ def next_turn_text(
     return after
 
 
-def next_turn_tokens(
+def next_prompt(
     messages: Sequence[Message],
     answer: str,
     words: str,
     tokens: Sequence[int],
     tokenizer: Any,
     options: Mapping[str, Any] | None = None,
+    *,
+    keep_generated: bool = False,
 ) -> list[int]:
-    """The tokens that go on from `tokens`, which are `messages` and the model's answer, to the user's next `words`.
+    """The prompt of the model's next answer, after its `answer` to `messages` and the user's next `words`: the tokens
+    of the whole chat, as `chat_tokens` gives them.
 
-    Together they are the tokens of the whole chat wherever these begin with `tokens`. They do not where the template
-    rewrites an answer (leaves its thoughts out, trims it), and where the model wrote its text in other pieces than the
-    tokenizer. Then the model's own tokens stay, and what the template writes after the answer follows them.
+    tokens: those of `messages` and of the answer as the model wrote it. Blanks around answers are left out where the
+        whole chat begins with `tokens` then.
+    keep_generated: where the whole chat does not begin with `tokens` (the template rewrites the answer, or the model
+        wrote it in other pieces than the tokenizer), these stay, and what the template writes after an answer follows.
+    Raises InvalidInput as `next_turn_text` does.
     """
-    for said in dict.fromkeys((answer, answer.strip())):  # the template may put blanks around it
-        whole = chat_tokens(_answered(messages, said, words), tokenizer, options, way_out=ONE_TURN)
+    chat, chats = _answered(messages, answer, words), list[list[int]]()
+    for said in (chat, list(map(_stripped, chat))):  # the template may put blanks around answers
+        whole = chat_tokens(said, tokenizer, options, way_out=ONE_TURN)
         if len(whole) > len(tokens) and whole[: len(tokens)] == list(tokens):
-            return whole[len(tokens) :]
-    return following(next_turn_text(messages, words, tokenizer, options), tokenizer)
+            return whole
+        chats.append(whole)
+    after = next_turn_text(messages, words, tokenizer, options)
+    return [*tokens, *following(after, tokenizer)] if keep_generated else chats[0]
+
+
+def end_of_prompt(messages: Sequence[Message], tokenizer: Any, options: Mapping[str, Any] | None = None) -> str | None:
+    """What the template writes after the last message's words: the end of its turn, and the start of the answer.
+
+    None where it does not write these words as they are.
+    """
+    *earlier, last = messages
+    mark = _unused([message["content"] for message in messages])
+    marked = {**last, "content": last["content"] + mark}
+    _, written, after = chat_text([*earlier, marked], tokenizer, options).rpartition(mark)
+    return after if written else None
 
 
 def encoded(text: str, tokenizer: Any) -> list[int]:
@@ -128,8 +147,21 @@ def following(text: str, tokenizer: Any) -> list[int]:
 ONE_TURN = "use a search or a verifier that asks in one turn, or leave the chat template out (chat=false)"
 
 
+def _unused(texts: Sequence[str]) -> str:
+    """A word that stands in none of the texts."""
+    mark = ANSWER
+    while any(mark in text for text in texts):
+        mark += "-"
+    return mark
+
+
 def _answered(messages: Sequence[Message], answer: str, words: str) -> list[Message]:
     return [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": words}]
+
+
+def _stripped(message: Message) -> Message:
+    """A message, without blanks around it where it is the model's."""
+    return {**message, "content": message["content"].strip()} if message["role"] == "assistant" else message
 
 
 def _applied(

@@ -13,10 +13,11 @@ from ttc.text.chat import (
     Message,
     chat_text,
     chat_tokens,
+    end_of_prompt,
     following,
     has_template,
+    next_prompt,
     next_turn_text,
-    next_turn_tokens,
 )
 
 STEP_BY_STEP = "{question}\nThink step by step, and end with 'The answer is N.', N being the final answer."
@@ -50,6 +51,8 @@ class PromptTemplate:
     neither of the two around it. options: what else the chat template takes.
     add_bos: put the tokenizer's beginning-of-sequence token before a prompt that does not begin with it. transformers
         does not.
+    keep_generated: go on in further turns from the tokens that the model wrote, where the chat template leaves its
+        thoughts out or writes its answer in another way. transformers does not.
 
     The tokens are those of transformers: with a chat template `apply_chat_template(messages, tokenize=True,
     add_generation_prompt=True)`, else `tokenizer(text)["input_ids"]`.
@@ -62,6 +65,7 @@ class PromptTemplate:
     raw: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     add_bos: bool = False
+    keep_generated: bool = False
 
     what: ClassVar[str] = "the question"
     """What errors call the question."""
@@ -140,18 +144,31 @@ class PromptTemplate:
         begun = not self.raw and said[-1].endswith(NEXT_QUESTION)  # the model has written that much itself
         return f" {words}\nAnswer:" if begun else f"\n\n{NEXT_QUESTION} {words}\nAnswer:"
 
-    def next_turn_tokens(
+    def next_prompt(
         self, words: str, tokenizer: Any, question: str, said: Sequence[str], tokens: Sequence[int]
     ) -> list[int]:
-        """`next_turn` as the tokens that follow `tokens`, which hold the chat so far without an end of sequence.
+        """The prompt of the model's next answer, once the user goes on with `words`.
 
-        With a chat template, both together are the tokens of the whole chat wherever that begins with `tokens`. Where
-        the template rewrites what the model has said, the model's own tokens stay (see `ttc.text.chat`).
+        tokens: the chat so far as the branch holds it, without an end of sequence. With a chat template the prompt is
+        the whole chat as transformers sends it, and so may begin with other tokens (see `ttc.text.chat.next_prompt`).
+        Without one it goes on from `tokens`.
         """
         if self.uses_chat(tokenizer):
-            messages = self._chat(question, said[:-1])
-            return next_turn_tokens(messages, said[-1], words, tokens, tokenizer, self.options)
-        return following(self.next_turn(words, tokenizer, question, said), tokenizer)
+            messages, keep = self._chat(question, said[:-1]), self.keep_generated
+            return next_prompt(messages, said[-1], words, tokens, tokenizer, self.options, keep_generated=keep)
+        return [*tokens, *following(self.next_turn(words, tokenizer, question, said), tokenizer)]
+
+    def end_of_prompt(self, question: str, tokenizer: Any, said: Sequence[str] = ()) -> str | None:
+        """What the prompt's form puts after the question's words, up to where the model goes on; None where the
+        question is the whole prompt, so that this is not known. It alone may open a thought.
+
+        said: after further turns, the model's answers and the user's words in turn, the last words included.
+        """
+        if self.uses_chat(tokenizer):
+            return end_of_prompt(self._chat(question, said), tokenizer, self.options)
+        if said or not self.raw:
+            return "\nAnswer:"
+        return self.instruction.rpartition("{question}")[2] or None
 
     # ---------------------------------------------------------------- parts
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput
+from ttc.text.prompt import raw_tokens
 
 
 class Parted(NamedTuple):
@@ -318,13 +319,26 @@ class Thoughts:
             found[-1] = thought, text[: len(text) - self.marks.unsettled(text)]
         return found
 
-    def begun(self, tokens: Sequence[int]) -> bool:
-        """Whether a thought is open after these tokens: a prompt may end with the mark that opens one, or with an empty
-        thought. Only what follows the last special token counts, the head of the model's turn."""
+    def begun(self, tokens: Sequence[int], end: str | None = None) -> bool:
+        """Whether a thought is open after the tokens of a prompt: it may end with the mark that opens one, or with an
+        empty thought.
+
+        end: what the prompt's form puts after the question; that alone counts (`PromptTemplate.end_of_prompt`). None
+        where it is not known. Then what follows the last special token counts, the head of the model's turn. In a
+        prompt of words alone any may be the user's, so that only a mark at its very end opens a thought.
+        """
+        if end is not None:
+            cuts = self._cuts(self._encode(end)) if self.hidden else self.marks.cuts(end)
+            return ends_in_thought(cuts, begun=False)
         first = next((i for i in reversed(range(len(tokens))) if tokens[i] in self._bounds), -1) + 1
-        turn = tokens[first:]
-        cuts = self._cuts(turn) if self.hidden else self.marks.cuts(self._decode(turn))
-        return ends_in_thought(cuts, begun=False)
+        if list(tokens[:first]) != self._before[:first]:
+            return self.open_after(tokens[first:])
+        text = self.whole(tokens[first:]).rstrip()
+        return text.endswith(tuple(map(spelt, self.marks.begin)))
+
+    def open_after(self, tokens: Sequence[int], begun: bool = False) -> bool:
+        """Whether a thought is open after these tokens. begun: whether one was open before them."""
+        return ends_in_thought(self._cuts(tokens) if self.hidden else self.marks.cuts(self._decode(tokens)), begun)
 
     def whole(self, tokens: Sequence[int]) -> str:
         """The text of tokens with marks and special tokens."""
@@ -364,6 +378,11 @@ class Thoughts:
     def _bounds(self) -> frozenset[int]:
         """Special tokens that are no part of a mark that opens or closes a thought."""
         return self._special - {t for each in self._sequences if each.thinks is not None for t in each.tokens}
+
+    @cached_property
+    def _before(self) -> list[int]:
+        """What the tokenizer puts before a raw text."""
+        return raw_tokens("", self.tokenizer)
 
     def _cuts(self, tokens: Sequence[int]) -> list[Cut]:
         """The marks among tokens, in order."""

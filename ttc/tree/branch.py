@@ -42,6 +42,8 @@ class Branch:
     entropies, top_k_logprobs, self_certainties: likewise, the entropy in nats, the mean log-probability of the 20 most
         likely tokens, and the divergence from the uniform distribution in nats, where `Engine.generate` was asked for
         statistics; else NaN.
+    turn_start: `len(tokens)` where the model's turn began: what follows was generated, or given by a search.
+    opened: whether the prompt had opened a thought there; None where only its tokens tell.
     opening: how many tokens stand before the first generated one, or before the first that will be.
     step_ends: `len(tokens)` after each step that `Engine.generate` made.
     step_reasons: for each of them, why the step ended.
@@ -75,7 +77,8 @@ class Branch:
         root_id: int | None = None,
     ):
         self.tokens = list(tokens)
-        self.prompt_length = self.given_end = self.opening = len(self.tokens)
+        self.prompt_length = self.given_end = self.opening = self.turn_start = len(self.tokens)
+        self.opened: bool | None = None
         self.logprobs: list[float] = []
         self.top1: list[float] = []
         self.entropies: list[float] = []
@@ -106,6 +109,7 @@ class Branch:
         key = random_key(self.key, self.forks)
         twin = Branch(self.tokens, self._leaf, key, self.usage, self._decode, self.root_id)
         twin.prompt_length, twin.given_end, twin.opening = self.prompt_length, self.given_end, self.opening
+        twin.turn_start, twin.opened = self.turn_start, self.opened
         for mine, theirs in zip(self.columns(), twin.columns(), strict=True):
             theirs[:] = mine
         twin.step_ends, twin.step_reasons = self.step_ends[:], self.step_reasons[:]
@@ -160,6 +164,17 @@ class Branch:
         self.thinking_ended = None
         for column in self.columns():
             column.clear()
+
+    def rewind(self, length: int) -> None:
+        """Keep the first `length` tokens alone, all of them as the prompt."""
+        del self.tokens[length:]
+        self.opening, self.turn_start = min(self.opening, length), min(self.turn_start, length)
+        self.finish_reason, self.cut, self.substituted = None, "", None
+        self.begin_answer()
+
+    def begin_turn(self, start: int, opened: bool | None) -> None:
+        """Say where the model's turn begins (`turn_start`), and whether the prompt has opened a thought there."""
+        self.turn_start, self.opened = start, opened
 
     def give(self, tokens: Sequence[int]) -> None:
         """Append tokens that were not generated."""
@@ -237,6 +252,11 @@ class Branch:
         ended = self.finish_reason == "eos"
         return self.thoughts.whole(self.generated[:-1] if ended else self.generated).removesuffix(self.cut)
 
+    def thinks_at(self, end: int, thoughts: Thoughts) -> bool:
+        """Whether a thought is open before the token numbered `end`, of those after `turn_start`."""
+        opened = thoughts.begun(self.tokens[: self.turn_start]) if self.opened is None else self.opened
+        return thoughts.open_after(self.tokens[self.turn_start : end], opened)
+
     @property
     def answer_text(self) -> str | None:
         """The part of `text` that is the answer: what follows the model's thoughts. None while it still thinks."""
@@ -262,7 +282,7 @@ class Branch:
         given, thoughts = self.tokens[self.prompt_length : end], self.thoughts
         if thoughts is None:
             return Parted("", self._decode(given))
-        begun = thoughts.begun(self.tokens[: self.prompt_length])
+        begun = self.thinks_at(self.prompt_length, thoughts)
         if self.thinking_ended is None or (end is not None and end <= self.thinking_ended):
             return thoughts.split(given, begun)
         asked = max(0, self.thinking_ended - self.prompt_length)

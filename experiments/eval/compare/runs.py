@@ -31,6 +31,7 @@ OF_THE_PROMPT = (
     "chat",
     "raw",
     "chat_options",
+    "keep_generated",
     "examples",
     "shots",
     "shots_split",

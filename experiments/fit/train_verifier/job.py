@@ -150,12 +150,14 @@ class Work:
         """Solutions of a part of the problems, with what their steps are worth."""
         results = self.solved(rollouts, part.problems, None, f"solutions to {name}")
         separator = self.config.train.separator
-        thoughts = Thoughts.of(self.engine.tokenizer, thinking_marks(self.config))
-        return [
-            solution
-            for result in results
-            for solution in solutions(result, partial(part.is_right, result.problem), separator, thoughts)
-        ]
+        tokenizer = self.engine.tokenizer
+        thoughts = Thoughts.of(tokenizer, thinking_marks(self.config))
+        found = list[Solution]()
+        for result in results:
+            is_right = partial(part.is_right, result.problem)
+            opening = self.template.end_of_prompt(result.problem.question, tokenizer)
+            found += solutions(result, is_right, separator, thoughts, opening)
+        return found
 
     def states(self, head: ValueHead, solved: Sequence[Solution]) -> list[torch.Tensor]:
         """What the head sees of each solution: (steps, width). Equal ones are computed once."""

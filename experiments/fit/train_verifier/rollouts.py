@@ -94,12 +94,17 @@ class Solution:
 
 
 def solutions(
-    result: Result, is_right: Callable[[str], bool], separator: str, thoughts: Thoughts | None = None
+    result: Result,
+    is_right: Callable[[str], bool],
+    separator: str,
+    thoughts: Thoughts | None = None,
+    opening: str | None = None,
 ) -> list[Solution]:
     """The labelled solutions of a problem that `Rollouts` has solved; texts without any step are left out.
 
     is_right: whether a text ends in the right answer. thoughts: how thoughts are told from answers; it is
-    asked of the answer alone, and a text that is all thought is not right.
+    asked of the answer alone, and a text that is all thought is not right. opening: the end of its prompt, see
+    `Thoughts.begun`.
     """
     texts: dict[tuple[int, ...], str] = {}
     tokens: dict[tuple[int, ...], list[int]] = {}
@@ -114,7 +119,7 @@ def solutions(
             said: str | None = text
             if thoughts is not None:
                 prompt = tokens[()]
-                said = thoughts.split(tokens[path][len(prompt) :], thoughts.begun(prompt)).answer
+                said = thoughts.split(tokens[path][len(prompt) :], thoughts.begun(prompt, opening)).answer
             right[texts[path[:-1]]].append(said is not None and is_right(said))
     found = []
     for branch in sorted(result.branches, key=lambda branch: branch.path):

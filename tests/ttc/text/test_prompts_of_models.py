@@ -66,29 +66,43 @@ def test_a_system_text_and_examples_go_through_the_chat_template(chat: Chat) -> 
 
 
 @cases
-def test_a_next_turn_makes_the_whole_chat_where_the_template_keeps_the_answer(chat: Chat) -> None:
+def test_a_next_turn_makes_the_whole_chat(chat: Chat) -> None:
     template, before = asked(chat), chat.ids(chat.prompt)
     given = chat.ids(chat.prompt + chat.said)
     assert given[: len(before)] == before  # the answer goes on from the prompt
-    new = template.next_turn_tokens(WORDS, chat.tokenizer, QUESTION, [chat.said], given)
+    made = template.next_prompt(WORDS, chat.tokenizer, QUESTION, [chat.said], given)
     assert whole(chat, [USER, MODEL, AGAIN]) == chat.ids(chat.turned)
-    text = template.next_turn(WORDS, chat.tokenizer, QUESTION, [chat.said])
-    if chat.rewrites:
-        assert new == chat.ids(chat.follows) and text == chat.follows
-        assert given + new != chat.ids(chat.turned)
+    if chat.rewrites:  # a user of transformers sends what the model wrote
+        assert made == whole(chat, [USER, {**MODEL, "content": chat.said}, AGAIN])
     else:
-        assert given + new == chat.ids(chat.turned)
-        assert chat.turned.endswith(text) and text.strip() and ANSWER not in text
+        assert made == chat.ids(chat.turned)
+    assert (made[: len(given)] == given) is not chat.rewrites
+    text = template.next_turn(WORDS, chat.tokenizer, QUESTION, [chat.said])
+    assert chat.turned.endswith(text) and text.strip() and ANSWER not in text
+
+
+@cases
+def test_a_next_turn_stands_on_the_models_own_tokens_on_request_alone(chat: Chat) -> None:
+    given = chat.ids(chat.prompt + chat.said)
+    template = asked(chat, keep_generated=True)
+    made = template.next_prompt(WORDS, chat.tokenizer, QUESTION, [chat.said], given)
+    assert made == (given + chat.ids(chat.follows) if chat.rewrites else chat.ids(chat.turned))
 
 
 @cases
 def test_a_third_turn_follows_the_second(chat: Chat) -> None:
-    if chat.rewrites:
-        return
     given = chat.ids(chat.turned + chat.said)
-    new = asked(chat).next_turn_tokens("And?", chat.tokenizer, QUESTION, [ANSWER, WORDS, chat.said], given)
-    third = [USER, MODEL, AGAIN, MODEL, {"role": "user", "content": "And?"}]
-    assert given + new == whole(chat, third)
+    made = asked(chat).next_prompt("And?", chat.tokenizer, QUESTION, [chat.said, WORDS, chat.said], given)
+    said = {**MODEL, "content": chat.said} if chat.rewrites else MODEL
+    assert made == whole(chat, [USER, said, AGAIN, said, {"role": "user", "content": "And?"}])
+
+
+@cases
+def test_what_follows_the_question_is_the_templates_own(chat: Chat) -> None:
+    end = asked(chat).end_of_prompt("What is <think> for?", chat.tokenizer)
+    assert end is not None and chat.prompt == chat.prompt.rpartition(QUESTION)[0] + QUESTION + end
+    later = asked(chat).end_of_prompt(QUESTION, chat.tokenizer, [chat.said, "Is <think> it?"])
+    assert later is not None and chat.turned == chat.turned.rpartition(WORDS)[0] + WORDS + later
 
 
 def test_the_table_is_long_enough_to_say_something() -> None:
@@ -144,8 +158,8 @@ def test_a_next_turn_without_a_chat_template_goes_on_in_the_same_form(kind: str)
         (" four.\n\nQuestion:", " Sure?\nAnswer:"),  # the model has begun it
     ):
         given = made(start + said)["input_ids"]
-        new = template.next_turn_tokens(WORDS, made, QUESTION, [said], given)
-        assert given + new == made(start + said + after)["input_ids"]
+        prompt = template.next_prompt(WORDS, made, QUESTION, [said], given)
+        assert prompt == made(start + said + after)["input_ids"]
 
 
 # ---------------------------------------------------------------- what may go otherwise
@@ -190,7 +204,7 @@ def test_a_template_that_leaves_answers_out_is_refused_a_second_turn() -> None:
     template = PromptTemplate("{question}")
     for ask in (
         lambda: template.next_turn(WORDS, made),
-        lambda: template.next_turn_tokens(WORDS, made, QUESTION, ["four"], made("U: 2 + 2? A:four")["input_ids"]),
+        lambda: template.next_prompt(WORDS, made, QUESTION, ["four"], made("U: 2 + 2? A:four")["input_ids"]),
     ):
         with pytest.raises(InvalidInput, match=r"leaves out what the model has answered.*asks in one turn"):
             ask()
@@ -229,11 +243,12 @@ def test_a_template_that_refuses_a_second_turn_says_why() -> None:
     one = "{% if messages | length > 1 %}{{ raise_exception('one message') }}{% endif %}{{ messages[0]['content'] }}"
     made = tokenizer(SPECIAL, "bytes", "<s>", "</s>", (), (), one)
     with pytest.raises(InvalidInput, match="refuses these messages: one message; use a search"):
-        PromptTemplate("{question}").next_turn_tokens(WORDS, made, QUESTION, ["four"], [1])
+        PromptTemplate("{question}").next_prompt(WORDS, made, QUESTION, ["four"], [1])
 
 
-def test_tokens_that_the_tokenizer_would_not_make_stay_as_the_model_wrote_them() -> None:
+def test_an_answer_in_other_pieces_than_the_tokenizers_is_sent_in_the_tokenizers() -> None:
     chat = CHATS["chatml"]
-    odd = [*chat.ids(chat.prompt), *chat.ids("<|im_start|>four")]
-    new = asked(chat).next_turn_tokens(WORDS, chat.tokenizer, QUESTION, ["four"], odd)
-    assert new == chat.ids("<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n")
+    odd = [*chat.ids(chat.prompt), *chat.ids("<|im_start|>four")]  # decoded without special tokens: "four"
+    assert asked(chat).next_prompt(WORDS, chat.tokenizer, QUESTION, ["four"], odd) == chat.ids(chat.turned)
+    kept = asked(chat, keep_generated=True).next_prompt(WORDS, chat.tokenizer, QUESTION, ["four"], odd)
+    assert kept == odd + chat.ids("<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n")

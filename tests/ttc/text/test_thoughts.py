@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
+from tests.helpers.chats import CHATS
 from tests.helpers.thinking import OPENING, SWITCHED, TURNS, thinker
 from ttc import InvalidInput
 from ttc.text.answers import extract_answer
@@ -183,7 +186,7 @@ def test_the_table_is_long_enough_and_has_every_family() -> None:
         ("<turn>user\nq<eos><turn>assistant\n", False),
         ("<turn>user\nwhat does <think> mean?<eos><turn>assistant\n", False),  # the user's words are no thought
         ("<turn>assistant\n<think>old</think>1<eos><turn>user\nq<eos><turn>assistant\n<think>", True),
-        ("<turn>assistant\n<think>\nLet me be careful.", True),  # words that a search has put there
+        ("<turn>assistant\n<think>\nLet me be careful.", True),  # words that a program has put there
         ("Question: q\n<think>", True),  # no chat template
         ("<think>1</think>2\n\nQuestion: q\nAnswer:", False),
         ("", False),
@@ -195,6 +198,72 @@ def test_the_end_of_the_prompt_says_whether_a_thought_has_begun(prompt: str, beg
         thoughts = Thoughts.of(tokenizer)
         assert thoughts is not None and thoughts.hidden == bool(special)
         assert thoughts.begun(tokenizer.encode(prompt, add_special_tokens=False)) is begun
+
+
+QUESTIONS = ("what does <think> mean?", "go on after <think>", "a</think> b<think>c", "<think>\n")
+"""A user's words that hold marks."""
+
+FORMS: dict[str, tuple[PromptTemplate, str | None, bool]] = {
+    # name: (template, chat template, whether it opens a thought)
+    "question and answer": (PromptTemplate("{question}"), None, False),
+    "instruction": (PromptTemplate("{question} Use <think>."), None, False),
+    "raw": (PromptTemplate("Q: {question}\nA:", raw=True), None, False),
+    "raw that opens one": (PromptTemplate("Q: {question}\nA: <think>\n", raw=True), None, True),
+    "example": (PromptTemplate("{question}", examples=(("1?", "<think>a</think>1"), ("2?", "<think>"))), None, False),
+    "chat": (PromptTemplate("{question}"), TURNS, False),
+    "chat, system text": (PromptTemplate("{question}", system="Begin with <think>."), TURNS, False),
+    "chat without special tokens": (PromptTemplate("{question}"), "{{ messages[-1].content }}\nAnswer:", False),
+    "chat without special tokens that opens one": (
+        PromptTemplate("{question}"), "{{ messages[-1].content }}\nAnswer: <think>", True),
+    "Llama 2": (PromptTemplate("{question}"), "[INST] {{ messages[-1].content.strip() }} [/INST]", False),
+    "Qwen3-Thinking": (PromptTemplate("{question}"), OPENING, True),
+    "Qwen3": (PromptTemplate("{question}"), SWITCHED, False),
+    "Qwen3 without thinking": (PromptTemplate("{question}", options={"enable_thinking": False}), SWITCHED, False),
+    "DeepSeek-R1": (PromptTemplate("{question}"), CHATS["deepseek_r1_distill"].template, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("special", [True, False])
+def test_the_users_words_open_no_thought(form: str, special: bool) -> None:
+    template, chat, opens = FORMS[form]
+    marks = ("<think>", "</think>")
+    tokenizer = thinker(chat, marks if special else (), () if special else marks)
+    thoughts = Thoughts.of(tokenizer, TAGS)
+    assert thoughts is not None and thoughts.hidden == special
+    for question in QUESTIONS:
+        end = template.end_of_prompt(question, tokenizer)
+        assert thoughts.begun(template.tokens(question, tokenizer), end) is opens
+        later = template.end_of_prompt("q", tokenizer, ["<think>a", question])
+        if not template.raw and "messages[-1]" not in str(chat):
+            assert later is not None and thoughts.begun(tokenizer.encode("x"), later) is opens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "begun"),
+    [
+        ("what does <think> mean?", False),
+        ("Question: what does <think> mean?\nAnswer:", False),
+        ("Question: q\nAnswer: <think>\n", True),  # the caller's own beginning of the answer
+        ("<think>a</think> <think>", True),
+        ("<think>a</think>", False),
+        ("<turn>user\nwhat does <think> mean?<eos><turn>assistant\n", False),  # a chat that another program wrote
+        ("<turn>user\nq<eos><turn>assistant\n<think>\n", True),
+    ],
+)
+@pytest.mark.parametrize("before", ["", "<turn>"])
+def test_a_prompt_that_is_given_whole_opens_a_thought_at_its_very_end(prompt: str, begun: bool, before: str) -> None:
+    for special, plain in (((), ("<think>", "</think>")), (("<think>", "</think>"), ())):
+        tokenizer = copy.deepcopy(thinker(TURNS, special, plain))
+        if before:  # as Llama's tokenizers put a token before raw texts
+            number = tokenizer.convert_tokens_to_ids(before)
+            around = TemplateProcessing(f"{before} $A", special_tokens=[(before, number)])
+            tokenizer.backend_tokenizer.post_processor = around
+        thoughts, template = Thoughts.of(tokenizer), PromptTemplate("{question}", raw=True)
+        assert thoughts is not None and template.end_of_prompt(prompt, tokenizer) is None
+        tokens = template.tokens(prompt, tokenizer)
+        assert len(tokens) == len(tokenizer.encode(prompt, add_special_tokens=False)) + bool(before)
+        assert thoughts.begun(tokens) is begun
 
 
 def test_the_switch_of_a_chat_template_is_seen_in_its_prompt() -> None:

@@ -18,12 +18,12 @@ NUMBERS: dict[type, type] = {int: Integral, float: Real}
 """What counts as a number of these types, NumPy's too."""
 
 
-def check_kind(name: str, value: Any, fits: bool, wanted: str) -> None:
-    """Raise InvalidInput for a class, and for a value that does not fit; `wanted` says what would."""
+def check_kind(name: str, value: Any, fits: bool, right: str) -> None:
+    """Raise InvalidInput for a class, and for a value that does not fit; `right` says what would."""
     if inspect.isclass(value):
         raise InvalidInput(f"{name}={value.__name__} is a class; give an object, as {value.__name__}()")
     if not fits:
-        raise InvalidInput(f"{name}={value!r:.80} is of type {type(value).__name__}; give {wanted}")
+        raise InvalidInput(f"{name}={value!r:.80} is of type {type(value).__name__}; give {right}")
 
 
 def check_whole(name: str, value: Any, least: int | None = None) -> int:
@@ -34,14 +34,21 @@ def check_whole(name: str, value: Any, least: int | None = None) -> int:
     return int(value)
 
 
+def check_one_each(count: int, things: str, given: int, others: str, none: str = "") -> None:
+    """Raise InvalidInput unless as many others were given as there are things. none: what stands for none of them."""
+    if given != count:
+        raise InvalidInput(f"{count} {things} came with {given} {others}; give one each{none and ', '}{none}")
+
+
 def check_fields(settings: Any, prefix: str = "") -> None:
-    """Raise InvalidInput for a field of a dataclass that does not hold the plain type it is declared with. Fields of
-    other types are left alone. prefix: what stands before a field's name in the message."""
+    """Raise InvalidInput for a field of a dataclass that does not hold the plain type it is
+    declared with; other fields are left alone. prefix: what stands before a field's name in the
+    message."""
     kind: Any = type(settings)
-    for name, wanted in _plain_fields(kind):
+    for name, types in _plain_fields(kind):
         value = getattr(settings, name)
-        fits = any(isinstance(value, NUMBERS.get(plain, plain)) for plain in wanted)
-        check_kind(prefix + name, value, fits, " or ".join(PLAIN[plain] for plain in wanted))
+        fits = any(isinstance(value, NUMBERS.get(plain, plain)) for plain in types)
+        check_kind(prefix + name, value, fits, " or ".join(PLAIN[plain] for plain in types))
 
 
 @cache
@@ -53,5 +60,4 @@ def _plain_fields(kind: type) -> list[tuple[str, tuple[type, ...]]]:
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
-    """The types of a union; another type alone."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

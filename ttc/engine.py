@@ -31,6 +31,7 @@ from ttc.model.limits import ModelLimits
 from ttc.model.runner import ModelRunner
 from ttc.model.runner_choice import Choice, runner_for
 from ttc.passes.arguments import (
+    checked_continuations,
     checked_extensions,
     checked_prompts,
     checked_side_prompts,
@@ -41,7 +42,7 @@ from ttc.passes.arguments import (
 from ttc.passes.outputs import Outputs
 from ttc.passes.prefill import prefill
 from ttc.passes.runtime import Runtime, check_parts
-from ttc.passes.scoring import checked_continuations, score
+from ttc.passes.scoring import score
 from ttc.placement.auto import Auto, Chosen, settled
 from ttc.placement.base import PlacedRunner, Placement
 from ttc.protocols import Purpose
@@ -59,20 +60,24 @@ from ttc.usage import Usage
 
 
 class Engine:
-    """Runs a Hugging Face decoder over a tree of branches. KV of a shared prefix is stored and read once.
+    """Runs a Hugging Face decoder over a tree of branches. KV of a shared prefix is stored and read
+    once.
 
-    model, tokenizer: loaded by the caller; the model's attention implementation is set to the engine's own.
-    prefill_tokens: the most rows of one prefill pass.
+    model, tokenizer: loaded by the caller; the model's attention implementation is set to the
+        engine's.
+    prefill_tokens: the largest number of rows of a prefill pass.
     memory: the residency policy, `Resident()` by default.
     cache: what keeps the KV of idle branches within a number of blocks, None for no limit.
     sharing: what branches share, `Sharing("exact")` by default.
     gate: what stops branches that have fallen behind as they decode, None for nothing.
-    runner: what runs the model's layers, by name (see `ttc.model.runner_choice.runner_for`) or one of your own.
-    generation_settings: whether tokens are drawn as the model's generation_config asks (a repetition penalty, banned
-        words, a least length, ...), as transformers' `generate` does. Its end tokens count in any case.
+    runner: what runs the model's layers, by name (see `ttc.model.runner_choice.runner_for`) or an
+        object.
+    generation_settings: whether tokens are drawn as the model's generation_config asks (a
+        repetition penalty, banned words, a least length, ...), as transformers' `generate` does.
+        Its end tokens count in any case.
     Threads may share an engine; their calls run one after the other.
-    Raises UnsupportedModel when the model's attention cannot be served exactly, and for a setting of its
-    generation_config that the engine does not have.
+    Raises UnsupportedModel when the model's attention cannot be served exactly, and for a setting
+    of its generation_config that the engine does not have.
     """
 
     def __init__(  # noqa: PLR0913 - the engine's parts, which users name
@@ -93,20 +98,27 @@ class Engine:
         config = getattr(model, "generation_config", None) if generation_settings else None
         settings = GenerationSettings.of(config, model.config.get_text_config().vocab_size)
         self.runner: ModelRunner = runner_for(model, runner)
-        self.model, self.tokenizer, self.device, self.dtype = model, tokenizer, self.runner.device, self.runner.dtype
-        self.limits, self.sharing = ModelLimits.of(model), sharing or Sharing()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.device = self.runner.device
+        self.dtype = self.runner.dtype
+        self.limits = ModelLimits.of(model)
+        self.sharing = sharing or Sharing()
         self.residency = bind_policy(memory or Resident(), self.runner)
         self.memory: KVMemory = self.residency.memory
         self.memory.states.use(None if self.runner.recurrent is None else self.runner.recurrent.shape)
         if isinstance(self.runner, PlacedRunner):
             self.runner.bind(self.residency)
         self.tree = Tree(self.memory, self.residency.block_tokens)
-        parts = self.runner, self.limits, self.residency, self.tree, self.sharing
-        self.runtime = Runtime(*parts, prefill_tokens, self.decode, settings)
-        self.cache, self.gate = None if cache is None else cache.fresh(), gate
+        self.runtime = Runtime(
+            self.runner, self.limits, self.residency, self.tree, self.sharing, prefill_tokens, self.decode, settings
+        )
+        self.cache = None if cache is None else cache.fresh()
+        self.gate = gate
         self.live: WeakSet[Branch] = WeakSet()  # branches that were not released
         self.batches: WeakSet[RunningBatch] = WeakSet()
-        self.calls, self.lock = 0, RLock()
+        self.calls = 0
+        self.lock = RLock()
         self.chosen: Chosen | None = None  # what memory="auto" came to
         self._changes = 0  # of the model since load
         self._refused: UnsupportedModel | None = None  # for what was made of the model after load
@@ -125,13 +137,16 @@ class Engine:
         memory: Residency | Auto | str | None = None,
         **options: Any,
     ) -> Engine:
-        """Load a model by alias ("smollm2-135m"), folder, .gguf file or hub id. `options` go to the constructor.
+        """Load a model by alias ("smollm2-135m"), folder, .gguf file or hub id. `options` go to the
+        constructor.
 
         device, dtype, gguf_file, trust_remote_code: see `ttc.model.loading.load`.
-        device_map: in place of a device, as transformers takes it; over several, layers run where it puts them, and
-        their KV lies there.
-        placement: where its weights lie and its layers run, as `ttc.Streamed()`; None for all on the device.
-        memory: as the constructor takes it, or "auto" or an `ttc.Auto` to have both chosen (`engine.chosen`).
+        device_map: in place of a device, as transformers takes it; over several, layers run where
+            it puts them, and their KV lies there.
+        placement: where its weights lie and its layers run, as `ttc.Streamed()`; None for all on
+            the device.
+        memory: as the constructor takes it, or "auto" or an `ttc.Auto` to have both chosen
+            (`engine.chosen`).
         """
         from ttc.placement.placed_loading import load_runner
 
@@ -190,22 +205,23 @@ class Engine:
     def variants(
         self, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]] | None = None
     ) -> list[Branch]:
-        """Children of `root`, one per prompt, that start from prompts of their own instead of the root's.
+        """Children of `root`, one per prompt, that start from prompts of their own instead of the
+        root's.
 
-        suffixes: tokens that follow each prompt. Prefixes are shared as always; under `Sharing("similar")` a child may
-        stand on the root's prompt in place of its own, which `branch.substituted` then tells (approximate).
-        Raises InvalidInput when `root` has generated anything: its prompt could not be replaced any more.
+        suffixes: tokens that follow each prompt. Prefixes are shared as always; under
+            `Sharing("similar")` a child may stand on the root's prompt, which `branch.substituted`
+            then tells (approximate). Raises InvalidInput when `root` has generated anything.
         """
-        wanted, after = checked_variants(self.limits, root, prompts, suffixes)
-        children = [root.child() for _ in wanted]
-        for child, prompt in zip(children, wanted, strict=True):
+        checked, after = checked_variants(self.limits, root, prompts, suffixes)
+        children = [root.child() for _ in checked]
+        for child, prompt in zip(children, checked, strict=True):
             child.leaf = self.tree.hold(self.tree.trunk)
             child.tokens = prompt
         self.live.update(children)
         try:
             if self.sharing.rule == "similar":
-                most = self.limits.context_length or inf
-                fitting = [c for c, s in zip(children, after, strict=True) if len(root.tokens) + len(s) < most]
+                limit = self.limits.context_length or inf
+                fitting = [c for c, s in zip(children, after, strict=True) if len(root.tokens) + len(s) < limit]
                 with self._with_kv_present([root]), self.runtime.metered(children):
                     share_similar(self.runtime, root, fitting)
             for child, suffix in zip(children, after, strict=True):
@@ -220,12 +236,13 @@ class Engine:
     def side_branches(
         self, branches: Sequence[Branch], prompts: Sequence[Sequence[int]], outputs: Outputs | None = None
     ) -> list[Branch]:
-        """New branches with these prompts on the usage meters of `branches`, for a verifier that asks elsewhere than on
-        their own KV; the caller releases them. Counted as verifier tokens. outputs: see `Outputs`."""
-        wanted = checked_side_prompts(self.limits, branches, prompts, grow=outputs is None)
+        """New branches with these prompts on the usage meters of `branches`, for a verifier that
+        asks elsewhere than on their KV; the caller releases them. Counted as verifier tokens.
+        outputs: see `Outputs`."""
+        checked = checked_side_prompts(self.limits, branches, prompts, grow=outputs is None)
         new = [
             Branch(prompt, self.tree.hold(self.tree.trunk), branch.key, branch.usage, self.decode, branch.root_id)
-            for branch, prompt in zip(branches, wanted, strict=True)
+            for branch, prompt in zip(branches, checked, strict=True)
         ]
         return self._prefilled(new, "verifier", outputs)
 
@@ -311,12 +328,14 @@ class Engine:
     ) -> None:
         """Continue each branch by one step, in place and all in one batch.
 
-        A branch's step ends after `max_tokens` tokens (one number or one per branch), when its text since the step's
-        start, leading blanks left out, holds a string of `stop`, or when the branch finishes: at an end-of-sequence
-        token, at a string of `end`, or at the model's context length. Both are looked for in the text with its special
-        tokens. KV is written in place and frozen into a segment at the end; `branch.step_reasons[-1]` then says why.
-        statistics: also keep each token's entropy, the mean log-probability of the 20 likeliest tokens and the
-        self-certainty (`branch.entropies`, `branch.top_k_logprobs`, `branch.self_certainties`).
+        A branch's step ends after `max_tokens` tokens (one number or one per branch), when its text
+        since the step's start, leading blanks left out, holds a string of `stop`, or when the
+        branch finishes: at an end-of-sequence token, at a string of `end`, or at the model's
+        context length. Both are looked for in the text with its special tokens.
+        `branch.step_reasons[-1]` then says why.
+        statistics: also keep each token's entropy, the mean log-probability of the 20 likeliest
+            tokens and the self-certainty (`branch.entropies`, `branch.top_k_logprobs`,
+            `branch.self_certainties`).
         """
         step, limits = step_of(max_tokens, stop, end, statistics)
         batch = self.running_batch()
@@ -327,9 +346,9 @@ class Engine:
     @one_at_a_time
     def running_batch(self, max_rows: int | None = None) -> RunningBatch:
         """A batch that branches join and leave while others decode, at most `max_rows` at once (see `RunsBatches`)."""
-        present, follow = self._with_kv_present, partial(self._follow_model, samples=False)
-        calls = present, follow
-        return RunningBatch(self.runtime, self.gate, self.lock, *calls, self.batches, max_rows)
+        follow = partial(self._follow_model, samples=False)
+        present = self._with_kv_present
+        return RunningBatch(self.runtime, self.gate, self.lock, present, follow, self.batches, max_rows)
 
     # ---------------------------------------------------------------- scoring
 
@@ -345,21 +364,24 @@ class Engine:
         report: ExitReport | None = None,
         likeliest: list[list[list[float]]] | None = None,
     ) -> list[list[list[float]]]:
-        """Log-probabilities of given continuations: `[i][j][t]` for token t of continuation j of branch i.
+        """Log-probabilities of given continuations: `[i][j][t]` for token t of continuation j of
+        branch i.
 
-        The branches stay as they are. What the continuations of a branch share is computed once, and single tokens all
-        come from one row. Counted as verifier tokens.
-        given: `given[i]` stands between branch i and its continuations in this call; computed, not scored.
-        exit: branches may leave the pass before the last layer (approximate), single-token continuations only; `report`
-        says what it did.
-        likeliest: filled, without an `exit`, with the log-probability of the likeliest token in each token's place.
+        The branches stay as they are. What the continuations of a branch share is computed once,
+        and single tokens all come from one row. Counted as verifier tokens.
+        given: `given[i]` stands between branch i and its continuations in this call; computed, not
+            scored.
+        exit: branches may leave the pass before the last layer (approximate), single-token
+            continuations only; `report` says what it did.
+        likeliest: filled, without an `exit`, with the log-probability of the likeliest token in
+            each token's place.
         """
         check_live(branches)
-        between, wanted = checked_continuations(self.limits, branches, continuations, given, exit is not None)
+        between, checked = checked_continuations(self.limits, branches, continuations, given, exit is not None)
         with self._with_kv_present(branches), self.runtime.metered(branches):
             if exit is None:
-                return score(self.runtime, branches, between, wanted, likeliest)
-            single = [[token for (token,) in group] for group in wanted]
+                return score(self.runtime, branches, between, checked, likeliest)
+            single = [[token for (token,) in group] for group in checked]
             return score_with_exit(self.runtime, branches, between, single, exit, report or ExitReport())
 
     def score_within(
@@ -383,9 +405,8 @@ class Engine:
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Tokens to text, special tokens left out unless `special`."""
-        return str(
-            self.tokenizer.decode(list(tokens), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
-        )
+        options = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
+        return str(self.tokenizer.decode(list(tokens), **options))
 
     # ---------------------------------------------------------------- around a call
 
@@ -409,10 +430,10 @@ class Engine:
 
     def _follow_model(self, samples: bool = True) -> None:
         """Where the model is another one than in the last call (adapters, weights, code), let go of
-        all KV: for the branches that go on it is computed again, by the model as it is now.
+        all KV: for the branches that go on it is computed again.
 
         samples: see `Watch.unchanged`. Raises UnsupportedModel while the model has adapters that
-        cannot be served.
+            cannot be served.
         """
         if not self.runner.watch.unchanged(samples=samples):
             for batch in list(self.batches):
@@ -431,8 +452,8 @@ class Engine:
 
     @one_at_a_time
     def model_changes(self) -> int:
-        """How often the model was another one than at the look before, this look included: what somebody has computed
-        with it holds while this number stays."""
+        """How often the model was another one than at the look before, this look included: what
+        somebody has computed with it holds while this number stays."""
         self._follow_model()
         return self._changes
 

@@ -60,11 +60,11 @@ NEEDS: dict[Need, str] = {
 class Step:
     """One unit of expansion: at most `max_tokens` tokens, or up to and including `delimiter`.
 
-    delimiter: a string, or several of which the first to come counts; leading blanks of the step are left out.
+    delimiter: a string, or several of which the first to come counts; leading blanks of the step
+        are left out.
     end: strings that finish the branch, as the model's end-of-sequence token does.
-    statistics: keep each token's entropy, the mean log-probability of the likeliest tokens and the self-certainty, in
-        `child.entropies`, `child.top_k_logprobs` and `child.self_certainties`; the backend must offer it
-        (`Engine.generate`).
+    statistics: keep each token's entropy, the mean log-probability of the likeliest tokens and the
+        self-certainty, as in `Engine.generate`; the backend must offer it.
     Each child says in `step_reasons[-1]` why its step ended.
     """
 
@@ -97,13 +97,15 @@ class Vary:
 
 @dataclass(frozen=True)
 class Expand:
-    """Fork each branch `n` times and let every child generate one step. Answer: the children, branch by branch.
+    """Fork each branch `n` times and let every child generate one step. Answer: the children,
+    branch by branch.
 
-    n: one number for all branches, or one for each; 0 makes no child. Where the budget has too few tokens left, only
-    the first children are made, and the last of them may get a shorter step; `child.parent` says whose each one is. A
-    rated branch that gets no child then stays among the candidates, also when the search releases it.
-    Once nothing is left the driver raises BudgetExceeded at the `yield`: a search may catch it and return what it
-    has, and need not.
+    n: one number for all branches, or one for each; 0 makes no child. Where the budget has too few
+        tokens left, only the first children are made, and the last of them may get a shorter step;
+        `child.parent` says whose each one is. A rated branch that gets no child then stays among
+        the candidates, also when the search releases it.
+    Once nothing is left the driver raises BudgetExceeded at the `yield`: a search may catch it and
+        return what it has, and need not.
     """
 
     branches: Sequence[Branch]
@@ -123,20 +125,24 @@ class Expand:
 
 @dataclass(frozen=True)
 class Append:
-    """Put given text after each branch. Answer: one child per branch, with the text in it; the branches stay.
+    """Put given text after each branch. Answer: one child per branch, with the text in it; the
+    branches stay.
 
     text: one text for all, or one for each.
-    turn: the text is the user's next message. The child's prompt is the whole chat as the chat template writes it,
-        which may leave out thoughts of earlier answers; `text`, `steps` and ratings are those of the new answer
-        alone. Without `turn` the text goes on with the model's own words. An end-of-sequence token before it is left
-        out; the template writes its own.
-    ends_thinking: the words ask for the answer, so that what stands from them on is answer, and no thought.
-    drop: a text that gives way to the new one where the branch's own words end with it ("</think>", to think on).
-        At most one token is taken back, `drop` with blanks before it or an end-of-sequence token; a `drop` that would
-        take more is refused.
-    The children can go on, whatever finished the branches. The text counts as prompt tokens, not as generated ones.
-    Where the model's context has no room for a text and one token after it, ContextExceeded is raised at the `yield`;
-    where a `drop` is refused, InvalidInput. A search may catch either and go on; else this problem has failed.
+    turn: the text is the user's next message. The child's prompt is the whole chat as the chat
+        template writes it, which may leave out thoughts of earlier answers; `text`, `steps` and
+        ratings are those of the new answer alone. Without `turn` the text goes on with the model's
+        words. An end-of-sequence token before it is left out; the template writes its own.
+    ends_thinking: the words ask for the answer, so that what stands from them on is answer, and no
+        thought.
+    drop: a text that gives way to the new one where the branch's words end with it ("</think>", to
+        think on). At most one token is taken back, `drop` with blanks before it or an
+        end-of-sequence token; a `drop` that would take more is refused.
+    The children can go on, whatever finished the branches. The text counts as prompt tokens, not as
+    generated ones.
+    Where the model's context has no room for a text and one token after it, ContextExceeded is
+    raised at the `yield`; where a `drop` is refused, InvalidInput. A search may catch either and go
+    on; else this problem has failed.
     """
 
     branches: Sequence[Branch]
@@ -263,7 +269,7 @@ class RunsBatches(Protocol):
 
 @runtime_checkable
 class SideBranches(Protocol):
-    """A backend that can make branches beside a search's own, and charge them to the problem of these."""
+    """A backend that can make further branches, and charge them to the problem of a search's."""
 
     def side_branches(self, branches: Sequence[Branch], prompts: Sequence[Sequence[int]]) -> list[Branch]: ...
 
@@ -310,8 +316,9 @@ def check_needs(user: object, backend: object) -> None:
 class Verifier(Protocol):
     """Rates branches. Process verifiers return one score per step, outcome verifiers a list of one.
 
-    `questions[i]` belongs to `branches[i]`. Scores are finite and higher is better; they need not lie in [0, 1].
-    Model-based verifiers work through `backend`, on the branch's own KV, and leave the branches as they were.
+    `questions[i]` belongs to `branches[i]`. Scores are finite and higher is better; they need not
+    lie in [0, 1]. Model-based verifiers work through `backend`, on the branch's KV, and leave the
+    branches as they were.
     """
 
     def rate(
@@ -321,11 +328,8 @@ class Verifier(Protocol):
 
 @runtime_checkable
 class Forgets(Protocol):
-    """A verifier that keeps something of its own for each branch, as a reward model keeps keys and values.
-
-    It is told when a search lets branches go, and may free what it keeps for them; `branch.parent` says what a branch
-    was forked from.
-    """
+    """A verifier that keeps something for each branch, as a reward model keeps keys and values. It
+    is told when a search lets branches go; `branch.parent` says what a branch was forked from."""
 
     def released(self, branches: Sequence[Branch]) -> None: ...
 

@@ -65,8 +65,8 @@ GREEDY = Sampling(temperature=0)
 
 
 class Draws(NamedTuple):
-    """What `draw` chose: one entry a row. All figures are the model's own: temperature 1, no filter, and nothing of
-    what its generation settings change (a penalty, a banned token). So they mean the same in every search, as in
+    """What `draw` chose: one entry a row. All figures are the model's: temperature 1, no filter,
+    and nothing of what its generation settings change. So they mean the same in every search, as in
     `Engine.score` and on a server, and a token that a setting forced may be unlikely by them."""
 
     tokens: list[int]
@@ -114,7 +114,6 @@ def _mix(states: Tensor, counters: Tensor) -> Tensor:
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """x >> bits of the unsigned number."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -130,17 +129,19 @@ def draw(
     k: int = 20,
     scores: Tensor | None = None,
 ) -> Draws:
-    """Pick a token per row: the largest sum of log-probability and Gumbel noise (Maddison et al., 2014, section 2).
+    """Pick a token per row: the largest sum of log-probability and Gumbel noise (Maddison et al.,
+    2014, section 2).
 
     logits: (rows, vocab), of any floating type. states: one per row, of `random_states`.
-    statistics: the entropy, the mean log-probability of the `k` likeliest tokens and the self-certainty too.
-    scores: what the tokens are picked by in place of the logits, such as logits with a penalty, in float32 or float64.
-    All figures are the logits' still.
-    The noise belongs to one token at one place of one branch, so rounding changes a choice only where the two best are
-    as close as the rounding. Inverting the cumulative distribution would not do: in its tail thousands of tokens lie
-    side by side, and every rounding moves the choice on to a neighbour.
-    Raises UnsupportedModel where a row's logits hold a NaN or their largest is infinite, and InvalidInput where its
-    scores alone are so.
+    statistics: the entropy, the mean log-probability of the `k` likeliest tokens and the
+        self-certainty too.
+    scores: what the tokens are picked by in place of the logits, such as logits with a penalty, in
+        float32 or float64.
+    The noise belongs to one token at one place of one branch, so rounding changes a choice only
+    where the two best are as close as the rounding. Inverting the cumulative distribution would not
+    do: in its tail every rounding moves the choice on to a neighbour.
+    Raises UnsupportedModel where a row's logits hold a NaN or their largest is infinite, and
+    InvalidInput where its scores alone are so.
     """
     top = k if statistics else 0
     picked_by, figures_there = (logits, top) if scores is None else (scores, 0)
@@ -164,8 +165,8 @@ def _columns(logits: Tensor, sampling: Sampling, states: np.ndarray, top: int) -
 
 
 def _figures(logits: Tensor, tokens: np.ndarray, states: np.ndarray, top: int) -> np.ndarray:
-    """The columns of given tokens: those of the likeliest ones, its log-probability moved on. NaN where the logits are
-    not finite."""
+    """The columns of given tokens: those of the likeliest ones, its log-probability moved on. NaN
+    where the logits are not finite."""
     columns = _columns(logits, GREEDY, states, top)
     likeliest, chosen = (
         logits.gather(-1, torch.from_numpy(some.clip(0).astype(np.int64)).to(logits.device)[:, None])[:, 0]
@@ -228,10 +229,12 @@ def _sample(logits: Tensor, sampling: Sampling, states: Tensor, sorted_tokens: i
 
 
 def filter_logits(logits: Tensor, sampling: Sampling, sorted_tokens: int = SORTED_TOKENS) -> tuple[Tensor, Tensor]:
-    """Mask the tokens that `sampling` excludes with -inf. logits: (rows, vocab), already divided by temperature.
+    """Mask the tokens that `sampling` excludes with -inf. logits: (rows, vocab), already divided by
+    temperature.
 
-    Of tokens that are equally likely, top-k keeps all or none and top-p the first. Also returns the rows, (rows,) bool,
-    where the `sorted_tokens` likeliest tokens have too little probability for top-p; they are masked wrongly.
+    Of tokens that are equally likely, top-k keeps all or none and top-p the first. Also returns the
+    rows, (rows,) bool, where the `sorted_tokens` likeliest tokens have too little probability for
+    top-p; they are masked wrongly.
     """
     unsure = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
     if 0 < sampling.top_k < logits.shape[-1]:
@@ -283,7 +286,9 @@ def _draw_with_numba(
 
     def work(part: int) -> None:
         rows = slice(len(bits) * part // parts, len(bits) * (part + 1) // parts)
-        shift, head, tail = np.int32(16 if half else 0), np.float32(HEAD), np.uint64(TAIL)
+        shift = np.int32(16 if half else 0)
+        head = np.float32(HEAD)
+        tail = np.uint64(TAIL)
         kernel(bits[rows], shift, *settings, head, tail, states[rows], k, figures[rows])
 
     run_parts(work, parts)

@@ -22,7 +22,8 @@ def team() -> Callable[[int, int, int], None]:
         parallel = ctypes.CDLL(None).GOMP_parallel
     except (TypeError, AttributeError):
         return by_pool
-    parallel.argtypes, parallel.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    parallel.restype = None
     return lambda function, parameters, threads: parallel(function, parameters, threads, 0)
 
 

@@ -149,7 +149,7 @@ class TreeMirror:
         prompts = [[*tokens, PENDING] for _, tokens, _ in texts]
         made = self.engine.side_branches([branch for branch, *_ in texts], prompts, outputs)
         try:
-            for (*_, wanted), found in zip(texts, outputs.found, strict=True):
+            for (*_, wanted), found in zip(texts, outputs.computed, strict=True):
                 for place, output in found.items():
                     wanted[place].score = self.score(output)
         except BaseException:

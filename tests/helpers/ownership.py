@@ -26,8 +26,8 @@ def assert_whole(engine: Engine, branches: Sequence[Branch]) -> None:
     sizes = [memory.tier_bytes(s.storage) for s in segments]
     states = [s.state for s in segments if s.state is not None]
     assert set(memory.states.live) == set(states)
-    assert all(state.device is not None or state.host is not None for state in states)
-    sizes += [memory.states.tier_bytes(state) for state in states]
+    assert all(state.device[0] is not None or state.host[0] is not None for state in states)
+    sizes += [memory.tier_bytes(state) for state in states]
     on_device, on_host = sum(d for d, _ in sizes), sum(h for _, h in sizes)
     assert (memory.device.used_bytes, memory.host.used_bytes) == (on_device, on_host)
     for tier in (memory.device, memory.host):

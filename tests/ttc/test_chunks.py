@@ -16,7 +16,7 @@ from experiments.lab.bench import small_models
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged, UnsupportedModel
-from ttc.attention.entry import Entry
+from ttc.attention.entry import Entry, Reads
 from ttc.attention.fused import SWITCH
 from ttc.attention.kernels import Layer
 from ttc.memory.kv import LayerShape, first_seen
@@ -88,8 +88,8 @@ def test_policies_leave_out_what_chunks_hide() -> None:
     for kv in kvs:
         policy.memory.evict(kv, "evict")
     entries = [Entry(kv, 8 * i, 8, slice(0, 2)) for i, kv in enumerate(kvs)]
-    assert [policy.missing_entries(0, entries, [32, p]) for p in (16, 31, 32)] == [[2, 3], [2, 3], []]
-    assert policy.missing_entries(1, entries, [32, 33]) == [0, 1, 2, 3]
+    assert [policy.missing_entries(0, Reads(entries, [32, p])) for p in (16, 31, 32)] == [[2, 3], [2, 3], []]
+    assert policy.missing_entries(1, Reads(entries, [32, 33])) == [0, 1, 2, 3]
 
 
 def wrong_length(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,7 +196,7 @@ def score_with_exit(
         watch = _watch_of(report.watch, chosen)
         done = _one_pass(runtime, [branches[i] for i in chosen], [runs[i] for i in chosen], rule, watch)
         for n, i in enumerate(chosen):
-            depth, logits = done.found[n]
+            depth, logits = done.results[n]
             logprobs = logits.log_softmax(-1)[list(tokens[i])].tolist()
             scores[i] = [[logprob] for logprob in logprobs]
             report.depths[i] = depth

@@ -27,16 +27,17 @@ class Calls(NamedTuple):
 def all_layers(
     plan: Plan, layers: Sequence[Layer], q: Tensor, new: tuple[Tensor, Tensor], out: Tensor, lse: Tensor, threads: int
 ) -> Calls | None:
-    """The calls by which a plan's layers attend; None where a layer's attention is more than one call of the kernel,
-    and in a plan's first pass, which makes the kernel ready.
+    """The calls by which a plan's layers attend; None where a layer's attention is more than one
+    call of the kernel, and in a plan's first pass, which makes the kernel ready.
 
-    q, new: as in `FusedAttention.attend`. out: (rows, heads, value_dim). lse: (rows, heads). All layers find their
-    queries and new KV there and leave their results, one after the other. threads: the most that will call the kernel.
+    q, new: as in `FusedAttention.attend`. out: (rows, heads, value_dim). lse: (rows, heads). All
+        layers find their queries and new KV there and leave their results, one after the other.
+        threads: how many will call the kernel at most.
     """
     fused = plan.fused
     if type(plan) is not DecodePlan or plan.stream is not None or not isinstance(fused, NumbaAttention):
         return None
-    if fused.lowered.apart or any(fused.lowered.absent) or not all(fused.takes(layer, q) for layer in layers):
+    if any(fused.arrays.absent) or not all(fused.takes(layer, q) for layer in layers):
         return None
     parameters = np.zeros((len(layers), len(fused.parameters)), np.int64)
     for row, layer in zip(parameters, layers, strict=True):

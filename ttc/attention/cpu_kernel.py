@@ -1,4 +1,4 @@
-"""The attention of a whole layer as one function, compiled by numba. It takes the arrays that `lowered` documents.
+"""The attention of a whole layer as one function, compiled by numba. It takes the arrays that `plan_arrays` documents.
 
 A unit of work is one task for one KV head: its queries are gathered once, its keys are read once, in blocks of `BLOCK`,
 and online softmax runs over them (Milakov and Gimelshein, 2018). Threads take units from a shared counter; where

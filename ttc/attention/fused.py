@@ -11,7 +11,7 @@ from torch import Tensor
 from ttc.attention import fused_cpu, fused_gpu
 from ttc.attention.entry import Entry
 from ttc.attention.kernels import Layer, Partial
-from ttc.attention.lowered import Lowered
+from ttc.attention.plan_arrays import PlanArrays
 from ttc.memory.kv import KV
 
 SWITCH = "TTC_FUSED"
@@ -24,7 +24,7 @@ NewKV = tuple[int, int, KV, int]
 class FusedAttention(Protocol):
     """A kernel, ready for one plan. Not to be called from two threads at once."""
 
-    lowered: Lowered
+    arrays: PlanArrays
 
     def takes(self, layer: Layer, q: Tensor) -> bool:
         """Whether the kernel computes such a layer."""
@@ -38,15 +38,14 @@ class FusedAttention(Protocol):
         own_values: Tensor,
         new: tuple[Tensor, Tensor] | None,
     ) -> Partial:
-        """q: (kv_heads, groups, rows, dim). own_keys, own_values: (owners, kv_heads, tokens, dim). new: keys and values
-        (kv_heads, rows, dim) to be put behind what is there, or None where they are there. Returns out (kv_heads,
-        groups, rows, value_dim) and its log-sum-exp, float32.
-        """
+        """q: (kv_heads, groups, rows, dim). own_keys, own_values: (owners, kv_heads, tokens, dim).
+        new: keys and values (kv_heads, rows, dim) to be put behind what is there, or None. Returns
+        out (kv_heads, groups, rows, value_dim) and its log-sum-exp, float32."""
         ...
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> bool:
-        """Write new keys and values (kv_heads, rows, dim) to the device copies of where they stay, if the kernel can;
-        says whether it did."""
+        """Write new keys and values (kv_heads, rows, dim) to the device copies of where they stay,
+        if the kernel can; says whether it did."""
         ...
 
     def advance(self) -> None:
@@ -56,20 +55,21 @@ class FusedAttention(Protocol):
 
 def fused_attention(
     entries: Sequence[Entry],
-    own: Sequence[tuple[int, int]],
+    runs: Sequence[tuple[int, int]],
     positions: Sequence[int],
     q: Tensor,
     value: Tensor,
     tails: tuple[Sequence[int], Sequence[int]] | None = None,
     new: Sequence[NewKV] = (),
 ) -> FusedAttention | None:
-    """The kernel for these entries and runs of new tokens, or None where there is none for `q`'s type and device, or
-    PyTorch's operations attend the new tokens faster.
+    """The kernel for these entries and runs of new tokens; None where there is none for `q`'s type
+    and device, or PyTorch's operations are faster.
 
-    own, tails: see `Lowered`. q: (kv_heads, groups, rows, dim). value: (kv_heads, rows, value_dim).
+    runs, tails: see `PlanArrays`. q: (kv_heads, groups, rows, dim). value: (kv_heads, rows,
+        value_dim).
     """
     if os.environ.get(SWITCH) == "0":
         return None
     if q.device.type == "cpu":
-        return fused_cpu.fused_attention(entries, own, positions, q, value, tails)
-    return fused_gpu.fused_attention(entries, own, positions, q, tails, new) if q.device.type == "cuda" else None
+        return fused_cpu.fused_attention(entries, runs, positions, q, value, tails)
+    return fused_gpu.fused_attention(entries, runs, positions, q, tails, new) if q.device.type == "cuda" else None

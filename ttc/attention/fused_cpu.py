@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttc.attention.cpu_cost import Cost
 from ttc.attention.entry import Entry
+from ttc.attention.fused_cost import Cost
 from ttc.attention.kernels import Layer, Partial
-from ttc.attention.lowered import Lowered, task_rows
+from ttc.attention.plan_arrays import PlanArrays, task_rows
 from ttc.compiling import announce_compiling
 from ttc.threads import team
 
@@ -38,8 +38,8 @@ def kernel(dtype: torch.dtype) -> int | None:
 
 
 def compiled(module: str, dtype: torch.dtype) -> int | None:
-    """The address of what a module of kernels calls `run`, for numbers of a type in `ELEMENTS`; None without numba.
-    Compiled at first use, which is announced, and kept on disk for later processes."""
+    """The address of what a module of kernels calls `run`, for numbers of a type in `ELEMENTS`;
+    None without numba. Compiled at first use, which is announced, and kept on disk."""
     try:
         import numba
     except ImportError as error:
@@ -67,9 +67,8 @@ _compiled: list[Any] = []
 
 @contextmanager
 def _cache_folder(config: Any) -> Iterator[None]:
-    """Let numba keep what it compiles beside this project's models, unless the user has said where. The folder's name
-    holds a hash of the files of kernels, for numba looks at one of them only when it decides whether what it kept is
-    still good."""
+    """Let numba keep what it compiles with this project's models, unless the user has said where.
+    The folder's name holds a hash of the kernels' files: numba itself looks at one of them only."""
     before = config.CACHE_DIR
     if not before:
         place = Path(os.environ.get("TTC_CACHE", Path.home() / ".cache" / "ttc"))
@@ -83,33 +82,35 @@ def _cache_folder(config: Any) -> Iterator[None]:
 
 
 class NumbaAttention:
-    """The kernel, ready for one plan (see `ttc.attention.fused.FusedAttention`).
+    """The kernel, ready for one plan (see `FusedAttention`).
 
-    function: what `kernel` returned for dtype. pairs: rows times the keys that each attends. own_rows: rows with own
-    keys.
+    function: what `kernel` returned for dtype. pairs: rows times the keys that each attends.
+        own_rows: rows with own keys.
     """
 
-    def __init__(self, lowered: Lowered, dtype: torch.dtype, function: int):
+    def __init__(self, arrays: PlanArrays, dtype: torch.dtype, function: int):
         from ttc.attention import cpu_kernel
 
-        self.lowered, self.dtype, self.names = lowered, dtype, cpu_kernel
+        self.arrays = arrays
+        self.dtype = dtype
+        self.names = cpu_kernel
         self.function = function
         self.single = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
         self.parameters = np.zeros(cpu_kernel.PARAMETERS, np.int64)
         self.address = self.parameters.ctypes.data
-        self.layer_addresses = [layer.ctypes.data for layer in lowered.addresses]
+        self.layer_addresses = [layer.ctypes.data for layer in arrays.addresses]
         self.buffers: dict[tuple[int, ...], tuple[Any, ...]] = {}
-        tasks = lowered.tasks
-        pieces = lowered.pieces[:, 2].cumsum()
-        keys = np.concatenate([[0], pieces])
-        self.pairs = int(((tasks[:, 1] - tasks[:, 0]) * (keys[tasks[:, 3]] - keys[tasks[:, 2]])).sum())
-        own = tasks[tasks[:, 5] >= 0]
-        self.own_rows = int((own[:, 1] - own[:, 0]).sum())
-        filled = (lowered.positions - lowered.own_starts)[own[:, 5]]
-        self.pairs += int(((own[:, 1] - own[:, 0]) * (own[:, 1] - own[:, 5] + filled)).sum())
+        tasks = arrays.tasks
+        rows = tasks[:, 1] - tasks[:, 0]
+        keys = np.concatenate([[0], arrays.pieces[:, 2].cumsum()])
+        own = tasks[:, 5] >= 0
+        own_row = tasks[own, 5]
+        own_keys = tasks[own, 1] - own_row + (arrays.positions - arrays.own_starts)[own_row]
+        self.own_rows = int(rows[own].sum())
+        self.pairs = int((rows * (keys[tasks[:, 3]] - keys[tasks[:, 2]])).sum() + (rows[own] * own_keys).sum())
 
     def advance(self) -> None:
-        self.lowered.positions += 1
+        self.arrays.positions += 1
         self.pairs += self.own_rows
 
     def takes(self, layer: Layer, q: Tensor) -> bool:
@@ -129,7 +130,7 @@ class NumbaAttention:
         out = torch.empty(rows, kv_heads, groups, value_dim)
         lse = torch.empty(rows, kv_heads, groups)
         threads = 1 + self.pairs * kv_heads * groups * (dim + value_dim) // GRAIN
-        threads = min(threads, torch.get_num_threads(), len(self.lowered.tasks) * kv_heads)
+        threads = min(threads, torch.get_num_threads(), len(self.arrays.tasks) * kv_heads)
         self.describe(self.parameters, layer, q, own_keys, own_values, new, out, lse, threads)
         if threads == 1:
             self.single(self.address)
@@ -149,7 +150,8 @@ class NumbaAttention:
         lse: Tensor,
         threads: int,
     ) -> None:
-        """Write the parameters of a call by at most so many threads to P. out: (rows, heads, value_dim), contiguous."""
+        """Write the parameters of a call by at most so many threads to P. out: (rows, heads,
+        value_dim), contiguous."""
         kv_heads, groups, _, dim = q.shape
         value_dim, at = own_values.shape[-1], self.names
         P[: at.SCRATCH] = 0
@@ -165,14 +167,15 @@ class NumbaAttention:
             *new_at, layer.window or 0, layer.chunk or 0,
         )  # fmt: skip
         floats = P.view(np.float32)
-        floats[2 * at.SCALE], floats[2 * at.SOFTCAP] = layer.scale, layer.softcap or 0.0
+        floats[2 * at.SCALE] = layer.scale
+        floats[2 * at.SOFTCAP] = layer.softcap or 0.0
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> bool:
         return False  # a copy for each run costs little here
 
     def _allocate(self, threads: int, kv_heads: int, groups: int, dim: int, value_dim: int) -> tuple[Any, ...]:
         """The parameters that a layer's shape decides, with memory for a call's intermediate results."""
-        arrays, heads = self.lowered, kv_heads * groups
+        arrays, heads = self.arrays, kv_heads * groups
         most = arrays.most_rows * groups
         width, block = self.names.padded(value_dim), self.names.BLOCK
         stride = 4 * self.names.padded(most * (self.names.padded(dim) + block + width + 2) + (dim + width) * block)
@@ -188,29 +191,26 @@ class NumbaAttention:
             part_out, part_out + 4 * arrays.slots * heads * value_dim,
             kv_heads, groups, dim, value_dim, most, torch.empty(0, dtype=self.dtype).element_size(),
         )  # fmt: skip
-        found = self.buffers[threads, kv_heads, groups, dim, value_dim] = fixed, scratch, sums
-        return found
+        self.buffers[threads, kv_heads, groups, dim, value_dim] = fixed, scratch, sums
+        return fixed, scratch, sums
 
 
 def fused_attention(
     entries: Sequence[Entry],
-    own: Sequence[tuple[int, int]],
+    runs: Sequence[tuple[int, int]],
     positions: Sequence[int],
     q: Tensor,
     value: Tensor,
     tails: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> NumbaAttention | None:
-    """See `ttc.attention.fused.fused_attention`. Entries that PyTorch's operations attend faster are set apart."""
+    """See `ttc.attention.fused.fused_attention`."""
     if (function := kernel(q.dtype)) is None:
         return None
     groups = q.shape[1]
     cost = Cost(q.shape[0], groups, q.shape[-1], value.shape[-1], q.dtype, task_rows(groups))
-    runs = [(end - first, (end - first + 1) / 2) for first, end in own]
-    if sum(cost.by_operations(*run, causal=True) for run in runs) < sum(cost.by_kernel(*run) for run in runs):
+    if cost.operations_are_faster(entries, runs):
         return None
-    shapes = [(entry.rows.stop - entry.rows.start, entry.length) for entry in entries]
-    apart = [i for i, shape in enumerate(shapes) if cost.by_operations(*shape) < cost.by_kernel(*shape)]
-    return NumbaAttention(Lowered(entries, own, positions, groups, apart, tails), q.dtype, function)
+    return NumbaAttention(PlanArrays(entries, runs, positions, groups, tails), q.dtype, function)
 
 
 def _strided(tensor: Tensor) -> tuple[int, int, int]:

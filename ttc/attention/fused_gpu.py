@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ttc.attention.entry import Entry
 from ttc.attention.kernels import Layer, Partial
-from ttc.attention.lowered import Lowered, addresses_of
+from ttc.attention.plan_arrays import PlanArrays, addresses_of
 from ttc.memory.kv import KV
 from ttc.memory.upload import upload
 
@@ -35,14 +35,15 @@ STAGES = 2
 
 @cache
 def kernels(device: torch.device) -> Any | None:
-    """The module of the kernels, None where they cannot run. They are compiled at first use, which takes seconds, and
-    kept on disk for later processes."""
+    """The module of the kernels, None where they cannot run. They are compiled at first use, which
+    takes seconds, and kept on disk."""
     try:
         gpu_kernel = import_module("ttc.attention.gpu_kernel")
         if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
             raise RuntimeError("the kernels need compute capability 8.0 or above")
         if device.type == "cuda":  # a first, empty call: Triton needs a C compiler to make any
-            nothing, out = torch.zeros(2, dtype=torch.int64, device=device), torch.zeros(16, device=device)
+            nothing = torch.zeros(2, dtype=torch.int64, device=device)
+            out = torch.zeros(16, device=device)
             with torch.cuda.device(device):
                 gpu_kernel.merge_rows[1, 1](out, out, nothing, nothing, out, out, 16, VALUE_WIDTH=16)
     except Exception as error:
@@ -57,21 +58,21 @@ def kernels(device: torch.device) -> Any | None:
 
 
 class TritonAttention:
-    """The kernels, ready for one plan (see `ttc.attention.fused.FusedAttention`).
-
-    kernels: their module. new: where the KV of new tokens stays.
-    """
+    """The kernels, ready for one plan (see `FusedAttention`). new: where the KV of new tokens
+    stays."""
 
     def __init__(
-        self, lowered: Lowered, dtype: torch.dtype, kernels: Any, new: Sequence[tuple[int, int, KV, int]] = ()
+        self, arrays: PlanArrays, dtype: torch.dtype, kernels: Any, new: Sequence[tuple[int, int, KV, int]] = ()
     ):
-        self.lowered, self.dtype, self.kernels = lowered, dtype, kernels
+        self.arrays = arrays
+        self.dtype = dtype
+        self.kernels = kernels
         self.stores = np.array([(row, count, token) for row, count, _, token in new], np.int64).reshape(-1, 3)
         self.store_places, self.written = addresses_of([kv for _, _, kv, _ in new])
         step = 16 // torch.empty(0, dtype=dtype).element_size()
-        aligned = not (lowered.addresses % np.array([16, 16, step, step, step, step])).any()
+        aligned = not (arrays.addresses % np.array([16, 16, step, step, step, step])).any()
         self.align = step if aligned else 1
-        self.arrays: list[Tensor] = []
+        self.on_device: list[Tensor] = []
         self.parts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def takes(self, layer: Layer, q: Tensor) -> bool:
@@ -85,30 +86,32 @@ class TritonAttention:
         own_values: Tensor,
         new: tuple[Tensor, Tensor] | None,
     ) -> Partial:
-        lowered, (kv_heads, groups, rows, dim), value_dim = self.lowered, q.shape, own_values.shape[-1]
+        arrays = self.arrays
+        kv_heads, groups, rows, dim = q.shape
+        value_dim = own_values.shape[-1]
         heads, device = kv_heads * groups, q.device
-        if not self.arrays:
+        if not self.on_device:
             self._upload(device)
-        tasks, pieces, starts, addresses, positions, *own, part_first, parts, _, _ = self.arrays
+        tasks, pieces, starts, addresses, positions, *own, part_first, parts, _, _ = self.on_device
         q = q if q.stride(-1) == 1 else q.contiguous()
         new_key, new_value = new or (own_keys[0], own_values[0])
         new_key, new_value = (x if x.stride(-1) == 1 else x.contiguous() for x in (new_key, new_value))
         out = torch.empty(rows, kv_heads, groups, value_dim, device=device)
         lse = torch.empty(rows, kv_heads, groups, device=device)
         part_out, part_sum = self._parts(heads, value_dim, device)
-        queries = lowered.most_rows * groups
+        queries = arrays.most_rows * groups
         with torch.cuda.device_of(q):
-            self.kernels.attend_tasks[len(lowered.tasks), kv_heads](
+            self.kernels.attend_tasks[len(arrays.tasks), kv_heads](
                 q, *q.stride()[:3], out, lse, part_out, part_sum,
                 own_keys, *own_keys.stride()[:3], own_values, *own_values.stride()[:3],
                 new_key, *new_key.stride()[:2], new_value, *new_value.stride()[:2],
-                tasks, pieces, starts, _of(addresses, layer.index, 6 * len(lowered.entries)), positions, *own,
+                tasks, pieces, starts, _of(addresses, layer.index, 6 * len(arrays.entries)), positions, *own,
                 layer.window or FAR, layer.chunk or FAR, layer.scale, layer.softcap or 0.0, dim, value_dim,
                 GROUPS=groups, MOST=FEW if queries <= FEW else max(MANY, _power(groups)), NEW=new is not None,
                 CAPPED=layer.softcap is not None, WIDEN=device.type == "cpu", ALIGN=self.align,
                 num_stages=STAGES, **self._widths(dim, value_dim),
             )  # fmt: skip
-            if lowered.slots:
+            if arrays.slots:
                 self.kernels.merge_rows[rows, heads](
                     part_out, part_sum, part_first, parts, out, lse, value_dim, VALUE_WIDTH=_width(value_dim)
                 )
@@ -117,9 +120,9 @@ class TritonAttention:
     def store(self, layer: int, key: Tensor, value: Tensor) -> bool:
         if not len(self.stores):
             return False
-        if not self.arrays:
+        if not self.on_device:
             self._upload(key.device)
-        *_, stores, addresses = self.arrays
+        *_, stores, addresses = self.on_device
         key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, value))
         dim, value_dim = key.shape[-1], value.shape[-1]
         with torch.cuda.device_of(key):
@@ -132,16 +135,16 @@ class TritonAttention:
     @property
     def positions(self) -> Tensor | None:
         """The position of each row's token on the device, where `advance` moves it on; None before the first layer."""
-        return self.arrays[4] if self.arrays else None
+        return self.on_device[4] if self.on_device else None
 
     def advance(self) -> None:
-        self.lowered.positions += 1
-        if self.arrays:
-            self.arrays[4] += 1
+        self.arrays.positions += 1
+        if self.on_device:
+            self.on_device[4] += 1
 
     def _upload(self, device: torch.device) -> None:
-        arrays = self.lowered
-        self.arrays = upload(
+        arrays = self.arrays
+        self.on_device = upload(
             (
                 arrays.tasks, arrays.pieces, arrays.starts, arrays.addresses, arrays.positions,
                 arrays.own_places, arrays.own_starts, arrays.part_first, arrays.parts, self.stores, self.store_places,
@@ -150,9 +153,8 @@ class TritonAttention:
         )  # fmt: skip
 
     def _parts(self, heads: int, value_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Room for what tasks leave for `merge_rows`."""
         if (heads, value_dim) not in self.parts:
-            slots = self.lowered.slots
+            slots = self.arrays.slots
             self.parts[heads, value_dim] = (
                 torch.empty(slots, heads, value_dim, device=device),
                 torch.empty(slots, heads, 2, device=device),
@@ -168,20 +170,20 @@ class TritonAttention:
 
 def fused_attention(
     entries: Sequence[Entry],
-    own: Sequence[tuple[int, int]],
+    runs: Sequence[tuple[int, int]],
     positions: Sequence[int],
     q: Tensor,
     tails: tuple[Sequence[int], Sequence[int]] | None = None,
     new: Sequence[tuple[int, int, KV, int]] = (),
 ) -> TritonAttention | None:
     """See `ttc.attention.fused.fused_attention`."""
-    if q.dtype not in DTYPES or (found := kernels(q.device)) is None:
+    module = kernels(q.device) if q.dtype in DTYPES else None
+    if module is None:
         return None
-    return TritonAttention(Lowered(entries, own, positions, q.shape[1], tails=tails), q.dtype, found, new)
+    return TritonAttention(PlanArrays(entries, runs, positions, q.shape[1], tails), q.dtype, module, new)
 
 
 def _power(number: int) -> int:
-    """The least power of two that is not smaller."""
     return 1 << (number - 1).bit_length()
 
 

@@ -1,4 +1,4 @@
-"""The attention of a whole layer as Triton kernels. They take the arrays that `lowered` documents.
+"""The attention of a whole layer as Triton kernels. They take the arrays that `plan_arrays` documents.
 
 A program is one task for one KV head: the queries of its rows, all heads of the group, are one side of a matrix product
 whose other side is a block of keys. So a key is read once for all rows of a task. Online softmax runs over the blocks

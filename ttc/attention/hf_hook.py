@@ -26,10 +26,11 @@ IMPLEMENTATION = "ttc_tree"
 
 @dataclass(frozen=True)
 class Place:
-    """What the check at load finds of an attention module that its attributes and arguments don't tell.
+    """What the check at load learns of an attention module that its attributes and arguments don't
+    tell.
 
-    layers: the numbers of its calls among all calls of attention in a pass: one, or more for a module that serves
-    several layers. window, chunk: its sliding window and its chunks, in tokens, where it leaves these to the mask.
+    layers: the numbers of its calls among all calls of attention in a pass. window, chunk: its
+        sliding window and its chunks, in tokens, where it leaves these to the mask.
     """
 
     layers: tuple[int, ...]
@@ -72,8 +73,8 @@ def tree_attention(  # noqa: PLR0913 - transformers calls it so
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of packed rows by the plan of the pass. query: (1, heads, rows, dim); returns (1, rows, heads,
-    value_dim)."""
+    """Attention of packed rows by the plan of the pass. query: (1, heads, rows, dim); returns (1,
+    rows, heads, value_dim)."""
     plan: Plan | None = current_plan()
     if plan is None:
         raise UnsupportedModel(
@@ -87,7 +88,8 @@ def tree_attention(  # noqa: PLR0913 - transformers calls it so
         index = int(module.layer_idx)  # type: ignore[arg-type]
     else:
         index = place.layers[0] if len(place.layers) == 1 else plan.turn(place.layers)
-        sliding_window, chunk = place.window if sliding_window is None else sliding_window, place.chunk
+        sliding_window = place.window if sliding_window is None else sliding_window
+        chunk = place.chunk
     layer = Layer(index, scale, softcap, sliding_window, chunk)
     q = query[0].unflatten(0, (kv_heads, heads // kv_heads))  # (kv_heads, groups, rows, dim)
     out, lse = plan.attend(layer, q, key[0], value[0])

@@ -22,7 +22,8 @@ def keep_inputs(plan: Plan, layer: int, inputs: Tensor) -> None:
         for row, count, kv, first in plan.new:
             if layer not in kv.acts:
                 continue
-            part, where = inputs[None, row : row + count], (slice(None), slice(first, first + count))
+            part = inputs[None, row : row + count]
+            where = (slice(None), slice(first, first + count))
             if (copy := kv.device[layer]) is not None:
                 copy.keys[where] = part
             if kv.host[layer] is not None and plan.memory is not None:

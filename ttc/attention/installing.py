@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ttc.attention.hf_hook import IMPLEMENTATION
-from ttc.attention.own_code import call_attention, has_own_code, run_own_code
+from ttc.attention.inline_attention import call_attention, has_inline_attention, run_inline_attention
 
 OURS = "ttc_"
 """What the names of all attention implementations of the engine begin with."""
@@ -19,13 +19,13 @@ OURS = "ttc_"
 Choice = list[tuple[Any, str | None]]
 """What a model's attention was set to: each configuration in it, with the name of its attention implementation."""
 
-_OWN: WeakKeyDictionary[torch.nn.Module, Choice] = WeakKeyDictionary()
+_BEFORE: WeakKeyDictionary[torch.nn.Module, Choice] = WeakKeyDictionary()
 """What the models that run over the engine's attention were set to before."""
 
 
 def can_set_attention(model: Any) -> bool:
-    """Whether attention can be set in any part of the model: not where there is none, or none that can be reached."""
-    return _dispatches(model) or has_own_code(model)
+    """Whether attention can be set in any part of the model."""
+    return _dispatches(model) or has_inline_attention(model)
 
 
 def _dispatches(model: Any) -> bool:
@@ -36,16 +36,16 @@ def _dispatches(model: Any) -> bool:
 def install(model: Any) -> None:
     """Set the model's attention to the engine's, and remember what it was."""
     if not is_installed(model) and can_set_attention(model):
-        _OWN[model] = _choice(model)
+        _BEFORE[model] = _choice(model)
         _set(model, IMPLEMENTATION)
 
 
 def uninstall(model: Any) -> None:
-    """Set the model's attention to what it was before `install`. A copy of such a model gets its eager attention, or
-    PyTorch's where its own code has that."""
+    """Set the model's attention to what it was before `install`. A copy of such a model gets its
+    eager attention, or PyTorch's where its inline code has that."""
     if is_installed(model):
-        if model in _OWN:
-            _restore(model, _OWN.pop(model))
+        if model in _BEFORE:
+            _restore(model, _BEFORE.pop(model))
         elif _dispatches(model):
             model.set_attn_implementation("eager")
         else:
@@ -70,7 +70,7 @@ def lent(model: Any) -> Iterator[None]:
 
 @contextmanager
 def attention_set_to(model: Any, implementation: str) -> Iterator[None]:
-    """The model over another attention implementation, and as it was afterwards, whatever happens."""
+    """The model over another attention implementation, and as it was afterwards."""
     before = _choice(model)
     try:
         _set(model, implementation)
@@ -111,4 +111,4 @@ def _restore(model: Any, choice: Choice) -> None:
         if (implementation or "").startswith(OURS):
             call_attention(model, implementation)
         else:
-            run_own_code(model)
+            run_inline_attention(model)

@@ -16,17 +16,21 @@ from ttc.memory.kv import first_seen
 FEW_ROWS = 256
 """Up to so many rows the written-out form beats the fused CPU kernel, which repacks all keys for every call."""
 
+Sight = tuple[int | None, int | None, int | None, int]
+"""What decides on the tokens that a layer sees: its window, chunk, recent and sink."""
+
 Partial = tuple[Tensor, Tensor]
 """out (..., rows, value_dim), and the natural log-sum-exp of the scores (..., rows) in at least float32."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What an attention layer says of itself: its index, score scale, soft cap and sliding window (tokens).
+    """What an attention layer says of itself: its index, score scale, soft cap and sliding window
+    (tokens).
 
-    chunk: tokens of a chunk, where a row sees those of its own alone.
-    recent, sink: of what the window leaves, the last `recent` and the first `sink` tokens alone are seen (`Headwise`
-    with streaming heads; None: all of it).
+    chunk: tokens of a chunk, where a row sees only those of the same chunk.
+    recent, sink: of what the window leaves, only the last `recent` and the first `sink` tokens are
+        seen (`Headwise` with streaming heads; None: all of it).
     """
 
     index: int
@@ -38,8 +42,12 @@ class Layer:
     sink: int = 0
 
     @property
+    def sight(self) -> Sight:
+        return self.window, self.chunk, self.recent, self.sink
+
+    @property
     def nearest(self) -> int | None:
-        """How many tokens back, its own counted, a row sees everything; None for all."""
+        """How many tokens back a row sees everything; None for all."""
         return min((n for n in (self.window, self.recent) if n is not None), default=None)
 
     @property
@@ -48,11 +56,12 @@ class Layer:
         return self.nearest is None and self.chunk is None
 
     def first_seen(self, position: int) -> int:
-        """The first position from which a row at `position` sees everything up to its own."""
+        """The first position from which a row at `position` sees everything up to itself."""
         return first_seen(position, self.nearest, self.chunk)
 
     def sees(self, positions: Tensor, keys: Tensor) -> Tensor:
-        """(rows, keys) bool: which keys, given by position, the rows at `positions` see. Causality is the caller's."""
+        """(rows, keys) bool: which keys, given by position, the rows at `positions` see, causality
+        aside."""
         behind = positions[:, None] - keys
         seen = torch.ones_like(behind, dtype=torch.bool)
         if self.recent is not None:
@@ -67,7 +76,8 @@ def partial_attention(
 ) -> Partial:
     """Softmax attention of q over one run of keys.
 
-    q: (batch, heads, rows, dim). k, v: (batch, heads, keys, dim). visible: (rows, keys) bool, None for all.
+    q: (batch, heads, rows, dim). k, v: (batch, heads, keys, dim). visible: (rows, keys) bool, None
+        for all.
     """
     fusable = visible is None and layer.softcap is None and q.shape[-1] == v.shape[-1]
     if fusable and q.device.type == "cpu" and (causal or q.shape[-2] > FEW_ROWS or k.shape[-2] < FEW_ROWS):
@@ -82,7 +92,6 @@ def partial_attention(
 
 @cache
 def _has_flash(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the fused CUDA kernel runs there: in 16 bits, from compute capability 8 on."""
     short = dtype in (torch.float16, torch.bfloat16)
     return device.type == "cuda" and short and torch.cuda.get_device_capability(device) >= (8, 0)
 
@@ -114,9 +123,11 @@ def merge_(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None
 
 
 def segment_attention(q: Tensor, k: Tensor, v: Tensor, layer: Layer, visible: Tensor | None) -> Partial:
-    """All rows of one segment at once, queries of a group folded together so that keys are read once.
+    """All rows of one segment at once, queries of a group folded together so that keys are read
+    once.
 
-    q: (kv_heads, groups, rows, dim); k, v: (kv_heads, keys, dim); visible: (rows, keys) bool or None.
+    q: (kv_heads, groups, rows, dim); k, v: (kv_heads, keys, dim); visible: (rows, keys) bool or
+        None.
     """
     kv_heads, groups, rows, dim = q.shape
     folded = q.reshape(1, kv_heads, groups * rows, dim)

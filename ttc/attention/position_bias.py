@@ -34,7 +34,8 @@ def with_bias(query: Tensor, key: Tensor, value: Tensor, scaling: float, bias: B
     heads = query.shape[1]
     key, value = (x.repeat_interleave(heads // x.shape[1], 1) for x in (key, value))
     of_query, of_key = (x.expand(len(query), -1, -1, -1) for x in _columns(key, bias))
-    query, key = torch.cat([of_query, query * scaling], -1), torch.cat([of_key, key], -1)
+    query = torch.cat([of_query, query * scaling], -1)
+    key = torch.cat([of_key, key], -1)
     return query, key, nn.functional.pad(value, (0, COLUMNS))
 
 
@@ -58,6 +59,8 @@ def _made(bias: Tensor, dtype: torch.dtype) -> _Columns:
     for column in range(0, 6 if dtype.itemsize == 2 else 2, 2):
         part = bias.to(dtype)
         bias = bias - part.double()
-        of_query[..., column], of_query[..., column + 1] = 1, -part
-        of_key[..., column], of_key[..., column + 1] = part, 1
+        of_query[..., column] = 1
+        of_query[..., column + 1] = -part
+        of_key[..., column] = part
+        of_key[..., column + 1] = 1
     return of_query, of_key

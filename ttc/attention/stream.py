@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from ttc.attention.entry import Reads
 from ttc.attention.kernels import Layer
 from ttc.memory.kv import KV, LayerKV
 from ttc.memory.link import Transfer
 from ttc.memory.manager import KVMemory
-from ttc.memory.tails import Tails
 
 
 @dataclass(frozen=True)
 class View:
-    """What a streaming head sees: the first `sink` tokens and the last `window`, nothing that the model's own window
-    hides (HeadInfer, appendix D)."""
+    """What a streaming head sees: the first `sink` tokens and the last `window`, within the model's
+    window (HeadInfer, appendix D)."""
 
     sink: int
     window: int
@@ -36,8 +36,7 @@ class View:
 class Unit:
     """What is fetched together: some KV heads of one layer.
 
-    entries: the indices of the plan's entries that are fetched.
-    tails: whether the tails are fetched too.
+    entries: the indices of the plan's entries that are fetched. tails: whether the tails are, too.
     view: what these heads see of the entries, None for all.
     """
 
@@ -57,39 +56,38 @@ class Staged:
 
 
 class KVReader:
-    """The units of a plan in the order in which its passes read them (ping-pong buffers: HeadInfer section 2; the next
-    page prefetched: HELM Algorithm 3).
+    """The units of a plan in the order in which its passes read them (ping-pong buffers: HeadInfer
+    section 2; the next page prefetched: HELM Algorithm 3).
 
-    runs: (KV, tokens) of each entry of the plan.
-    tails: the tails that units with `tails` fetch.
-    repeat: whether the plan runs again and again, so that the first unit is fetched while the last is read.
-    prefetch: fetch the next unit while one is read.
+    prefetch: fetch the next unit while one is read; where passes repeat, the first one while the
+        last is read.
     keep: fetch each unit once and keep it, whatever the number of passes.
     kept: such a reader, read before this one.
-    views: for each layer its heads that do not see everything. What no unit holds, the tails and the rows of a pass
-    themselves, is limited by these.
+    views: for each layer its heads that do not see everything, of tails and of a pass's rows
+        either.
     """
 
-    def __init__(  # noqa: PLR0913 - how a policy has its KV read, by name
+    def __init__(
         self,
         memory: KVMemory,
         units: Sequence[Unit],
-        runs: Sequence[tuple[KV, int]],
-        tails: Tails | None = None,
+        reads: Reads,
         *,
-        repeat: bool = False,
         prefetch: bool = True,
         keep: bool = False,
         kept: KVReader | None = None,
         views: Mapping[int, Sequence[tuple[slice, View]]] | None = None,
     ):
-        self.memory, self.units, self.runs, self.tails = memory, units, runs, tails
-        self.repeat, self.prefetch, self.keep, self.kept = repeat, prefetch and len(units) > 1, keep, kept
-        self.per_layer = Counter(unit.layer for unit in units)
-        # some heads leave out what they don't see
+        self.memory = memory
+        self.units = units
+        self.reads = reads
+        self.prefetch = prefetch and len(units) > 1
+        self.keep = keep
+        self.kept = kept
         self.views = views or {}
-        self.sparse = bool(self.views) or any(unit.view is not None for unit in units)
-        sizes = [self.elements(memory, unit, runs, tails) for unit in units]
+        self.sparse = bool(self.views) or any(unit.view is not None for unit in units)  # some heads leave entries out
+        self.per_layer = Counter(unit.layer for unit in units)
+        sizes = [self.elements(memory, unit, reads) for unit in units]
         sizes = sizes if keep else [max(sizes, default=0)] * (2 if self.prefetch else 1)
         self.buffers: list[Tensor] = list(memory.reserve(sum(sizes)).split(sizes))
         self.staged = [Staged() for _ in self.buffers]
@@ -99,12 +97,12 @@ class KVReader:
         self.layer: int | None = None  # what is read now
 
     @staticmethod
-    def elements(memory: KVMemory, unit: Unit, runs: Sequence[tuple[KV, int]], tails: Tails | None) -> int:
+    def elements(memory: KVMemory, unit: Unit, reads: Reads) -> int:
         """The numbers that a unit holds, its tails at full capacity."""
         shape = memory.shapes[unit.layer]
-        tokens = sum(runs[index][1] for index in unit.entries)
-        if tails is not None and unit.tails:
-            tokens += tails.rows * tails.kv.tokens
+        tokens = sum(reads.entries[index].length for index in unit.entries)
+        if reads.tails is not None and unit.tails:
+            tokens += reads.tails.rows * reads.tails.kv.tokens
         heads = range(shape.kv_heads)[unit.heads]
         return tokens * len(heads) * (shape.key_dim + shape.value_dim)
 
@@ -134,7 +132,8 @@ class KVReader:
             self.memory.link.wait_and_ignore(transfer)
         for buffer in self.buffers:
             self.memory.unreserve(buffer)
-        self.buffers, self.staged = [], []
+        self.buffers = []
+        self.staged = []
 
     def _current(self) -> tuple[Unit, Staged]:
         """The unit whose turn it is, arrived, and the next one on its way."""
@@ -142,7 +141,7 @@ class KVReader:
             self._start(self.turn)
         slot = self.turn % len(self.buffers)
         self.memory.link.wait(self.transfers[slot])
-        if self.prefetch and self.started == self.turn and (self.repeat or self.turn + 1 < len(self.units)):
+        if self.prefetch and self.started == self.turn and (self.reads.repeat or self.turn + 1 < len(self.units)):
             self._start(self.turn + 1)
         return self.units[self.turn % len(self.units)], self.staged[slot]
 
@@ -173,16 +172,15 @@ class KVReader:
 
         staged = Staged()
         if unit.tails:
-            assert self.tails is not None
-            tails = self.tails
+            tails = self.reads.tails
+            assert tails is not None
             staged.tails = stage(tails.kv, tails.tokens + passes, tails.kv.tokens, tails.rows)
-        for index in unit.entries:
-            kv, tokens = self.runs[index]
-            staged.entries[index] = stage(kv, tokens, tokens)
+        for number in unit.entries:
+            entry = self.reads.entries[number]
+            staged.entries[number] = stage(entry.kv, entry.length, entry.length)
         self.staged[slot] = staged
-        self.transfers[slot] = self.memory.link.fetch(
-            copies, "kept" if self.keep else "stream", after, self._later(unit)
-        )
+        cause = "kept" if self.keep else "stream"
+        self.transfers[slot] = self.memory.link.fetch(copies, cause, after, self._later(unit))
 
     def _later(self, unit: Unit) -> bool:
         """Whether a unit is for a layer after the one that is read now."""

@@ -27,7 +27,8 @@ Copies = Sequence[tuple[Tensor, Tensor]]
 
 @dataclass
 class Transfer:
-    """Copies under way. `Link.wait` before touching a destination, or reusing a source; it raises what went wrong."""
+    """Copies under way. `Link.wait` before touching a destination, or reusing a source; it raises
+    what went wrong."""
 
     nbytes: int
     event: torch.cuda.Event | None = None
@@ -50,17 +51,18 @@ class Transfer:
 class Link:
     """Moves KV between the tiers, one queue each way, and counts the bytes by cause.
 
-    Copies that are needed later, as the weights of the next layer, give way to those that are needed now after each
-    part (`LEAST_PART_BYTES`): else what the layer that computes needs would wait behind all weights of the next one.
+    Copies that are needed later, as the weights of the next layer, give way to those that are
+    needed now after each part (`LEAST_PART_BYTES`).
 
-    On CUDA each way is a stream of its own, host memory is pinned, and waiting is done by the device; what is needed
-    later has one more stream, so the device shares the link between the two. On a CPU both tiers are ordinary memory:
-    copies are made at once or, with `gbps`, by a worker that takes as long as a link of so many 1e9 bytes a second
-    would. Times so obtained are simulated; bytes never are.
+    On CUDA each way is a stream, host memory is pinned, and the device does the waiting; what is
+    needed later has a stream of its own. On a CPU copies are made at once or, with `gbps`, by a
+    worker that takes as long as a link of so many 1e9 bytes a second would. Times so obtained are
+    simulated; bytes never are.
     """
 
     def __init__(self, device: torch.device, gbps: float | None = None):
-        self.device, self.gbps = device, gbps
+        self.device = device
+        self.gbps = gbps
         self.to_device_bytes: Counter[str] = Counter()
         self.to_host_bytes: Counter[str] = Counter()
         self._exposed_s = 0.0
@@ -71,11 +73,8 @@ class Link:
 
     @property
     def exposed_s(self) -> float:
-        """How long computing had to wait for copies so far, in seconds.
-
-        On CUDA the device waits: each wait stands between two events of its stream, and the time between them is read
-        here, which waits until the device has come that far.
-        """
+        """How long computing had to wait for copies so far, in seconds. Waits for the device to
+        come so far."""
         for before, after in self._device_waits:
             after.synchronize()
             self._exposed_s += before.elapsed_time(after) / 1e3
@@ -85,14 +84,17 @@ class Link:
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Bytes and waits within count nowhere, as those of a measurement."""
-        exposed_s, counts = self.exposed_s, [Counter(n) for n in (self.to_device_bytes, self.to_host_bytes)]
+        exposed_s = self.exposed_s
+        counters = self.to_device_bytes, self.to_host_bytes
+        counts = [Counter(counter) for counter in counters]
         try:
             yield
         finally:
-            for now, before in zip((self.to_device_bytes, self.to_host_bytes), counts, strict=True):
+            for now, before in zip(counters, counts, strict=True):
                 now.clear()
                 now.update(before)
-            _, self._exposed_s = self.exposed_s, exposed_s
+            self._device_waits.clear()
+            self._exposed_s = exposed_s
 
     @property
     def simulated(self) -> bool:
@@ -100,8 +102,8 @@ class Link:
         return self.device.type == "cpu" and self.gbps is not None
 
     def fetch(self, copies: Copies, cause: str, after: Sequence[Transfer] = (), later: bool = False) -> Transfer:
-        """Host to device; starts when `after` is done. later: its parts wait for all fetches that are not.
-        What is not for later cannot be `after` what is."""
+        """Host to device; starts when `after` is done. later: gives way to fetches that are not,
+        and cannot be in their `after`."""
         return self.to_device.send(copies, cause, self.to_device_bytes, after, later)
 
     def store(self, copies: Copies, cause: str, after: Sequence[Transfer] = ()) -> Transfer:
@@ -126,7 +128,8 @@ class Link:
         if event.query():
             return
         stream = torch.cuda.current_stream(self.device)
-        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before = torch.cuda.Event(enable_timing=True)
+        after = torch.cuda.Event(enable_timing=True)
         before.record(stream)
         stream.wait_event(event)
         after.record(stream)
@@ -136,7 +139,6 @@ class Link:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Count the time that this processor waits meanwhile."""
         start = time.perf_counter()
         try:
             yield
@@ -147,8 +149,8 @@ class Link:
                 self.trace.add("waiting", "exposed", start, end)
 
     def wait_before_drop(self, transfer: Transfer | None) -> None:
-        """Wait until the device copy that a transfer uses can be dropped: on CUDA not at all, as the allocator gives
-        its memory to nobody before the transfer is done (`record_stream`)."""
+        """Wait until the device copy that a transfer uses can be dropped: on CUDA not at all, as
+        the allocator keeps its memory until then (`record_stream`)."""
         if transfer is None or transfer.event is None:
             self.wait(transfer)
 
@@ -171,7 +173,8 @@ class Queue:
     """One direction of the link."""
 
     def __init__(self, link: Link, name: str, host: int):
-        self.link, self.name = link, name
+        self.link = link
+        self.name = name
         self.host = host  # which of (destination, source) is on the host
         self.stream = torch.cuda.Stream(link.device) if link.device.type == "cuda" else None
         self.later_stream: torch.cuda.Stream | None = None
@@ -190,7 +193,8 @@ class Queue:
         counter[cause] += nbytes
         if self.stream is None and self.link.gbps is not None:
             worker, asked = self.worker or _Worker(self.name), time.perf_counter()
-            self.worker, parts = worker, list(_parts(copies)) if later else [copies]
+            self.worker = worker
+            parts = list(_parts(copies)) if later else [copies]
             return Transfer(nbytes, future=worker.submit(later, self._slowly, parts, cause, after, asked))
         try:
             if self.stream is not None:
@@ -222,8 +226,9 @@ class Queue:
         return event
 
     def _slowly(self, parts: Sequence[Copies], cause: str, after: Sequence[Transfer], asked: float) -> None:
-        """Copy part by part, and end when a link that began as soon as it was free would. asked: when it was to begin
-        at first. Before each part but the first, what is not for later is copied."""
+        """Copy part by part, and end when a link that began as soon as it was free would. asked:
+        when it was to begin at first. Before each part but the first, what is not for later is
+        copied."""
         waits = not all(transfer.done for transfer in after)
         for transfer in after:
             transfer.result()
@@ -251,26 +256,28 @@ class Queue:
 
 
 class _Worker:
-    """A thread that does one thing after the other: what is not for later first, each in the order in which it came."""
+    """A thread that does one thing after the other: what is not for later first, each in the order
+    in which it came."""
 
     def __init__(self, name: str):
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self.now, self.later = deque[Callable[[], None]](), deque[Callable[[], None]]()
+        self.now = deque[Callable[[], None]]()
+        self.later = deque[Callable[[], None]]()
 
     def submit(self, later: bool, work: Callable[..., None], *arguments: Any) -> Future[None]:
-        found = Future[None]()
+        future = Future[None]()
 
         def run() -> None:
             try:
                 work(*arguments)
             except BaseException as error:
-                found.set_exception(error)
+                future.set_exception(error)
             else:
-                found.set_result(None)
+                future.set_result(None)
 
         (self.later if later else self.now).append(run)
         self.thread.submit(self._next)
-        return found
+        return future
 
     def make_way(self) -> None:
         """Do all that is not for later."""
@@ -301,8 +308,8 @@ def _parts(copies: Copies) -> Iterator[Copies]:
 def contiguous_parts(copies: Copies, side: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The copies in parts whose destination (side 0) or source (side 1) is contiguous.
 
-    PyTorch takes a CUDA copy that is not contiguous on the host through pageable memory: on the way in this processor
-    fills that at once, though what it reads may still be on its way out; on the way out it waits.
+    PyTorch takes other CUDA copies through pageable memory, filled at once, though what it reads
+    may still be under way.
     """
     for pair in copies:
         host = pair[side]

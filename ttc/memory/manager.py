@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ttc.errors import InvalidInput
 from ttc.memory.kv import KV, LayerACT, LayerKV, LayerShape
-from ttc.memory.link import Copies, Link, Transfer
+from ttc.memory.link import Link
 from ttc.memory.state_memory import StateMemory
 from ttc.memory.states import State
-from ttc.memory.tiers import Tiers, as_out_of_memory
-
-Block = KV | State
-"""What moves between the tiers: the KV of a segment, or the recurrent state at its end."""
+from ttc.memory.tiers import Block, Tiers, as_out_of_memory
 
 
 class KVMemory(Tiers):
-    """Allocates, frees and moves KV between the tiers.
+    """Allocates and frees KV in the two tiers.
 
-    budget_bytes, host_budget_bytes: the most KV that each tier may hold. link_gbps: see `Link`.
-    by_layer: whether each layer of a KV has a buffer of its own, so that it can come and go alone. Else, where layers
-        are alike and no budget counts each byte, all lie in one (`KV.block`), which is copied in one operation.
+    by_layer: whether each layer of a KV has a buffer of its own, so that it can come and go alone.
+        Else, where layers are alike and there is no budget, all lie in one (`KV.block`), which is
+        copied in one operation.
+    live: all KV, in order of creation.
+    fixed_layers: see `fix`.
     states: what recurrent layers keep, in the same tiers.
     """
 
@@ -40,41 +41,46 @@ class KVMemory(Tiers):
         super().__init__(device, budget_bytes, host_budget_bytes, link_gbps)
         self.shapes = tuple(shapes)
         self.dtype = dtype
-        self.live: dict[KV, None] = {}  # in order of creation
-        self.itemsize = torch.empty(0, dtype=dtype).element_size()
+        self.itemsize = dtype.itemsize
+        self.live: dict[KV, None] = {}
         self.layer_bytes_per_token = [s.elements * self.itemsize for s in self.shapes]
         self.act_bytes_per_token = [s.as_inputs.elements * self.itemsize for s in self.shapes]
         self.bytes_per_token = sum(self.layer_bytes_per_token)
-        self.fixed_layers = 0  # see `fix`
+        self.fixed_layers = 0
         self.states = StateMemory(self)
         alike = len({(s.kv_heads, s.key_dim, s.value_dim, s.device) for s in self.shapes}) == 1
         one = alike and self.shapes[0].key_dim == self.shapes[0].value_dim and budget_bytes is None
         self.in_blocks = one and not by_layer
 
     def join_link(self, link: Link, gbps: float | None) -> None:
-        """Move KV over a link that carries weights, too, whose placement gives it `gbps`; before anything is allocated.
-
-        Raises InvalidInput where the memory policy gives it another speed.
-        """
-        own = self.link.gbps
-        if own is not None and gbps is not None and own != gbps:
+        """Move KV over a link that carries weights, too, whose placement gives it `gbps`; before
+        anything is allocated. Raises InvalidInput where the memory policy gives it another speed."""
+        given = self.link.gbps
+        if given is not None and gbps is not None and given != gbps:
             raise InvalidInput(
-                f"memory.link_gbps={own} and placement.link_gbps={gbps} are the speed of one link; give the same "
+                f"memory.link_gbps={given} and placement.link_gbps={gbps} are the speed of one link; give the same "
                 "number, or one of them"
             )
-        self.link, link.gbps = link, own if gbps is None else gbps
+        self.link = link
+        link.gbps = given if gbps is None else gbps
 
     def fix(self, layers: int, model_layers: int) -> None:
-        """Let the first `layers` layers of attention keep their KV on the host, where they run, and the first
-        `model_layers` of all layers their states; before anything is allocated.
-
-        It lies where other layers have their device copies, and never moves. It counts in `fixed`, and takes no bytes
-        of the two tiers.
-        """
+        """Let the first `layers` layers of attention keep their KV on the host, where they run, and
+        the first `model_layers` of all layers their states; before anything is allocated. These
+        bytes count in `fixed` alone."""
         self.states.use(self.states.shape, model_layers)
-        self.fixed_layers, self.in_blocks = layers, False
+        self.fixed_layers = layers
+        self.in_blocks = False
         self.layer_bytes_per_token[:layers] = [0] * layers
         self.bytes_per_token = sum(self.layer_bytes_per_token)
+
+    # ---------------------------------------------------------------- sizes
+
+    def piece_bytes(self, block: Block, piece: int) -> int:
+        if not isinstance(block, KV):
+            return self.states.nbytes
+        sizes = self.act_bytes_per_token if piece in block.acts else self.layer_bytes_per_token
+        return block.tokens * (block.rows or 1) * sizes[piece]
 
     def fixed_bytes(self, kv: KV) -> int:
         """Bytes of `kv` in layers that run on the host."""
@@ -84,30 +90,40 @@ class KVMemory(Tiers):
         states = 0 if kv.states is None else (kv.rows or 0) * self.states.fixed_bytes
         return states + kv.tokens * (kv.rows or 1) * self.itemsize * sum(s.elements for s, copy in layers if copy)
 
-    def layer_bytes(self, kv: KV, layer: int) -> int:
-        sizes = self.act_bytes_per_token if layer in kv.acts else self.layer_bytes_per_token
-        return kv.tokens * (kv.rows or 1) * sizes[layer]
+    def bytes_of(self, tokens: int, states: int = 0) -> int:
+        """Bytes of KV of so many tokens and of so many recurrent states."""
+        return tokens * self.bytes_per_token + states * self.states.nbytes
 
     def tail_bytes(self, tokens: int, rows: int = 1) -> int:
         """Bytes of `rows` tails of so many tokens, with the states of their branches."""
-        return rows * (tokens * self.bytes_per_token + self.states.nbytes)
+        return self.bytes_of(rows * tokens, rows)
 
-    def tier_bytes(self, kv: Block) -> tuple[int, int]:
-        """Bytes of `kv` on the device and on the host."""
-        if isinstance(kv, State):
-            return self.states.tier_bytes(kv)
-        sizes = [self.layer_bytes(kv, layer) for layer in range(len(self.shapes))]
-        on_device = sum(n for n, copy in zip(sizes, kv.device, strict=True) if copy)
-        on_device += 0 if kv.states is None else (kv.rows or 0) * self.states.nbytes
-        return on_device, sum(n for n, copy in zip(sizes, kv.host, strict=True) if copy)
+    def tier_bytes(self, block: Block) -> tuple[int, int]:
+        on_device, on_host = super().tier_bytes(block)
+        if isinstance(block, KV) and block.states is not None:
+            on_device += (block.rows or 0) * self.states.nbytes
+        return on_device, on_host
+
+    @staticmethod
+    def is_resident(kv: KV) -> bool:
+        """Whether every layer of `kv` is on the device."""
+        return None not in kv.device
+
+    def blocks(self) -> Iterator[Block]:
+        return chain(self.live, self.states.live)
+
+    def moving(self, block: Block, pieces: Iterable[int] | None) -> list[int]:
+        chosen = range(len(block.device)) if pieces is None else pieces
+        return list(chosen) if isinstance(block, State) else [n for n in chosen if n >= self.fixed_layers]
 
     # ---------------------------------------------------------------- allocating
 
     def allocate(self, tokens: int, rows: int | None = None, device_layers: int | None = None) -> KV:
-        """KV for `tokens` tokens, or for `rows` tails of that capacity: the first `device_layers` layers (None: all)
-        on the device, the rest on the host. Tails come with room for their branches' states."""
+        """KV for `tokens` tokens, or for `rows` tails of that capacity and their states: the first
+        `device_layers` layers (None: all) on the device, the rest on the host."""
         layers = range(len(self.shapes))
-        kv, near = KV(len(layers), tokens, rows), layers[:device_layers]
+        near = layers[:device_layers]
+        kv = KV(len(layers), tokens, rows)
         running = 0 if rows is None or self.states.shape is None else rows
         self.states.claim(running)
         try:
@@ -123,11 +139,10 @@ class KVMemory(Tiers):
         return kv
 
     def fill(self, kv: KV, on_device: Collection[int], on_host: Collection[int]) -> KV:
-        """Give new `kv` memory for some layers on the device and for others on the host; for those that run on the host
-        in any case."""
-        device_bytes, host_bytes = (
-            sum(self.layer_bytes(kv, layer) for layer in layers) for layers in (on_device, on_host)
-        )
+        """Give new `kv` memory for some layers on the device, for others on the host, and for those
+        that run on the host."""
+        device_bytes = sum(self.piece_bytes(kv, layer) for layer in on_device)
+        host_bytes = sum(self.piece_bytes(kv, layer) for layer in on_host)
         self.claim(self.device, device_bytes)
         self.require_host(host_bytes)
         for layer in {*range(0 if kv.borrowed else self.fixed_layers), *on_device}:
@@ -142,7 +157,8 @@ class KVMemory(Tiers):
         return kv
 
     def _allocate_block(self, kv: KV) -> None:
-        nbytes, shape = kv.tokens * (kv.rows or 1) * self.bytes_per_token, self.shapes[0]
+        nbytes = kv.tokens * (kv.rows or 1) * self.bytes_per_token
+        shape = self.shapes[0]
         self.claim(self.device, nbytes)
         lead = (len(self.shapes), 2) if kv.rows is None else (len(self.shapes), 2, kv.rows)
         place = shape.device or self.link.device
@@ -152,14 +168,21 @@ class KVMemory(Tiers):
         self.device.take(nbytes)
         self.live[kv] = None
 
+    def buffer(self, block: Block, piece: int, host: bool = False) -> Any:
+        if not isinstance(block, KV):
+            return self.states.buffer(host)
+        shape = self.shapes[piece]
+        place = torch.device("cpu") if piece < self.fixed_layers else shape.device or self.link.device
+        like = block.tokens, block.rows, self.dtype, place, host
+        with as_out_of_memory(self.host if host else self.device, self.piece_bytes(block, piece)):
+            if piece in block.acts:
+                return LayerACT(*LayerKV.empty(shape.as_inputs, *like).both)
+            return LayerKV.empty(shape, *like)
+
     def free(self, kv: KV) -> None:
-        """Give back every copy of `kv`, at once: a transfer under way holds its tensors until it is done."""
-        on_device, on_host = self.tier_bytes(kv)
-        self.device.give(on_device, [kv.written, kv.fetched])
-        self.host.give(on_host, [kv.written, kv.fetched])
+        """Give back every copy of `kv`."""
         self.fixed.give(self.fixed_bytes(kv))
-        kv.device = [None] * len(self.shapes)
-        kv.host = [None] * len(self.shapes)
+        self.give_back(kv)
         kv.block = kv.states = None
         del self.live[kv]
         if kv.inputs is not None:
@@ -178,93 +201,23 @@ class KVMemory(Tiers):
     def unreserve(self, buffer: Tensor) -> None:
         self.device.give(buffer.numel() * self.itemsize)
 
-    def buffer(self, kv: KV, layer: int, host: bool = False) -> LayerKV:
-        shape = self.shapes[layer]
-        place = torch.device("cpu") if layer < self.fixed_layers else shape.device or self.link.device
-        with as_out_of_memory(self.host if host else self.device, self.layer_bytes(kv, layer)):
-            like = kv.tokens, kv.rows, self.dtype, place, host
-            if layer in kv.acts:
-                return LayerACT(*LayerKV.empty(shape.as_inputs, *like).both)
-            return LayerKV.empty(shape, *like)
-
-    def require_host(self, nbytes: int, beside: Iterable[Block] = ()) -> None:
-        """Raise OutOfMemory unless `nbytes` fit on the host, for which spare copies are given up, none of `beside`."""
-        kept = set(beside)
-        for kv in self.live:
-            if self.host.free_bytes >= nbytes:
-                break
-            for layer in self._spare_layers(kv) if kv not in kept else ():
-                kv.host[layer] = None
-                self.host.give(self.layer_bytes(kv, layer), [kv.written, kv.fetched])
-        for state in self.states.live:
-            if self.host.free_bytes < nbytes and state not in kept:
-                self.states.give_up_spare(state)
-        self.claim(self.host, nbytes)
-
-    @staticmethod
-    def _spare_layers(kv: KV) -> list[int]:
-        """The layers whose host copies can be given up, as the device has them too."""
-        return [layer for layer, copy in enumerate(kv.host) if copy is not None and kv.device[layer] is not None]
-
-    def spare_bytes(self) -> int:
-        """What the host holds and could give up."""
-        spare = sum(self.layer_bytes(kv, layer) for kv in self.live for layer in self._spare_layers(kv))
-        return spare + self.states.spare_bytes()
-
     # ---------------------------------------------------------------- moving
 
-    def write_back(self, kv: Block, cause: str, layers: Iterable[int] | None = None) -> None:
-        """Give the device layers of `kv` a copy on the host, if they have none. A state moves as a whole, under a cause
-        of its own."""
-        if isinstance(kv, State):
-            return self.states.write_back(kv)
-        wanted = range(len(self.shapes)) if layers is None else layers
-        missing = [n for n in wanted if n >= self.fixed_layers and kv.device[n] is not None and kv.host[n] is None]
-        if not missing:
-            return
-        nbytes = sum(self.layer_bytes(kv, layer) for layer in missing)
-        self.require_host(nbytes, [kv])
-        made = {layer: self.buffer(kv, layer, host=True) for layer in missing}
-        self.host.take(nbytes)
-        copies: list[tuple[Tensor, Tensor]] = []
-        for layer, copy in made.items():
-            kv.host[layer] = copy
-            copies += zip(copy.both, kv.on_device(layer).both, strict=True)
-        self.send_to_host(kv, copies, cause)
-
-    def evict(self, kv: Block, cause: str, layers: Iterable[int] | None = None) -> int:
-        """Drop the device copies, written back first where that is still due. Returns the bytes that came free.
-
-        Waits for the write-back unless it is done or CUDA's allocator does the waiting; `write_back` ahead of time.
-        """
-        if isinstance(kv, State):
-            return self.states.evict(kv)
-        wanted = [n for n in (range(len(self.shapes)) if layers is None else layers) if n >= self.fixed_layers]
-        self.write_back(kv, cause, wanted)
-        self.link.wait_before_drop(kv.written)
-        self.link.wait_before_drop(kv.fetched)
-        freed, kv.block = 0, None
-        for layer in wanted:
-            if kv.device[layer] is not None:
-                kv.device[layer] = None
-                freed += self.layer_bytes(kv, layer)
-        self.device.give(freed, [kv.written, kv.fetched])
-        return freed
-
-    @staticmethod
-    def is_resident(kv: KV) -> bool:
-        """Whether every layer of `kv` is on the device."""
-        return None not in kv.device
+    def evict(self, block: Block, cause: str, pieces: Iterable[int] | None = None) -> None:
+        super().evict(block, cause, pieces)
+        if isinstance(block, KV):
+            block.block = None
 
     def replicate(self, kv: KV, cause: str, layers: Iterable[int]) -> KV:
-        """One more copy of some layers of `kv`, fetched from the host to the device; layers that run on the host have
-        the same KV."""
+        """One more copy of some layers of `kv`, fetched from the host to the device. What runs on
+        the host is shared."""
         layers = list(layers)
         self.write_back(kv, cause, layers)
         twin = KV(len(self.shapes), kv.tokens, acts=kv.acts)
         twin.pinned = twin.borrowed = True
         twin.device[: self.fixed_layers] = kv.device[: self.fixed_layers]
-        twin.host, twin.written = kv.host, kv.written
+        twin.host = kv.host
+        twin.written = kv.written
         try:
             self.fetch(twin, cause, layers)
         finally:
@@ -272,39 +225,14 @@ class KVMemory(Tiers):
         self.live[twin] = None
         return twin
 
-    def missing_bytes(self, kv: KV, layers: Iterable[int]) -> int:
-        """What fetching these layers of `kv` would move."""
-        return sum(self.layer_bytes(kv, layer) for layer in layers if kv.device[layer] is None)
-
-    def fetch(self, kv: KV, cause: str, layers: Iterable[int] | None = None) -> Transfer | None:
-        """Bring the missing layers of `kv` to the device; `wait_kv` before reading them.
-
-        Once one fetch failed, all that follow do.
-        """
-        wanted = range(len(self.shapes)) if layers is None else layers
-        missing = [layer for layer in wanted if kv.device[layer] is None]
-        if not missing:
-            return None
-        nbytes = sum(self.layer_bytes(kv, layer) for layer in missing)
-        self.claim(self.device, nbytes)
-        made = {layer: self.buffer(kv, layer) for layer in missing}
-        self.device.take(nbytes)
-        copies: list[tuple[Tensor, Tensor]] = []
-        for layer, copy in made.items():
-            kv.device[layer] = copy
-            source = kv.host[layer]
-            assert source is not None, "a layer of KV is in neither tier"
-            copies += zip(copy.both, source.both, strict=True)
-        kv.fetched = self.link.fetch(copies, cause, [t for t in (kv.written, kv.fetched) if t])
-        return kv.fetched
-
     def wait_kv(self, kv: KV) -> None:
         """Let what the device computes from here on see what is under way to or from `kv`."""
         self.link.wait(kv.written)
         self.link.wait(kv.fetched)
 
     def wait_kv_on_host(self, kv: KV) -> None:
-        """Wait until nothing is under way to or from `kv`, so that this processor can read its host copies."""
+        """Wait until nothing is under way to or from `kv`, so that this processor can read its host
+        copies."""
         self.wait_kv(kv)
         self.link.wait_on_host(kv.written)
 
@@ -314,7 +242,3 @@ class KVMemory(Tiers):
         assert copy is not None
         pairs = [(copy.keys[where], key.contiguous()), (copy.values[where], value.contiguous())]
         self.send_to_host(kv, pairs, "new")
-
-    def send_to_host(self, kv: KV, copies: Copies, cause: str) -> None:
-        """Send copies to the host side of `kv`; once one failed, all that follow do."""
-        kv.written = self.link.store(copies, cause, [t for t in (kv.written, kv.fetched) if t])

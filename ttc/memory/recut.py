@@ -11,8 +11,8 @@ from ttc.memory.manager import KVMemory
 
 
 def can_recut(memory: KVMemory, kvs: Sequence[KV]) -> bool:
-    """Whether all of `kvs` are KV in the same layers, there is room to `recut` them, and no layer that all of them have
-    on the device has to leave it."""
+    """Whether `kvs` are KV in the same layers, there is room to `recut` them, and no layer that all
+    have on the device has to leave it."""
     if all(kv.block is not None for kv in kvs):
         return True
     if len({kv.acts for kv in kvs}) > 1:
@@ -22,16 +22,17 @@ def can_recut(memory: KVMemory, kvs: Sequence[KV]) -> bool:
 
 
 def recut(memory: KVMemory, kvs: Sequence[KV], lengths: Sequence[int]) -> list[KV]:
-    """Cut the run of tokens that `kvs` hold into KV of `lengths` tokens, which take their place: one into several
-    or several into one, copied within the tiers. They are as old as the last of `kvs`.
+    """Cut the run of tokens that `kvs` hold into KV of `lengths` tokens, which take their place:
+    one into several or several into one. They are as old as the last of `kvs`.
 
-    Blocks are copied whole. All else goes layer by layer, so that it needs room for one layer alone. A layer is cut on
-    the device if all of it is there, else on the host; all layers on the host if the device has no room. Raises
+    Goes layer by layer, so that it needs room for one layer alone. A layer is cut on the device if
+    all of it is there, else on the host; all layers on the host if the device has no room. Raises
     OutOfMemory, or what a copy raises, and leaves `kvs` whole then.
     """
     if all(kv.block is not None for kv in kvs):
         return _recut_blocks(memory, kvs, lengths)
-    layers, on_device = range(len(memory.shapes)), _on_device(memory, kvs)
+    layers = range(len(memory.shapes))
+    on_device = _on_device(memory, kvs)
     if _needed_bytes(memory, kvs, on_device)[0] > memory.device.free_bytes:
         nowhere = [False] * len(layers)
         if _needed_bytes(memory, kvs, nowhere)[1] <= memory.host.free_bytes:
@@ -42,7 +43,8 @@ def recut(memory: KVMemory, kvs: Sequence[KV], lengths: Sequence[int]) -> list[K
     for kv in kvs:
         memory.evict(kv, "join", [layer for layer in layers if not on_device[layer]])
         memory.wait_kv_on_host(kv)
-    cut, done = [KV(len(layers), length, acts=kvs[0].acts) for length in lengths], 0
+    cut = [KV(len(layers), length, acts=kvs[0].acts) for length in lengths]
+    done = 0
     memory.live.update(dict.fromkeys(cut))
     try:
         for layer in layers:
@@ -58,17 +60,9 @@ def recut(memory: KVMemory, kvs: Sequence[KV], lengths: Sequence[int]) -> list[K
     return cut
 
 
-def _replace(memory: KVMemory, kvs: Sequence[KV], cut: Sequence[KV]) -> None:
-    """Let `cut` have the age of the last of `kvs`, which are freed."""
-    made = set(cut)
-    order = [new for kv in memory.live if kv not in made for new in ([*cut, kv] if kv is kvs[-1] else [kv])]
-    memory.live = dict.fromkeys(order)
-    for kv in kvs:
-        memory.free(kv)
-
-
 def _recut_blocks(memory: KVMemory, kvs: Sequence[KV], lengths: Sequence[int]) -> list[KV]:
-    cut = list[KV]()
+    """The same for KV whose layers are one tensor each."""
+    cut: list[KV] = []
     try:
         for length in lengths:
             cut.append(memory.allocate(length))
@@ -81,22 +75,31 @@ def _recut_blocks(memory: KVMemory, kvs: Sequence[KV], lengths: Sequence[int]) -
     return cut
 
 
+def _replace(memory: KVMemory, kvs: Sequence[KV], cut: Sequence[KV]) -> None:
+    """Let `cut` have the age of the last of `kvs`, which are freed."""
+    made = set(cut)
+    order = [new for kv in memory.live if kv not in made for new in ([*cut, kv] if kv is kvs[-1] else [kv])]
+    memory.live = dict.fromkeys(order)
+    for kv in kvs:
+        memory.free(kv)
+
+
 def _on_device(memory: KVMemory, kvs: Sequence[KV]) -> list[bool]:
     """For each layer, whether all of `kvs` have it on the device."""
     return [all(kv.device[layer] for kv in kvs) for layer in range(len(memory.shapes))]
 
 
 def _needed_bytes(memory: KVMemory, kvs: Sequence[KV], on_device: Sequence[bool]) -> tuple[int, int]:
-    """The room on the device and on the host that `recut` needs, cutting the layers `on_device` there: for the
-    largest layer of each tier, and for what has to be written back first."""
+    """The room on the device and on the host that `recut` needs: for the largest layer of each
+    tier, and for what has to be written back first. on_device: the layers that are cut there."""
     device_bytes = host_bytes = moved_bytes = 0
     for layer in range(len(memory.shapes)):
         lacking = [kv for kv in kvs if kv.host[layer] is None]
-        nbytes = sum(memory.layer_bytes(kv, layer) for kv in kvs)
+        nbytes = sum(memory.piece_bytes(kv, layer) for kv in kvs)
         if on_device[layer]:
             device_bytes = max(device_bytes, nbytes)
         else:
-            moved_bytes += sum(memory.layer_bytes(kv, layer) for kv in lacking)
+            moved_bytes += sum(memory.piece_bytes(kv, layer) for kv in lacking)
         if not on_device[layer] or not lacking:
             host_bytes = max(host_bytes, nbytes)
     return device_bytes, moved_bytes + host_bytes
@@ -115,18 +118,18 @@ def _take_over(memory: KVMemory, old: Sequence[KV], new: Sequence[KV], layer: in
         made = [memory.buffer(kv, layer, host=tier is memory.host) for kv in new]
         _copy_run([copy.keys for copy in parts], [copy.keys for copy in made])
         _copy_run([copy.values for copy in parts], [copy.values for copy in made])
-        tier.take(sum(memory.layer_bytes(kv, layer) for kv in new))
+        tier.take(sum(memory.piece_bytes(kv, layer) for kv in new))
         for copies, copy in zip(targets, made, strict=True):
             copies[layer] = copy
     for tier, sources, _ in tiers:
         for kv, copies in zip(old, sources, strict=True):
             if copies[layer] is not None:
-                tier.give(memory.layer_bytes(kv, layer))
+                tier.give(memory.piece_bytes(kv, layer))
                 copies[layer] = None
 
 
 def _copy_run(old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
-    """Copy a run of tokens from one tensor to several, or from several to one: (..., tokens, dim) each."""
+    """Copy a run from one tensor to several, or from several to one: (..., tokens, dim) each."""
     sources = old[0].split([part.shape[-2] for part in new], dim=-2) if len(old) == 1 else old
     targets = new[0].split([part.shape[-2] for part in old], dim=-2) if len(new) == 1 else new
     for target, source in zip(targets, sources, strict=True):

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ttc.memory.link import Transfer
+from ttc.memory.tiers import BlockOf
 
 
 class Part(NamedTuple):
@@ -27,8 +27,8 @@ Tensors = dict[Part, Tensor]
 
 @dataclass(frozen=True)
 class StateShape:
-    """What a model keeps of one sequence: of each part its shape, without the leading dimension of sequences, its type
-    and its device."""
+    """What a model keeps of one sequence: of each part its shape, without the leading dimension of
+    sequences, its type and its device."""
 
     parts: Mapping[Part, tuple[tuple[int, ...], torch.dtype, torch.device]]
 
@@ -48,44 +48,38 @@ class StateShape:
         }
 
 
-class State:
+class State(BlockOf[Tensors]):
     """The state of one sequence after its last token, kept at a segment's end; it never changes.
 
-    device, host: its tensors in each tier, (1, ...) each; None for no copy there. fixed: those of layers that run on
-    the host, where these lie. written, fetched: the last transfer to the host and to the device.
+    It moves as one piece, whose tensors are (1, ...) each. fixed: those of layers that run on the
+    host.
     """
 
+    cause = "states"
+
     def __init__(self) -> None:
-        self.device: Tensors | None = None
-        self.host: Tensors | None = None
+        super().__init__(1)
         self.fixed: Tensors = {}
-        self.written: Transfer | None = None
-        self.fetched: Transfer | None = None
+
+    @staticmethod
+    def tensors(copy: Tensors) -> list[Tensor]:
+        return [copy[part] for part in sorted(copy)]
 
     def near(self, part: Part) -> Tensor | None:
         """A part where its layer runs, if it is there."""
-        found = self.fixed.get(part)
-        return self.device.get(part) if found is None and self.device is not None else found
-
-    @property
-    def is_spare(self) -> bool:
-        """Whether the host copy can be given up, as the device has one too."""
-        return self.device is not None and self.host is not None
-
-    @property
-    def under_way(self) -> list[Transfer]:
-        """Transfers that may still use its tensors."""
-        return [transfer for transfer in (self.written, self.fetched) if transfer is not None]
+        (moving,) = self.device
+        return self.fixed.get(part) if moving is None else moving.get(part, self.fixed.get(part))
 
 
 @dataclass(eq=False)
 class StateBatch:
-    """Sequences with equally many new tokens in a pass, whose states the model's recurrent layers change in place.
+    """Sequences with equally many new tokens in a pass, whose states the recurrent layers change in
+    place.
 
     rows: the packed rows of each sequence, (sequences, tokens), on the CPU.
     tensors: their states; none where all of them begin with this pass, which then leaves them here.
-    in_opening: of each, whether its new tokens stand before its branch's first generated one; several new tokens of
-        sequences side by side do all or none. Empty where it makes no difference.
+    in_opening: of each, whether its new tokens stand before its branch's first generated one: all
+        of them do or none. Empty where it makes no difference.
     broken: a pass was not finished, so that the states are of no use.
     cache: what the model's layers see of the states, kept from pass to pass.
     """
@@ -97,8 +91,8 @@ class StateBatch:
     cache: Any = field(default=None, repr=False)
 
     def only(self, sequences: Sequence[int], rows: Tensor, layer: int) -> StateBatch:
-        """Some of the sequences, whose packed rows are now `rows`, with copies of their states in the layers numbered
-        `layer` and more."""
+        """Some of the sequences, whose rows are now `rows`, with copies of their states from layer
+        `layer` on."""
         stay = list(sequences)
         tensors = {part: tensor[stay] for part, tensor in self.tensors.items() if part.layer >= layer}
         return StateBatch(rows, tensors, [self.in_opening[n] for n in stay] if self.in_opening else ())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ttc.errors import OutOfMemory
-from ttc.memory.kv import KV
+from ttc.memory.kv import KV, LayerKV
 from ttc.memory.manager import KVMemory
 
 
@@ -27,15 +27,16 @@ WRITTEN_TOGETHER = 8
 
 
 def mirror(memory: KVMemory, tails: KV) -> None:
-    """Give new tails a host copy, which `write_new` fills while they grow; none where the host has no room for it and
-    for what is frozen from it."""
-    sizes = [memory.layer_bytes(tails, layer) for layer in range(len(memory.shapes))]
-    if 2 * sum(sizes) > memory.host.free_bytes:
+    """Give new tails a host copy, which `write_new` fills while they grow; none where the host has
+    no room for it and for what is frozen from it."""
+    layers = range(len(memory.shapes))
+    nbytes = sum(memory.piece_bytes(tails, layer) for layer in layers)
+    if 2 * nbytes > memory.host.free_bytes:
         return
-    memory.claim(memory.host, sum(sizes))
-    first = memory.fixed_layers  # what is on the host already needs no copy
-    tails.host[first:] = [memory.buffer(tails, layer, host=True) for layer in range(first, len(memory.shapes))]
-    memory.host.take(sum(sizes))
+    memory.claim(memory.host, nbytes)
+    for layer in layers[memory.fixed_layers :]:  # what is on the host already needs no copy
+        tails.host[layer] = memory.buffer(tails, layer, host=True)
+    memory.host.take(nbytes)
     tails.mirrored_tokens = 0
 
 
@@ -58,27 +59,28 @@ def write_new(memory: KVMemory, tails: Tails, least: int = WRITTEN_TOGETHER) -> 
 def freeze(memory: KVMemory, tails: KV, row: int, first: int, kv: KV) -> None:
     """Fill `kv` with the tokens of a tail from `first` on, layer by layer.
 
-    What goes to the host is taken from the tails' host copy where that has it. Else it leaves the device as a copy, for
-    other rows may move to its place meanwhile; without room for the copy this waits until it has left.
+    What goes to the host is taken from the tails' host copy where that has it. Else it leaves as a
+    copy, for other rows may move to its place meanwhile; without room for the copy this waits until
+    it has left.
     """
-    span, layers = slice(first, first + kv.tokens), range(len(memory.shapes))
+    span = slice(first, first + kv.tokens)
+    layers = range(len(memory.shapes))
     if kv.block is not None and tails.block is not None:
         kv.block.copy_(tails.block[:, :, row, :, span])
         return
     mirrored_tokens = 0 if None in tails.host[memory.fixed_layers :] else tails.mirrored_tokens or 0
     mirrored = mirrored_tokens >= span.stop and not kv.acts
-    on_device = [(tails.inputs if layer in kv.acts and tails.inputs else tails).device[layer] for layer in layers]
-    leaving = range(0) if mirrored else [n for n, copy in enumerate(on_device) if copy and kv.device[n] is None]
-    nbytes = sum(memory.layer_bytes(kv, layer) for layer in leaving)
+    sources = [_source(tails, layer, kv, mirrored) for layer in layers]
+    leaving = [n for n in layers if kv.device[n] is None and sources[n] is not tails.host[n]]
+    nbytes = sum(memory.piece_bytes(kv, layer) for layer in leaving)
     copied = nbytes <= memory.device.free_bytes
     if copied:
         memory.claim(memory.device, nbytes)
     stores: list[tuple[Tensor, Tensor]] = []
     memory.wait_kv_on_host(tails)
-    for layer in layers:
-        source = (tails.host[layer] if mirrored and kv.device[layer] is None else None) or on_device[layer]
-        source, target = source or tails.host[layer], kv.device[layer] or kv.host[layer]
-        assert source is not None and target is not None
+    for layer, source in enumerate(sources):
+        target = kv.device[layer] or kv.host[layer]
+        assert target is not None
         for new, old in zip(target.both, source.both, strict=True):
             part = old[row, :, span]
             if layer not in leaving:
@@ -93,11 +95,19 @@ def freeze(memory: KVMemory, tails: KV, row: int, first: int, kv: KV) -> None:
             memory.wait_kv_on_host(kv)
 
 
-def grown(memory: KVMemory, tails: KV, rows: int, tokens: int, filled: int) -> KV:
-    """Larger tails on the device in place of these, which are freed; the first `filled` tokens of each are copied.
+def _source(tails: KV, layer: int, kv: KV, mirrored: bool) -> LayerKV:
+    """Where a layer of a tail that becomes `kv` is read. mirrored: its tokens are on the host, too."""
+    near = (tails.inputs if layer in kv.acts and tails.inputs else tails).device[layer]
+    from_host = near is None or (mirrored and kv.device[layer] is None)
+    source = tails.host[layer] if from_host else near
+    assert source is not None
+    return source
 
-    Raises OutOfMemory, and leaves `tails` as they are, where there is no room for both.
-    """
+
+def grown(memory: KVMemory, tails: KV, rows: int, tokens: int, filled: int) -> KV:
+    """Larger tails on the device in place of these, which are freed; the first `filled` tokens of
+    each are copied. Raises OutOfMemory, and leaves `tails` as they are, where there is no room for
+    both."""
     larger = memory.allocate(tokens, rows=rows)
     if tails.states is not None and larger.states is not None:
         for part, tensor in tails.states.items():
@@ -121,7 +131,8 @@ def grown(memory: KVMemory, tails: KV, rows: int, tokens: int, filled: int) -> K
 
 
 def tail_inputs(memory: KVMemory, tokens: int, rows: int, layers: Collection[int]) -> KV:
-    """On the device, what goes into the K and V projections of some layers, beside the keys and values of tails."""
+    """Room on the device for the inputs of some layers' K and V projections, for tails of this
+    size."""
     inputs = KV(len(memory.shapes), tokens, rows, acts=layers)
     inputs.borrowed = True
     return memory.fill(inputs, layers, ())

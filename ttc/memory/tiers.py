@@ -1,19 +1,20 @@
-"""The two tiers, each under a byte budget, and the link between them."""
+"""The two tiers, each under a byte budget, and how blocks move between them."""
 
 from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from decimal import ROUND_CEILING, Context
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from ttc.errors import OutOfMemory
-from ttc.memory.link import Link, Transfer
+from ttc.memory.link import Copies, Link, Transfer
 
 
 def as_budget(nbytes: int) -> str:
@@ -25,14 +26,16 @@ def as_budget(nbytes: int) -> str:
 class Tier:
     """Bytes in use in one tier, and the most that may be; None for no limit but the machine's.
 
-    models: how many models keep KV here, under the one budget. ceiling_bytes: what a budget that follows free memory
-    may not exceed.
-    What was given back while a transfer still used it is there until that is done. It counts in `peak_bytes`; whoever
-    needs the room waits for it (`Tiers.claim`), so it does not count in `used_bytes`.
+    models: how many models keep KV here, under the one budget.
+    ceiling_bytes: what a budget that follows free memory may not exceed.
+    leaving: what was given back while transfers still use it. It counts in `peak_bytes` alone;
+        whoever needs the room waits for it (`Tiers.claim`).
     """
 
     def __init__(self, name: str, budget_bytes: int | None):
-        self.name, self.budget_bytes, self.models = name, budget_bytes, 1
+        self.name = name
+        self.budget_bytes = budget_bytes
+        self.models = 1
         self.ceiling_bytes = sys.maxsize
         self.used_bytes = 0
         self.peak_bytes = 0
@@ -60,9 +63,9 @@ class Tier:
         self.leaving = deque(item for item in self.leaving if not all(transfer.done for transfer in item[1]))
         return sum(nbytes for nbytes, _ in self.leaving)
 
-    def require(self, nbytes: int, beside_bytes: int | None = None) -> None:
-        """Raise `OutOfMemory` unless `nbytes` fit beside what is in use (or beside `beside_bytes` of it)."""
-        used = self.used_bytes if beside_bytes is None else beside_bytes
+    def require(self, nbytes: int, used_bytes: int | None = None) -> None:
+        """Raise `OutOfMemory` unless `nbytes` fit with what is in use, or will be."""
+        used = self.used_bytes if used_bytes is None else used_bytes
         if self.budget_bytes is not None and used + nbytes > self.budget_bytes:
             shared = f", which {self.models} models share," if self.models > 1 else ""
             raise OutOfMemory(
@@ -72,8 +75,49 @@ class Tier:
             )
 
 
+Copy = TypeVar("Copy")
+
+
+class BlockOf(ABC, Generic[Copy]):
+    """What moves between the tiers, piece by piece: of each piece a copy on the device, on the
+    host, or both.
+
+    cause: what its bytes on the link count under, None for what whoever moves it says.
+    written, fetched: the last transfer to the host copies and to the device copies.
+    """
+
+    cause: ClassVar[str | None] = None
+
+    def __init__(self, pieces: int):
+        self.device: list[Copy | None] = [None] * pieces
+        self.host: list[Copy | None] = [None] * pieces
+        self.written: Transfer | None = None
+        self.fetched: Transfer | None = None
+
+    @staticmethod
+    @abstractmethod
+    def tensors(copy: Copy) -> Sequence[Tensor]:
+        """The tensors of a copy, in the same order for every copy of a piece."""
+
+    @property
+    def under_way(self) -> list[Transfer]:
+        """Transfers that may still use its tensors."""
+        return [transfer for transfer in (self.written, self.fetched) if transfer is not None]
+
+    @property
+    def spare(self) -> list[int]:
+        """The pieces whose host copies can be given up, as the device has them too."""
+        both = zip(self.device, self.host, strict=True)
+        return [piece for piece, (near, far) in enumerate(both) if near is not None and far is not None]
+
+
+Block = BlockOf[Any]
+"""The KV of a segment or of tails, or the recurrent state at a segment's end."""
+
+
 class Tiers(ABC):
-    """Where KV and recurrent states lie: the device, the host, and the link between them.
+    """Where KV and recurrent states lie, and how they move: the device, the host, and the link
+    between them.
 
     fixed: what layers that run on the host keep there; it never moves, and counts in no budget.
     """
@@ -91,19 +135,124 @@ class Tiers(ABC):
         self.link = Link(device, link_gbps)
 
     @abstractmethod
-    def require_host(self, nbytes: int, beside: Iterable[Any] = ()) -> None:
-        """Raise OutOfMemory unless `nbytes` fit on the host, for which spare copies are given up, none of `beside`."""
+    def blocks(self) -> Iterable[Block]:
+        """All that lies in the tiers, the first to give up its spare copies first."""
+
+    @abstractmethod
+    def piece_bytes(self, block: Block, piece: int) -> int:
+        """What a piece takes in a tier that has it."""
+
+    @abstractmethod
+    def buffer(self, block: Block, piece: int, host: bool = False) -> Any:
+        """Memory for a piece, on the device or on the host. It is not counted here."""
+
+    @abstractmethod
+    def moving(self, block: Block, pieces: Iterable[int] | None) -> list[int]:
+        """Those of the pieces (None: all) that may move."""
+
+    # ---------------------------------------------------------------- room
+
+    def tier_bytes(self, block: Block) -> tuple[int, int]:
+        """Bytes of a block on the device and on the host."""
+        sizes = [self.piece_bytes(block, piece) for piece in range(len(block.device))]
+        on_device = sum(size for size, copy in zip(sizes, block.device, strict=True) if copy is not None)
+        on_host = sum(size for size, copy in zip(sizes, block.host, strict=True) if copy is not None)
+        return on_device, on_host
 
     def claim(self, tier: Tier, nbytes: int) -> None:
-        """See that `nbytes` fit now: wait for what is on its way out if they do not fit beside it.
-
-        Raises OutOfMemory when they would not fit even then.
-        """
+        """See that `nbytes` fit now: wait for what is on its way out if they do not fit with it.
+        Raises OutOfMemory when they would not fit even then."""
         tier.require(nbytes)
         while tier.leaving_bytes and tier.leaving_bytes + nbytes > tier.free_bytes:
             for transfer in tier.leaving.popleft()[1]:
                 with suppress(Exception):  # whoever needs its result is told
                     self.link.wait_on_host(transfer)
+
+    def require_host(self, nbytes: int, keep: Iterable[Block] = ()) -> None:
+        """Raise OutOfMemory unless `nbytes` fit on the host, for which spare copies, not of `keep`,
+        are given up."""
+        kept = set(keep)
+        for block in self.blocks():
+            if self.host.free_bytes >= nbytes:
+                break
+            for piece in block.spare if block not in kept else ():
+                block.host[piece] = None
+                self.host.give(self.piece_bytes(block, piece), block.under_way)
+        self.claim(self.host, nbytes)
+
+    def spare_bytes(self) -> int:
+        """What the host holds and could give up."""
+        return sum(self.piece_bytes(block, piece) for block in self.blocks() for piece in block.spare)
+
+    def give_back(self, block: Block) -> None:
+        """Let go of every copy at once: a transfer under way holds its tensors until it is done."""
+        on_device, on_host = self.tier_bytes(block)
+        self.device.give(on_device, block.under_way)
+        self.host.give(on_host, block.under_way)
+        block.device = [None] * len(block.device)
+        block.host = [None] * len(block.host)
+
+    # ---------------------------------------------------------------- moving
+
+    def write_back(self, block: Block, cause: str, pieces: Iterable[int] | None = None) -> None:
+        """Give the device copies of some pieces (None: all) a copy on the host, if they have none."""
+        moving = self.moving(block, pieces)
+        missing = [n for n in moving if block.device[n] is not None and block.host[n] is None]
+        if not missing:
+            return
+        nbytes = sum(self.piece_bytes(block, piece) for piece in missing)
+        self.require_host(nbytes, [block])
+        made = {piece: self.buffer(block, piece, host=True) for piece in missing}
+        self.host.take(nbytes)
+        copies: list[tuple[Tensor, Tensor]] = []
+        for piece, copy in made.items():
+            block.host[piece] = copy
+            copies += zip(block.tensors(copy), block.tensors(block.device[piece]), strict=True)
+        self.send_to_host(block, copies, cause)
+
+    def evict(self, block: Block, cause: str, pieces: Iterable[int] | None = None) -> None:
+        """Drop the device copies of some pieces (None: all), written back first where that is still
+        due.
+
+        Waits for the write-back unless it is done or CUDA's allocator does the waiting.
+        """
+        leaving = self.moving(block, pieces)
+        self.write_back(block, cause, leaving)
+        self.link.wait_before_drop(block.written)
+        self.link.wait_before_drop(block.fetched)
+        freed = 0
+        for piece in leaving:
+            if block.device[piece] is not None:
+                block.device[piece] = None
+                freed += self.piece_bytes(block, piece)
+        self.device.give(freed, block.under_way)
+
+    def missing_bytes(self, block: Block, pieces: Iterable[int]) -> int:
+        """What fetching these pieces would move."""
+        return sum(self.piece_bytes(block, piece) for piece in pieces if block.device[piece] is None)
+
+    def fetch(self, block: Block, cause: str, pieces: Iterable[int] | None = None) -> None:
+        """Begin to bring some pieces (None: all) to the device. Once one fetch failed, all that
+        follow do."""
+        chosen = range(len(block.device)) if pieces is None else pieces
+        missing = [piece for piece in chosen if block.device[piece] is None]
+        if not missing:
+            return
+        nbytes = sum(self.piece_bytes(block, piece) for piece in missing)
+        self.claim(self.device, nbytes)
+        made = {piece: self.buffer(block, piece) for piece in missing}
+        self.device.take(nbytes)
+        copies: list[tuple[Tensor, Tensor]] = []
+        for piece, copy in made.items():
+            block.device[piece] = copy
+            source = block.host[piece]
+            assert source is not None, "a piece is in neither tier"
+            copies += zip(block.tensors(copy), block.tensors(source), strict=True)
+        block.fetched = self.link.fetch(copies, block.cause or cause, block.under_way)
+
+    def send_to_host(self, block: Block, copies: Copies, cause: str) -> None:
+        """Send copies to the host side of a block; once one failed, all that follow do."""
+        block.written = self.link.store(copies, block.cause or cause, block.under_way)
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ttc.attention.entry import Entry
 from ttc.attention.hf_hook import IMPLEMENTATION, PLACES, Place, attending, tree_attention
+from ttc.attention.inline_attention import CallsAttention
 from ttc.attention.installing import attention_set_to, can_set_attention, install, uninstall
-from ttc.attention.own_code import CallsAttention
 from ttc.attention.plan import ExtendPlan, Piece
 from ttc.decoder_layers import decoder_layers
 from ttc.errors import UnsupportedModel
@@ -96,7 +96,7 @@ def examine(model: Any) -> tuple[tuple[LayerShape, ...], Recurrent | None]:
     that keep a recurrent state.
 
     Raises UnsupportedModel when the model isn't a decoder whose attention can be reached (through transformers'
-    `AttentionInterface`, or as in `ttc.attention.own_code`), when it keeps recurrent states elsewhere than in
+    `AttentionInterface`, or as in `ttc.attention.inline_attention`), when it keeps recurrent states elsewhere than in
     transformers' cache, or when either is not what the engine computes; the model then stays as it was.
     """
     name = type(model).__name__

@@ -239,8 +239,7 @@ def _is_fixed(plan: DecodePlan) -> bool:
     return (
         plan.stream is None
         and fused is not None
-        and not fused.lowered.apart
-        and not any(fused.lowered.absent)
+        and not any(fused.arrays.absent)
         and None not in tails.device
         and not any(tails.host)
         and tails.inputs is None

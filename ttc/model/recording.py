@@ -15,7 +15,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ttc.attention.hf_hook import current_plan
-from ttc.attention.own_code import CallsAttention
+from ttc.attention.inline_attention import CallsAttention
 from ttc.errors import UnsupportedModel
 
 RECORD, REPLAY = "ttc_record", "ttc_replay"

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ttc.checks import check_kind, check_whole
+from ttc.checks import check_kind, check_one_each, check_whole
 from ttc.errors import InvalidInput
 from ttc.model.limits import ModelLimits
 from ttc.protocols import Purpose, Step
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch, check_live
 
+Tokens = Sequence[int]
+
 
 def checked_prompts(
-    limits: ModelLimits, prompts: Sequence[Sequence[int]], seeds: Sequence[int] | None
+    limits: ModelLimits, prompts: Sequence[Tokens], seeds: Sequence[int] | None
 ) -> tuple[list[list[int]], Sequence[int]]:
     """Prompts that leave room to generate, and a seed for each: by default their numbers."""
     seeds = range(len(prompts)) if seeds is None else [check_whole("seed", seed) for seed in seeds]
-    if len(seeds) != len(prompts):
-        raise InvalidInput(f"{len(prompts)} prompts came with {len(seeds)} seeds; give one each")
-    wanted = [limits.checked(prompt, "prompt") for prompt in prompts]
-    for prompt in wanted:
+    check_one_each(len(prompts), "prompts", len(seeds), "seeds")
+    checked = [limits.checked(prompt, "prompt") for prompt in prompts]
+    for prompt in checked:
         limits.check_prompt(len(prompt))
-    return wanted, seeds
+    return checked, seeds
 
 
 def forked(branch: Branch, n: int, keep: int | None) -> list[Branch]:
@@ -39,45 +40,68 @@ def forked(branch: Branch, n: int, keep: int | None) -> list[Branch]:
 
 
 def checked_variants(
-    limits: ModelLimits, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]] | None
+    limits: ModelLimits, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Prompts in place of the root's, and what follows each: by default nothing."""
     check_live([root])
     if root.generated:
         raise InvalidInput(f"{root!r} has generated tokens, so its prompt cannot be varied; give the root itself")
-    wanted = [limits.checked(prompt, "prompt") for prompt in prompts]
-    after = [limits.checked(suffix, "suffix") if suffix else [] for suffix in suffixes or [[]] * len(wanted)]
-    if len(after) != len(wanted):
-        raise InvalidInput(f"{len(wanted)} prompts came with {len(after)} suffixes; give one each, [] for none")
-    for prompt, suffix in zip(wanted, after, strict=True):
+    checked = [limits.checked(prompt, "prompt") for prompt in prompts]
+    after = [limits.checked(suffix, "suffix") if suffix else [] for suffix in suffixes or [[]] * len(checked)]
+    check_one_each(len(checked), "prompts", len(after), "suffixes", "[] for none")
+    for prompt, suffix in zip(checked, after, strict=True):
         limits.check_prompt(len(prompt) + len(suffix))
-    return wanted, after
+    return checked, after
 
 
 def checked_side_prompts(
-    limits: ModelLimits, branches: Sequence[Branch], prompts: Sequence[Sequence[int]], *, grow: bool
+    limits: ModelLimits, branches: Sequence[Branch], prompts: Sequence[Tokens], *, grow: bool
 ) -> list[list[int]]:
     """A verifier's prompt for each branch. grow: each leaves room to generate."""
-    if len(prompts) != len(branches):
-        raise InvalidInput(f"{len(branches)} branches came with {len(prompts)} prompts; give one each")
-    wanted = [limits.checked(prompt, "prompt") for prompt in prompts]
-    for prompt in wanted:
+    check_one_each(len(branches), "branches", len(prompts), "prompts")
+    checked = [limits.checked(prompt, "prompt") for prompt in prompts]
+    for prompt in checked:
         (limits.check_prompt if grow else limits.check_context)(len(prompt))
-    return wanted
+    return checked
 
 
 def checked_extensions(
-    limits: ModelLimits, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], purpose: Purpose
+    limits: ModelLimits, branches: Sequence[Branch], tokens_per_branch: Sequence[Tokens], purpose: Purpose
 ) -> list[list[int]]:
     """Given tokens for each branch. Those of a prompt leave room to generate."""
     check_live(branches)
-    if len(tokens_per_branch) != len(branches):
-        raise InvalidInput(f"{len(branches)} branches came with {len(tokens_per_branch)} token lists; give one each")
+    check_one_each(len(branches), "branches", len(tokens_per_branch), "token lists")
     added = [limits.checked(tokens, "extension") for tokens in tokens_per_branch]
     check = limits.check_prompt if purpose == "prompt" else limits.check_context
     for branch, tokens in zip(branches, added, strict=True):
         check(len(branch.tokens) + len(tokens))
     return added
+
+
+def checked_continuations(
+    limits: ModelLimits,
+    branches: Sequence[Branch],
+    continuations: Sequence[Sequence[Tokens]],
+    given: Sequence[Tokens] | None,
+    singles: bool,
+) -> tuple[list[list[int]], list[list[list[int]]]]:
+    """The arguments of `Engine.score`: what is given, and the continuations. singles: refuse longer ones."""
+    check_one_each(len(branches), "branches", len(continuations), "lists of continuations")
+    if given is not None:
+        check_one_each(len(branches), "branches", len(given), "lists of given tokens")
+    between = [limits.checked(g, "list of given tokens") if g else [] for g in given or [[]] * len(branches)]
+    checked = [[limits.checked(c, "continuation") for c in group] for group in continuations]
+    for branch, group, tokens in zip(branches, checked, between, strict=True):
+        if not group:
+            raise InvalidInput("a branch came with no continuation to score")
+        longest = max(map(len, group))
+        limits.check_context(len(branch.tokens) + len(tokens) + longest - 1)  # the last token is not fed
+        if singles and longest > 1:
+            raise InvalidInput(
+                f"a continuation has {longest} tokens; with an early exit only single tokens can be scored, so put "
+                "what comes before them into `given`"
+            )
+    return between, checked
 
 
 def step_of(
@@ -106,11 +130,10 @@ def check_strings(name: str, strings: Sequence[str]) -> None:
 def check_step(
     model: ModelLimits, branches: Sequence[Branch], step: Step, sampling: Sampling, limits: Sequence[int] | None = None
 ) -> list[int]:
-    """The most tokens of each branch. Refuses a step that cannot be made. limits: see `ttc.protocols.Batch.add`."""
+    """The largest number of tokens of each branch. Refuses a step that cannot be made. limits: see `Batch.add`."""
     check_kind("step", step, isinstance(step, Step), "a ttc.Step(max_tokens=...)")
     given = [step.max_tokens] * len(branches) if limits is None else list(limits)
-    if len(given) != len(branches):
-        raise InvalidInput(f"{len(branches)} branches came with {len(given)} values of max_tokens; give one each")
+    check_one_each(len(branches), "branches", len(given), "values of max_tokens")
     step_tokens = [check_whole("max_tokens", tokens, 1) for tokens in given]
     check_kind("sampling", sampling, isinstance(sampling, Sampling), "a ttc.Sampling(temperature=...)")
     check_kind("statistics", step.statistics, isinstance(step.statistics, bool), "True or False")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ttc.attention.entry import Reads
 from ttc.attention.plan import ExtendPlan, Piece, depth_first, shared_entries
 from ttc.memory.states import StateBatch
 from ttc.passes.runtime import Runtime
@@ -18,8 +19,8 @@ from ttc.usage import count_pass
 
 @dataclass(frozen=True)
 class Chunk:
-    """The rows of one pass. runs: the run that each piece of the plan is a part of. firsts: the first token of that run
-    in the piece."""
+    """The rows of one pass. runs: the run that each piece of the plan is a part of. firsts: the
+    first token of that run in the piece."""
 
     tokens: list[int]
     plan: ExtendPlan
@@ -35,11 +36,12 @@ def chunks(
     max_rows: int | None = None,
     states_kept: bool = True,
 ) -> Iterator[Chunk]:
-    """Chunks that bring the KV of `runs` into the tree, at most `max_rows` (else `prefill_tokens`) rows each. Whoever
-    takes a chunk runs it before the next one, and closes its plan (`with chunk.plan`).
+    """Chunks that bring the KV of `runs` into the tree, at most `max_rows` (else `prefill_tokens`)
+    rows each. Whoever takes a chunk runs it before the next one, and closes its plan (`with
+    chunk.plan`).
 
-    The new segments are appended to `held` at once, with one reference each. states_kept: False where nothing goes on
-    from the new segments: they get no recurrent states, and runs are not cut for these.
+    The new segments are appended to `held` at once, with one reference each. states_kept: False
+    where nothing goes on from the new segments: they get no recurrent states.
     """
     cutter = Cutter(runtime, runs, held, max_rows or runtime.prefill_tokens, states_kept)
     try:
@@ -65,7 +67,7 @@ class Cutter:
         self.needed = {segment.storage for path in self.paths for segment in path}
         self.writers = [SegmentWriter(runtime, run, self.needed, held) for run in runs]
         self.states = self._room_for_states()
-        self.max_runs = len(runs) if self.states is None else self.states.most
+        self.max_runs = len(runs) if self.states is None else self.states.max_runs
 
     def _room_for_states(self) -> PassStates | None:
         """Raises OutOfMemory unless there is room for the KV of all runs, and for their recurrent states, if any."""
@@ -94,7 +96,7 @@ class Cutter:
         earlier = []
         for i in self.order:
             writer = self.writers[i]
-            part = writer.left[: min(self.max_rows - len(rows), writer.most)]
+            part = writer.left[: min(self.max_rows - len(rows), writer.piece_limit)]
             if not part or len(taken) == self.max_runs:
                 continue
             span = slice(len(rows), len(rows) + len(part))
@@ -108,7 +110,7 @@ class Cutter:
         counts = [piece.rows.stop - piece.rows.start for piece in pieces]
         entries = shared_entries([self.paths[i] for i in taken], counts) + earlier
         states = self._begin_states(taken, firsts, pieces)
-        stream = self.runtime.residency.stream(entries, positions, None, repeat=False)
+        stream = self.runtime.residency.stream(Reads(entries, positions))
         plan = ExtendPlan(entries, positions, pieces, self.runtime.memory, stream)
         plan.states = states
         return Chunk(rows, plan, taken, firsts)
@@ -141,8 +143,8 @@ class Cutter:
 
 @contextmanager
 def one_chunk(runtime: Runtime, runs: Sequence[NewRun]) -> Iterator[tuple[Chunk, list[Segment]]]:
-    """All of `runs` in a single chunk, and their new segments, which go afterwards unless something else holds them by
-    then; they get no recurrent states."""
+    """All of `runs` in a single chunk, and their new segments, which go afterwards unless something
+    else holds them by then; they get no recurrent states."""
     held: list[Segment] = []
     try:
         rows = sum(len(run.tokens) for run in runs)

@@ -26,8 +26,9 @@ def prefill(
 ) -> None:
     """Bring the KV of each branch up to all of its target tokens but the last.
 
-    A prefix that stands in the tree already is shared; of new prefixes that several targets share, the first
-    computes and the others wait a round. outputs: takes what the model gives at chosen places of the targets.
+    A prefix that stands in the tree already is shared; of new prefixes that several targets share,
+    the first computes and the others wait a round. outputs: takes what the model gives at chosen
+    places of the targets.
     """
     outputs = outputs or Outputs.at([()] * len(branches))
     waiting = [
@@ -63,8 +64,8 @@ class Target:
 
 
 def _round(runtime: Runtime, waiting: Sequence[Target]) -> tuple[list[Target], list[Target]]:
-    """The targets that are computed now, and those that wait for a prefix which one of these computes. All of them
-    stand on what the tree has already."""
+    """The targets that are computed now, and those that wait for a prefix which one of these
+    computes. All of them stand on what the tree has already."""
     tree = runtime.tree
     shared = runtime.sharing.rule != "none"
     chosen: list[Target] = []
@@ -96,7 +97,7 @@ def _compute(runtime: Runtime, targets: Sequence[Target], purpose: Purpose, outp
                 kept = [row for _, _, row in rows] or [len(chunk.tokens) - 1]
                 given = runtime.runner.forward(chunk.tokens, chunk.plan, kept)
             for (number, place, _), output in zip(rows, given, strict=False):
-                outputs.found[number][place] = output
+                outputs.computed[number][place] = output
         for run, target, segment in zip(runs, targets, held, strict=True):
             runtime.tree.move(target.branch, segment)
             _count(run, purpose)

@@ -47,8 +47,8 @@ def check_parts(
 class Runtime:
     """What prefill, decoding and scoring work with.
 
-    prefill_tokens: the most rows of one prefill pass. decode: tokens to text, special tokens left out; with
-    `special=True` they stay. settings: what the model's files ask of each token.
+    prefill_tokens: the largest number of rows of a prefill pass. decode: tokens to text, special
+        tokens left out unless `special=True`. settings: what the model's files ask of each token.
     """
 
     runner: ModelRunner
@@ -65,8 +65,8 @@ class Runtime:
         return self.residency.memory
 
     def opening(self, branch: Branch, given: int = 0) -> int:
-        """How many tokens stand before the branch's first generated one once so many more were given; 0 where that
-        makes no difference to the model."""
+        """How many tokens stand before the branch's first generated one once `given` more were
+        given; 0 where that makes no difference to the model."""
         recurrent = self.runner.recurrent
         return branch.opening_with(given) if recurrent is not None and recurrent.knows_opening else 0
 

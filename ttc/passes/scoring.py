@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from ttc.errors import InvalidInput
-from ttc.model.limits import ModelLimits
 from ttc.passes.chunks import Chunk, chunks
 from ttc.passes.runtime import Runtime
 from ttc.passes.segment_writer import NewRun
@@ -28,15 +26,10 @@ def score(
 ) -> Scores:
     """See `Engine.score`. Two passes: what all continuations of a branch share, then what is left of each."""
     shared = [_shared(group) for group in continuations]
-    heads = [
-        NewRun(
-            branch.leaf,
-            [branch.tokens[-1], *more, *group[0][:n]],
-            branch.usage,
-            runtime.opening(branch, len(more)),
-        )
-        for branch, more, group, n in zip(branches, given, continuations, shared, strict=True)
-    ]
+    heads = []
+    for branch, more, group, n in zip(branches, given, continuations, shared, strict=True):
+        tokens = [branch.tokens[-1], *more, *group[0][:n]]
+        heads.append(NewRun(branch.leaf, tokens, branch.usage, runtime.opening(branch, len(more))))
     longer = [
         (i, j)
         for i, group in enumerate(continuations)
@@ -50,47 +43,19 @@ def score(
         runtime.residency.require(both_passes)  # before either of them
         first_targets = [[c[: n + 1] for c in group] for group, n in zip(continuations, shared, strict=True)]
         pairs = _score_runs(runtime, heads, first_targets, held, [len(more) for more in given])
-        tails = [
+        runs = [
             NewRun(held[i], rest, heads[i].usage, heads[i].opening) for (i, _), rest in zip(longer, rests, strict=True)
         ]
         last_targets = [[continuations[i][j][shared[i] + 1 :]] for i, j in longer]
-        tail_pairs = _score_runs(runtime, tails, last_targets, held, [0] * len(tails))
-        for (i, j), (tail,) in zip(longer, tail_pairs, strict=True):
-            pairs[i][j] += tail
+        last_pairs = _score_runs(runtime, runs, last_targets, held, [0] * len(runs))
+        for (i, j), (rest_pairs,) in zip(longer, last_pairs, strict=True):
+            pairs[i][j] += rest_pairs
     finally:
         for segment in reversed(held):
             runtime.tree.drop(segment)
     if likeliest is not None:
         likeliest += [[[best for _, best in row] for row in group] for group in pairs]
     return [[[logprob for logprob, _ in row] for row in group] for group in pairs]
-
-
-def checked_continuations(
-    limits: ModelLimits,
-    branches: Sequence[Branch],
-    continuations: Sequence[Sequence[Sequence[int]]],
-    given: Sequence[Sequence[int]] | None,
-    singles: bool,
-) -> tuple[list[list[int]], list[list[list[int]]]]:
-    """The arguments of `Engine.score` as lists: what is given, and the continuations. singles: refuse longer ones."""
-    if len(continuations) != len(branches):
-        raise InvalidInput(f"{len(branches)} branches came with {len(continuations)} lists of continuations")
-    if given is not None and len(given) != len(branches):
-        raise InvalidInput(f"{len(branches)} branches came with {len(given)} lists of given tokens; give one each")
-    checked = limits.checked
-    between = [checked(g, "list of given tokens") if g else [] for g in given or [[]] * len(branches)]
-    wanted = [[checked(c, "continuation") for c in group] for group in continuations]
-    for branch, group, tokens in zip(branches, wanted, between, strict=True):
-        if not group:
-            raise InvalidInput("a branch came with no continuation to score")
-        longest = max(map(len, group))
-        limits.check_context(len(branch.tokens) + len(tokens) + longest - 1)  # the last token is not fed
-        if singles and longest > 1:
-            raise InvalidInput(
-                f"a continuation has {longest} tokens; with an early exit only single tokens can be scored, so put "
-                "what comes before them into `given`"
-            )
-    return between, wanted
 
 
 def _shared(group: Sequence[list[int]]) -> int:

@@ -17,9 +17,10 @@ from ttc.usage import Usage
 class NewRun:
     """New tokens that stand after a segment.
 
-    usage: the meter that their passes are counted on.
-    opening: that of their branch (see `Segment`).
-    cuts: places in the run where a segment has to end, so that with recurrent layers others can go on from there.
+    usage: the meter that their passes are counted on. opening: that of their branch (see
+        `Segment`).
+    cuts: places in the run where a segment has to end, so that with recurrent layers others can go
+        on from there.
     """
 
     leaf: Segment
@@ -57,16 +58,16 @@ class SegmentWriter:
         return self.held[self.index]
 
     def cut_at(self, places: Collection[int]) -> None:
-        """End a block, and the piece of a pass, at each of these places, at every `SNAPSHOT_TOKENS` and where the
-        opening ends: there the states of recurrent layers are kept, which others go on from."""
+        """End a block, and the piece of a pass, at each of these places, at every `SNAPSHOT_TOKENS`
+        and where the opening ends: there the states of recurrent layers are kept."""
         length, start = len(self.tokens), self.end.end
         regular = range(SNAPSHOT_TOKENS - start % SNAPSHOT_TOKENS, length, SNAPSHOT_TOKENS)
         inside = (place for place in (*places, self.opening - start) if 0 < place < length)
         self.cuts = sorted({length, *regular, *inside})
 
     @property
-    def most(self) -> int:
-        """The most tokens of the next piece."""
+    def piece_limit(self) -> int:
+        """The largest number of tokens of the next piece."""
         return next((cut - self.done for cut in self.cuts if cut > self.done), len(self.tokens))
 
     def entries(self, rows: slice) -> list[Entry]:
@@ -91,10 +92,9 @@ class SegmentWriter:
         return places
 
     def _begin_block(self) -> None:
-        """Attach a segment for the next tokens, a block at most."""
         residency, tree, above = self.runtime.residency, self.runtime.tree, self.end
         size = residency.block_tokens or len(self.tokens)
-        tokens = self.left[: min(size, self.most)]
+        tokens = self.left[: min(size, self.piece_limit)]
         kv = residency.allocate(len(tokens), self.needed, [segment.storage for segment in above.path()])
         self.needed.add(kv)
         self.held[self.index] = tree.hold(tree.attach(above, tokens, kv, self.opening))

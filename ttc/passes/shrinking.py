@@ -36,21 +36,26 @@ class _AllOut(Exception):
 class ShrinkingPass:
     """One forward pass over the pieces of a plan, which leave it when `decide` says so.
 
-    decide: asked after layer `first_look` and each later one but the last. found: per piece the layers that it went
-    through and the logits (vocab,) of its last row there. rows: computed by each layer.
-    KV that a piece which left would have written in later layers is never written, and recurrent states are of no use:
-    its segments must be dropped.
+    decide: asked after layer `first_look` and each later one but the last. results: per piece the
+        layers that it went through and the logits (vocab,) of its last row there. rows: computed by
+        each layer.
+    A piece that leaves writes no KV in later layers, and recurrent states are of no use: its
+        segments must be dropped.
     """
 
     def __init__(self, lens: Lens, plan: ExtendPlan, decide: Decide, first_look: int, watch: Watch | None = None):
-        self.lens, self.whole, self.plan, self.decide, self.first_look = lens, plan, plan, decide, first_look
+        self.lens = lens
+        self.whole = plan
+        self.plan = plan
+        self.decide = decide
+        self.first_look = first_look
         self.watch = watch
         self.live = list(range(len(plan.pieces)))
         self.kept: Tensor | None = None  # the rows that are left, once some are gone
-        self.beside: tuple[Any, ...] = ()  # what the last layer gave beside states, for the next one
+        self.others: tuple[Any, ...] = ()  # what the last layer gave besides states, for the next one
         self.shared: list[UserDict[str, tuple[Tensor, ...]]] = []  # KV that layers leave for later ones
         self.recurrent: Recurrent | None = None
-        self.found: dict[int, tuple[int, Tensor]] = {}
+        self.results: dict[int, tuple[int, Tensor]] = {}
         self.rows = [0] * len(lens.layers)
         self.lens_rows = 0
 
@@ -60,7 +65,7 @@ class ShrinkingPass:
         with self.lens.running(forwards), suppress(_AllOut):
             runner.forward(tokens, self.whole, keep=[0])
 
-    def _instead_of(self, own: Callable[..., Any], depth: int) -> Callable[..., Any]:
+    def _instead_of(self, layer_forward: Callable[..., Any], depth: int) -> Callable[..., Any]:
         """What layer number `depth` runs: itself on the rows that are left, then a look at them."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -69,8 +74,8 @@ class ShrinkingPass:
                 kwargs = {k: v if k == "hidden_states" else self._rows_of(v) for k, v in kwargs.items()}
             self.shared = [value for value in (*args, *kwargs.values()) if isinstance(value, UserDict)]
             with attending(self.plan):
-                output = own(*args, **kwargs)
-            self.beside = parts_of(output)[1] or ()
+                output = layer_forward(*args, **kwargs)
+            self.others = parts_of(output)[1] or ()
             return self._look(depth, output)
 
         return forward
@@ -87,7 +92,7 @@ class ShrinkingPass:
         if self.watch is not None:
             self.watch(self.live, depth, states[ends], logits)
         leaving = set(self.live) if last else self.decide(depth, self.live, logits)
-        self.found |= {i: (depth, row) for i, row in zip(self.live, logits, strict=True) if i in leaving}
+        self.results |= {i: (depth, row) for i, row in zip(self.live, logits, strict=True) if i in leaving}
         return self.without(leaving, depth, output)
 
     def without(self, leaving: set[int], depth: int, output: Any) -> Any:
@@ -108,13 +113,13 @@ class ShrinkingPass:
         for shared in self.shared:
             for name, tensors in shared.items():  # keys and values (1, kv_heads, rows, dim)
                 shared[name] = tuple(tensor.index_select(-2, stay.to(tensor.device)) for tensor in tensors)
-        self.beside = _picked(self.beside, states.shape[dim], stay)
-        return joined(states.index_select(dim, stay), None if others is None else self.beside)
+        self.others = _picked(self.others, states.shape[dim], stay)
+        return joined(states.index_select(dim, stay), None if others is None else self.others)
 
     def _rows_of(self, value: Any) -> Any:
-        """What is left of a layer's argument: its kept rows if it has a row for each of the pass, else all of it. What
-        the layer before gave has these rows alone."""
-        if self.kept is None or any(value is given for given in self.beside):
+        """What is left of a layer's argument: its kept rows if it has a row for each of the pass,
+        else all of it. What the layer before gave has these rows alone."""
+        if self.kept is None or any(value is given for given in self.others):
             return value
         if isinstance(value, tuple):
             return tuple(map(self._rows_of, value))
@@ -122,8 +127,8 @@ class ShrinkingPass:
 
 
 class Remaining(ExtendPlan):
-    """What the pieces numbered `live` still need of a plan after `depth` layers. Its stream goes on, so entries keep
-    their numbers."""
+    """What the pieces numbered `live` still need of a plan after `depth` layers. Its stream goes
+    on, so entries keep their numbers."""
 
     def __init__(self, whole: ExtendPlan, live: Sequence[int], depth: int = 0):
         spans = [whole.pieces[i].rows for i in live]
@@ -141,7 +146,8 @@ class Remaining(ExtendPlan):
             whole.stream,
         )
         self._turns = whole._turns  # a module that serves several layers goes on with its next one
-        ranks, self.states = torch.tensor(rank), []
+        ranks = torch.tensor(rank)
+        self.states = []
         for batch in whole.states:
             if stay := [n for n, row in enumerate(batch.rows[:, 0].tolist()) if row in kept]:
                 self.states.append(batch.only(stay, ranks[batch.rows[stay]], depth))
@@ -184,11 +190,7 @@ def checked_lens(runner: ModelRunner) -> Lens:
     lens = Lens(runner.model)
     name, half = type(runner.model).__name__, CHECK_TOKENS // 2
     vocabulary = runner.model.config.get_text_config().vocab_size
-    kv = KV(len(runner.shapes), CHECK_TOKENS)
-    kv.device = [
-        LayerKV.empty(shape, CHECK_TOKENS, None, runner.dtype, shape.device or runner.device, on_host=False)
-        for shape in runner.shapes
-    ]
+    kv = KV.uncounted(runner.shapes, CHECK_TOKENS, runner.dtype, runner.device)
     pieces = [Piece(slice(n, n + half), [(kv, n, half)]) for n in (0, half)]
     tokens = [7 * (n + 1) % vocabulary for n in range(CHECK_TOKENS)]
 
@@ -212,10 +214,10 @@ def checked_lens(runner: ModelRunner) -> Lens:
         alone.run(runner, tokens)
         if together.live:
             raise RuntimeError("the last of its decoder layers does not run on text alone")
-        found = torch.stack([together.found[0][1], together.found[1][1], alone.found[1][1]]).double()
+        given = torch.stack([together.results[0][1], together.results[1][1], alone.results[1][1]]).double()
     except Exception as error:
         raise UnsupportedModel(f"{name} cannot leave a scoring pass early: {error}") from error
-    gap = (found - expected[[0, 1, 1]]).abs()
+    gap = (given - expected[[0, 1, 1]]).abs()
     # mixture-of-experts routing may flip in 16 bits, so the mean is compared there, not the largest
     exact = runner.dtype in (torch.float32, torch.float64)
     off = float(gap.max() if exact else gap.mean())

@@ -13,20 +13,23 @@ from ttc.tree.segment import Segment
 
 
 class PassStates:
-    """States of passes over new tokens: each run goes on from the state of the segment that it stands on, and leaves
-    one at its own end. What a pass changes counts on the device from `begin` to `end`, or to `clear`.
+    """States of passes over new tokens: each run goes on from the state of the segment that it
+    stands on, and leaves one at its end. What a pass changes counts on the device from `begin` to
+    `end`, or to `clear`.
 
-    most: how many runs a pass may have.
+    max_runs: how many runs a pass may have.
     """
 
     def __init__(self, runtime: Runtime, runs: int, tokens: int, ends: int, kept: bool):
-        """Raises OutOfMemory unless there is room for the KV of so many tokens, and for states at so many ends.
-        kept: False where `end` is not called. All runs are in one pass then, and while some leave it early, those of
-        the others are copied."""
-        residency, self.memory, self.tree = runtime.residency, runtime.memory.states, runtime.tree
-        self.residency, self.each = residency, 1 if kept else 2
-        self.most = min(runs, residency.most_sequences(tokens, ends)) if kept else runs
-        residency.require(tokens, ends, self.each * self.most)
+        """Raises OutOfMemory unless there is room for the KV of so many tokens, and for states at
+        so many ends. kept: False where `end` is not called. All runs are in one pass then, and
+        while some leave it early, those of the others are copied."""
+        self.residency = runtime.residency
+        self.memory = runtime.memory.states
+        self.tree = runtime.tree
+        self.each = 1 if kept else 2
+        self.max_runs = min(runs, self.residency.most_sequences(tokens, ends)) if kept else runs
+        self.residency.require(tokens, ends, self.each * self.max_runs)
         self.claimed = 0
         self.batches: list[StateBatch] = []
         self.members: list[list[int]] = []  # which runs of the pass are the sequences of each batch
@@ -34,8 +37,9 @@ class PassStates:
     def begin(
         self, before: Sequence[Segment], spans: Sequence[slice], in_opening: Sequence[bool], needed: set[KV]
     ) -> list[StateBatch]:
-        """The batches of a pass whose runs go on after the segments `before`, the rows of each being one of `spans`.
-        in_opening: see `StateBatch`, of each run. needed: the KV that the pass reads."""
+        """The batches of a pass whose runs go on after the segments `before`, the rows of each
+        being one of `spans`. in_opening: see `StateBatch`, of each run. needed: the KV that the
+        pass reads."""
         count = self.each * len(before)
         nbytes = count * self.memory.nbytes
         if not self.residency.make_room(nbytes, needed):
@@ -45,7 +49,8 @@ class PassStates:
         alike: dict[tuple[int, bool, bool], list[int]] = {}
         for run, (segment, span, inside) in enumerate(zip(before, spans, in_opening, strict=True)):
             alike.setdefault((span.stop - span.start, state_of(segment) is not None, inside), []).append(run)
-        self.batches, self.members = [], list(alike.values())
+        self.batches = []
+        self.members = list(alike.values())
         for runs in self.members:
             rows = torch.stack([torch.arange(spans[run].start, spans[run].stop) for run in runs])
             states = [state_of(before[run]) for run in runs]
@@ -55,8 +60,9 @@ class PassStates:
         return self.batches
 
     def end(self, segments: Sequence[Segment], passed: Sequence[Segment | None], passing: Sequence[bool]) -> None:
-        """The pass is done: keep what it left, for each run at the segment that it ends with. passed: a segment whose
-        state was kept for this pass alone. passing: whether what is kept is for the next pass alone."""
+        """The pass is done: keep what it left, for each run at the segment that it ends with.
+        passed: a segment whose state was kept for this pass alone. passing: whether what is kept is
+        for the next pass alone."""
         for batch, runs in zip(self.batches, self.members, strict=True):
             for place, run in enumerate(runs):
                 for segment in (segments[run], passed[run]):
@@ -70,7 +76,9 @@ class PassStates:
     def clear(self) -> None:
         """What the pass changed is needed no more."""
         self.memory.give(self.claimed)
-        self.claimed, self.batches, self.members = 0, [], []
+        self.claimed = 0
+        self.batches = []
+        self.members = []
 
 
 def state_of(segment: Segment) -> State | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence, Set
-from copy import copy
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import ClassVar, Self
@@ -13,19 +12,18 @@ from weakref import ReferenceType, ref
 
 import torch
 
-from ttc.attention.entry import Entry
+from ttc.attention.entry import Entry, Reads
 from ttc.attention.plan import shared_entries
 from ttc.attention.stream import KVReader
 from ttc.checks import check_fields
 from ttc.errors import InvalidInput
 from ttc.memory.kv import KV, LayerShape
-from ttc.memory.manager import Block, KVMemory
-from ttc.memory.tails import Tails
+from ttc.memory.manager import KVMemory
+from ttc.memory.tiers import Block
 from ttc.tree.segment import Segment
 
 Paths = Sequence[Sequence[Segment]]
 """The segments of each branch, root to leaf."""
-
 
 CUDA_HEADROOM = 0.1
 """The share of free CUDA memory that is left to activations when no budget is given."""
@@ -37,9 +35,10 @@ def to_bytes(gib: float | None) -> int | None:
 
 
 def free_device_bytes(device: torch.device) -> int | None:
-    """What a CUDA device has free at this moment, PyTorch's unused memory included, less a tenth for activations.
+    """What a CUDA device has free now, PyTorch's unused memory included, less a tenth for
+    activations.
 
-    None elsewhere: on a CPU both tiers are the same memory, and moving KV between them would gain nothing.
+    None elsewhere: on a CPU both tiers are the same memory, and moving KV would gain nothing.
     """
     if device.type != "cuda":
         return None
@@ -48,20 +47,23 @@ def free_device_bytes(device: torch.device) -> int | None:
 
 
 def machine_bytes() -> int:
-    """The memory of this machine that KV may take: half of all there is, for the rest of the machine needs some too."""
+    """The memory of this machine that KV may take: half of all there is."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 @dataclass
 class Residency(ABC):
-    """Decides where new KV goes, which branches decode together, and how what is not on the device is read.
+    """Decides where new KV goes, which branches decode together, and how what is not on the device
+    is read.
 
     A policy as configured holds no KV: the engine binds a copy of it to a memory of its own.
-    budget_gib: the most KV and recurrent states on the device, in GiB; None for no limit but the machine's.
+    budget_gib: the most KV and recurrent states on the device, in GiB; None for no limit but the
+        machine's.
     """
 
     budget_gib: float | None = None
 
+    block_tokens: int | None = field(init=False, repr=False, default=None)
     memory: KVMemory = field(init=False, repr=False)
     _others: list[ReferenceType[Residency]] = field(init=False, repr=False, compare=False, default_factory=list)
     """The policies of other models that keep KV in the same tiers."""
@@ -78,23 +80,31 @@ class Residency(ABC):
 
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
         """A copy of this policy that governs KV of these shapes."""
-        bound = copy(self)
+        bound = replace(self)
         bound.memory = self._make_memory(shapes, dtype, device)
-        bound._others = []
         return bound
 
+    @abstractmethod
+    def _make_memory(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> KVMemory: ...
+
+    # ---------------------------------------------------------------- two models
+
     def for_another_model(self) -> Self:
-        """A policy of this kind that holds no KV, for a model beside this one's."""
+        """A policy of this kind that holds no KV, for a second model."""
         return replace(self)
 
     def join(self, other: Residency) -> None:
-        """Keep KV in the tiers of `other` from now on, where nothing is kept yet: two models, one account of bytes.
+        """Keep KV in the tiers of `other` from now on, where nothing is kept yet: two models, one
+        account of bytes.
 
-        Only one of the two models may be at work at a time. It may use the whole budget: what the other one keeps on
-        the device leaves for the host as far as the room is needed, under policies that have a host tier.
+        One of the two is at work at a time and may use the whole budget: what the other keeps on
+            the device leaves for the host as far as the room is needed, under policies that have a
+            host tier.
         """
         mine, theirs = self.memory, other.memory
-        mine.device, mine.host, mine.link = theirs.device, theirs.host, theirs.link
+        mine.device = theirs.device
+        mine.host = theirs.host
+        mine.link = theirs.link
         mine.device.models += 1
         mine.host.models += 1
         self._others.append(ref(other))
@@ -106,42 +116,35 @@ class Residency(ABC):
 
     def _idle(self) -> list[tuple[KVMemory, Block]]:
         """What the device holds for models in the same tiers, and may give up."""
-        found = []
-        for policy in [other() for other in self._others]:
-            for kv in [] if policy is None else policy.evictable():
-                if policy is not None and policy.memory.tier_bytes(kv)[0]:
-                    found.append((policy.memory, kv))
-        return found
-
-    @abstractmethod
-    def _make_memory(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> KVMemory: ...
+        alive = [policy for other in self._others if (policy := other()) is not None]
+        blocks = [(policy.memory, block) for policy in alive for block in policy.evictable()]
+        return [(memory, block) for memory, block in blocks if memory.tier_bytes(block)[0]]
 
     # ---------------------------------------------------------------- the tree
 
-    block_tokens: int | None = field(init=False, repr=False, default=None)
-
     @abstractmethod
     def require(self, tokens: int, ends: int = 0, running: int = 0) -> None:
-        """Raise `OutOfMemory` unless the tree may grow by `tokens` tokens and by the recurrent states at so many ends
-        of segments, while those of so many sequences are computed on."""
+        """Raise `OutOfMemory` unless the tree may grow by `tokens` tokens and by the recurrent
+        states at so many ends of segments, while those of so many sequences are computed on."""
 
     @abstractmethod
     def most_sequences(self, tokens: int, ends: int) -> int:
-        """How many sequences a pass may compute side by side if their states are to fit, at least one. tokens, ends:
-        see `require`."""
+        """How many sequences a pass may compute side by side if their states are to fit, at least
+        one. tokens, ends: see `require`."""
 
     def make_room(self, nbytes: int, keep: Set[Block] = frozenset()) -> bool:
-        """Have `nbytes` free on the device, if what may leave is enough for that; nothing of `keep` leaves. Says
-        whether they are free now."""
+        """Have `nbytes` free on the device, if what may leave, nothing of `keep`, is enough for
+        that. Says whether they are free now."""
         return self.memory.device.free_bytes >= nbytes
 
     def state_on_device(self) -> bool:
         """Whether the next state that is kept at a segment's end lies on the device."""
         return True
 
-    @abstractmethod
     def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
-        """KV for a segment that a pass will fill, which reads `needed`. path: that of the segments before it."""
+        """KV for a segment that a pass will fill, which reads `needed`. path: that of the segments
+        before it."""
+        return self.memory.allocate(tokens)
 
     def allocate_frozen(self, tokens: int, path: Sequence[KV] = ()) -> KV:
         """KV for a part of a tail that becomes a segment after those of `path`."""
@@ -158,12 +161,13 @@ class Residency(ABC):
         return True
 
     def fits(self, tokens: int, states: int) -> float:
-        """How many times over there is room for KV of so many tokens and so many recurrent states, in all."""
-        nbytes = tokens * self.memory.bytes_per_token + states * self.memory.states.nbytes
+        """How many times over there is room for KV of so many tokens and so many recurrent states,
+        in all."""
+        nbytes = self.memory.bytes_of(tokens, states)
         return self.capacity_bytes() / nbytes if nbytes else inf
 
     def capacity_bytes(self) -> float:
-        """KV and states that there is room for in all: the device's budget, else what it has in use or free."""
+        """The device's budget, else what it has in use or free."""
         memory = self.memory
         if memory.device.budget_bytes is not None:
             return memory.device.budget_bytes
@@ -172,14 +176,12 @@ class Residency(ABC):
 
     @abstractmethod
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
-        """Which branches decode their step together, in order; each grows by at most `capacity` tokens.
+        """Which branches decode their step together, in order; each grows by at most `capacity`
+        tokens. Raises OutOfMemory when no order would do."""
 
-        Raises OutOfMemory when no order would do.
-        """
-
-    @abstractmethod
     def enter(self, paths: Paths, upcoming: Paths, capacity: int) -> KV:
         """Make ready for a group, `upcoming` being the next one. Returns its tails."""
+        return self.memory.allocate(capacity, rows=len(paths))
 
     def leave(self, tails: KV) -> None:
         """The group has decoded its step."""
@@ -193,10 +195,6 @@ class Residency(ABC):
         """What one row of each path attends."""
         return shared_entries(paths, [1] * len(paths))
 
-    # ---------------------------------------------------------------- a pass
-
     @abstractmethod
-    def stream(
-        self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None, *, repeat: bool
-    ) -> KVReader | None:
+    def stream(self, reads: Reads) -> KVReader | None:
         """How a plan reads what is not on the device; None when everything is."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
+from math import ceil
 
 from ttc.errors import OutOfMemory
 from ttc.memory.kv import KV
@@ -18,6 +20,12 @@ def balanced_sizes(num_beam: int, rounds: int) -> list[int]:
     return [(num_beam + i) // rounds for i in range(rounds)]
 
 
+def balanced_rounds(num_beam: int, most: int) -> list[list[int]]:
+    """The beams, in order, in the fewest rounds of at most `most` that are as equal as possible."""
+    sizes = balanced_sizes(num_beam, ceil(num_beam / most))
+    return [list(range(end - size, end)) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+
 def schedule_beams(
     kv_blocks: Beams,
     block_bytes: BlockBytes,
@@ -28,11 +36,11 @@ def schedule_beams(
 ) -> list[list[int]]:
     """LBS Algorithm 1: groups of beams, grown by the largest overlap of blocks.
 
-    tail_bytes: what a beam adds in the step. A group is full at `budget` bytes, each block counted once (once per beam
-    unless `shared`), where the paper fixes its size from the largest beam. Overlap counts with the group's blocks and
-    with those on the device already: `resident` for the first group, then what the group before it read. So the first
-    beam of a group is not arbitrary, and what is there is used before it has to leave. Depth-first order breaks ties.
-    Raises OutOfMemory when one beam alone exceeds the budget.
+    tail_bytes: what a beam adds in the step. A group is full at `budget` bytes, each block counted
+        once (once per beam unless `shared`), where the paper fixes its size from the largest beam.
+        Overlap counts with the group's blocks and with those on the device already: `resident` for
+        the first group, then what the group before it read. Depth-first order breaks ties. Raises
+        OutOfMemory when one beam alone exceeds the budget.
     """
     unused = list(range(len(kv_blocks)))
     groups: list[list[int]] = []
@@ -66,15 +74,15 @@ def balanced_grouping(
     resident: Callable[[KV], bool] = lambda kv: False,
     shared: bool = True,
 ) -> list[list[int]]:
-    """Balanced Grouping (LBS section 4.2) where beams differ in bytes: the minimum number of rounds, spread evenly.
+    """Balanced Grouping (LBS section 4.2) where beams differ in bytes: the minimum number of
+    rounds, spread evenly.
 
-    A group is a run of neighbours in depth-first order, so that what beams share is in as few groups as may be. The
-    minimum is the smallest number of runs that each fit `budget`, bytes counted as in `schedule_beams`. Among the cuts
-    into so many runs the most even one is taken, by beams (the smallest sum of squares), of these the one with the
-    fewest bytes over all groups, and then the one with small groups first: 16 beams with room for 7 give [5, 5, 6]. The
-    order of the groups follows what the device holds: first the one with the
-    most resident bytes, then the one that shares most with the group before it.
-    Raises OutOfMemory when one beam alone exceeds the budget.
+    A group is a run of neighbours in depth-first order. The minimum is the smallest number of runs
+    that each fit `budget`, bytes counted as in `schedule_beams`. Of the cuts into so many runs the
+    most even one is taken, by beams (the smallest sum of squares), of these the one with the fewest
+    bytes over all groups, then the one with small groups first: 16 beams with room for 7 give [5,
+    5, 6]. The first group is the one with the most resident bytes, each next one shares most with
+    the group before it. Raises OutOfMemory when one beam alone exceeds the budget.
     """
     beams = len(kv_blocks)
     best = [(0, 0, 0)] * (beams + 1)  # of the beams from here on: rounds, sum of squares, bytes
@@ -103,7 +111,8 @@ def balanced_grouping(
 def _by_overlap(
     groups: list[list[int]], kv_blocks: Beams, block_bytes: BlockBytes, resident: Callable[[KV], bool]
 ) -> list[list[int]]:
-    """The groups, each chosen for what it shares with the one before it, the first for what is resident."""
+    """The groups, each chosen for what it shares with the one before it, the first for what is
+    resident."""
     blocks = [{kv for beam in group for kv in kv_blocks[beam]} for group in groups]
     near = {kv for union in blocks for kv in union if resident(kv)}
     unused, order = list(range(len(groups))), []

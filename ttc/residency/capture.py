@@ -10,29 +10,32 @@ from typing import Self
 
 import torch
 
-from ttc.attention.entry import Entry
+from ttc.attention.entry import Entry, Reads
 from ttc.attention.inputs import Regenerate
 from ttc.attention.stream import KVReader, Unit
 from ttc.cost_model.capture import CaptureTimes, Line, mini_batches, next_is_act
 from ttc.cost_model.capture import allocation as allocation_by
 from ttc.errors import InvalidInput
 from ttc.memory.kv import KV, LayerShape
-from ttc.memory.tails import Tails, tail_inputs
+from ttc.memory.tails import tail_inputs
 from ttc.residency.base import Paths
 from ttc.residency.capture_reader import CaptureReader, generated_bytes
-from ttc.residency.offloading import Offloading
+from ttc.residency.offloading import Offloading, longest_segment
 
 
 @dataclass
 class Capture(Offloading):
-    """KV blocks and ACT blocks (CAPTURE, section IV). An ACT block holds what goes into a layer's K and V projections,
-    and its KV is generated for each pass. KV blocks live on the host. The device holds ACT blocks as far as there is
-    room, tails, and what a pass fetches or generates; other ACT blocks live on the host.
+    """KV blocks and ACT blocks (CAPTURE, section IV). An ACT block holds the input of a layer's K
+    and V projections, and its KV is generated for each pass. KV blocks live on the host. The device
+    holds ACT blocks as far as there is room, tails, and what a pass fetches or generates; other ACT
+    blocks live on the host.
 
-    act_share: the part of each branch's blocks that are ACT blocks; None for what Algorithm 1 finds with times measured
-    on this machine: none where a layer would take no less time with any, and `reason` says so.
-    mini_batch_tokens: the most tokens that a layer fetches and generates at once. balanced: give these mini-batches the
-    ratio of all blocks (Eqs. 6 and 7); off, blocks are taken as they come.
+    act_share: the part of each branch's blocks that are ACT blocks; None for what Algorithm 1
+        chooses by times measured on this machine: none where a layer would take no less time with
+        any, and `reason` says so.
+    mini_batch_tokens: the most tokens that a layer fetches and generates at once.
+    balanced: give these mini-batches the ratio of all blocks (Eqs. 6 and 7); off, blocks are taken
+        as they come.
     A layer whose ACT block would be no smaller than its KV block keeps KV alone; `reason` says so.
     """
 
@@ -41,18 +44,19 @@ class Capture(Offloading):
     balanced: bool = True
     block_tokens: int = 64
 
-    reason: str = field(init=False, repr=False, default="")
+    reason = ""
+    regenerate: Regenerate | None = field(init=False, repr=False, compare=False, default=None)
+    measure: Callable[[int, int, int], CaptureTimes] | None = field(init=False, repr=False, compare=False, default=None)
     _times: CaptureTimes | None = field(init=False, repr=False, compare=False, default=None)
     """Times that are given, not measured."""
-    measure: Callable[[int, int, int], CaptureTimes] | None = field(init=False, repr=False, compare=False, default=None)
-    _rows: int = field(init=False, repr=False, default=1)
-    """Branches that grew together last."""
-    regenerate: Regenerate | None = field(init=False, repr=False, compare=False, default=None)
     _acts: frozenset[int] = field(init=False, repr=False, default=frozenset())
-    _warned: bool = field(init=False, repr=False, compare=False, default=False)
-    _expected: int = field(init=False, repr=False, default=0)
+    """The layers that ACT blocks keep as activations."""
+    _warned = False
+    _rows = 1
+    """Branches that grew together last."""
+    _expected = 0
     """Tokens, tails not counted, that there will be when the prompts or the step under way are done."""
-    _tail_bytes: int = field(init=False, repr=False, default=0)
+    _tail_bytes = 0
     """What the largest tails so far took on the device."""
 
     def __post_init__(self) -> None:
@@ -68,28 +72,27 @@ class Capture(Offloading):
 
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
         bound = super().bind(shapes, dtype, device)
-        bound._expected, bound._tail_bytes, bound._times, memory = 0, 0, None, bound.memory
-        bound._rows, bound.reason = 1, ""
-        pays = {
-            layer
-            for layer, shape in enumerate(memory.shapes)
-            if shape.input_dim is not None and memory.act_bytes_per_token[layer] < memory.layer_bytes_per_token[layer]
-        }
-        bound._acts = frozenset() if self.act_share == 0 else frozenset(pays)
-        if not pays and self.act_share != 0:
-            bound.reason = _why_none(memory.shapes, memory.act_bytes_per_token, memory.layer_bytes_per_token)
+        if self.act_share == 0:
+            return bound
+        sizes = zip(shapes, bound.memory.act_bytes_per_token, bound.memory.layer_bytes_per_token, strict=True)
+        bound._acts = frozenset(
+            layer for layer, (shape, act, kv) in enumerate(sizes) if shape.input_dim is not None and act < kv
+        )
+        if not bound._acts:
+            bound.reason = _why_none(shapes, bound.memory.act_bytes_per_token, bound.memory.layer_bytes_per_token)
             warnings.warn(f"memory=capture keeps no ACT blocks: {bound.reason}", stacklevel=2)
         return bound
 
     def use(self, regenerate: Regenerate, measure: Callable[[int, int, int], CaptureTimes]) -> None:
-        """Generate KV by `regenerate`; `measure` gives the times of a layer, per token, in a pass of so many rows that
-        attends so many tokens, once they are needed."""
-        self.regenerate, self.measure = regenerate, measure
+        """Generate KV by `regenerate`; `measure(layer, rows, tokens)` gives the times of a layer,
+        per token, in a pass of so many rows that attends so many tokens."""
+        self.regenerate = regenerate
+        self.measure = measure
 
     @property
     def times(self) -> CaptureTimes | None:
-        """The times that Algorithm 1 goes by, per token of a layer, with as many tokens and branches as there are; None
-        where it has nothing to decide."""
+        """The times that Algorithm 1 goes by, per token of a layer; None where it has nothing to
+        decide."""
         return self._times_at(max(self._expected, sum(self.counts())))
 
     @times.setter
@@ -103,78 +106,85 @@ class Capture(Offloading):
 
     # ---------------------------------------------------------------- which blocks
 
-    @property
-    def _act_token_bytes(self) -> int:
-        """Bytes of a token's ACT blocks, of all layers that have them."""
-        return sum(self.memory.act_bytes_per_token[layer] for layer in self._acts)
-
     def counts(self) -> tuple[int, int, int]:
-        """Tokens of ACT blocks on the device, of ACT blocks on the host, and of KV blocks: unique ones, tails not
-        counted."""
+        """Tokens of ACT blocks on the device, of ACT blocks on the host, and of KV blocks, tails
+        not counted."""
         segments = [kv for kv in self.memory.live if not kv.pinned]
         acts = [kv for kv in segments if kv.acts]
         near = sum(kv.tokens for kv in acts if all(kv.device[layer] is not None for layer in kv.acts))
-        held = sum(kv.tokens for kv in acts)
-        return near, held - near, sum(kv.tokens for kv in segments) - held
+        act_tokens = sum(kv.tokens for kv in acts)
+        return near, act_tokens - near, sum(kv.tokens for kv in segments) - act_tokens
 
     def allocation(self, tokens: int) -> tuple[float, float]:
-        """#ACT and #KV, in tokens, of all blocks once there are so many tokens (Algorithm 1).
-
-        KV blocks alone where ACT blocks would lose by the times measured, with a warning the first time."""
+        """#ACT and #KV, in tokens, of all blocks once there are so many tokens (Algorithm 1). KV
+        blocks alone where ACT blocks would lose by the times measured."""
         if not self._acts:
             return 0, tokens
         if self.act_share is not None:
             return self.act_share * tokens, (1 - self.act_share) * tokens
-        times, near = self._times_at(tokens), self.counts()[0]
+        times = self._times_at(tokens)
         assert times is not None, "the policy is bound to no model"
         free = self._act_room(tokens)
-        room = tokens if free == inf else near + max(0, int(free) // self._act_token_bytes)
+        room = tokens if free == inf else self.counts()[0] + max(0, int(free) // self._act_token_bytes)
         act_gpu, act_host, kv_host = allocation_by(times, room, tokens)
         if tokens:
             self._note_loss(times, tokens, loses=not act_gpu + act_host)
         return act_gpu + act_host, kv_host
 
     def _note_loss(self, times: CaptureTimes, tokens: int, loses: bool) -> None:
-        """Leave in `reason` why there are no ACT blocks, and warn the first time."""
-        known, self.reason = self.reason, _why_it_loses(times, tokens) if loses else ""
+        known = self.reason
+        self.reason = _why_it_loses(times, tokens) if loses else ""
         if loses and not known and not self._warned:
             self._warned = True
             warnings.warn(f"memory=capture makes no ACT blocks for now: {self.reason}", stacklevel=3)
 
-    def _is_act(self, tokens: int, path: Iterable[KV]) -> bool:
-        """Whether a block that follows those of `path` is an ACT block (Eq. 5). Where its branch stays within a block
-        of the ratio either way, the blocks of all branches decide: else each of them would be rounded the same way."""
-        path = list(path)
-        own_act, own_kv = (sum(kv.tokens for kv in path if bool(kv.acts) == act) for act in (True, False))
+    def _is_act(self, tokens: int, path: Sequence[KV]) -> bool:
+        """Whether a block that follows those of `path` is an ACT block (Eq. 5). Where its branch
+        stays within a block of the ratio either way, the blocks of all branches decide: else each
+        of them would be rounded the same way."""
+        act_req = sum(kv.tokens for kv in path if kv.acts)
+        kv_req = sum(kv.tokens for kv in path if not kv.acts)
         near, far, kv = self.counts()
         act_all, kv_all = self.allocation(max(self._expected, near + far + kv + tokens))
         if self.act_share is None and near + far + tokens > act_all:
             return False  # other branches have them all
-        if own_act * kv_all >= (own_kv + tokens) * act_all:  # an ACT block would be a whole one too many
+        if act_req * kv_all >= (kv_req + tokens) * act_all:  # an ACT block would be a whole one too many
             return False
-        if (own_act + tokens) * kv_all <= own_kv * act_all:  # a KV block would
+        if (act_req + tokens) * kv_all <= kv_req * act_all:  # a KV block would
             return True
         return next_is_act(near + far, kv, act_all, kv_all)
 
+    @property
+    def _act_token_bytes(self) -> int:
+        return sum(self.memory.act_bytes_per_token[layer] for layer in self._acts)
+
     def _act_room(self, tokens: int) -> float:
-        """Bytes that the device has for more ACT blocks, once there are `tokens` tokens: less what buffers, and tails
-        like those of earlier steps, will take."""
+        """Bytes that the device has for more ACT blocks, once there are `tokens` tokens: less what
+        buffers, and tails like those of earlier steps, will take."""
         in_use = sum(self.memory.tier_bytes(kv)[0] for kv in self.memory.live if kv.pinned)
         tail_bytes = max(0, self._tail_bytes - in_use)
         return self.memory.device.free_bytes - self._buffers(tokens) - tail_bytes
 
     def _buffers(self, tokens: int) -> float:
-        """Bytes of two buffers and of generated KV where there are `tokens` tokens: at most half of the device."""
-        wanted = 3 * min(tokens, self.mini_batch_tokens) * max(self.memory.layer_bytes_per_token, default=0)
+        """Bytes of two buffers and of generated KV where there are `tokens` tokens: at most half of
+        the device."""
+        nbytes = 3 * min(tokens, self.mini_batch_tokens) * max(self.memory.layer_bytes_per_token, default=0)
+        return min(nbytes, self._half_of_device())
+
+    def _half_of_device(self) -> float:
         budget = self.memory.device.budget_bytes
-        return wanted if budget is None else min(wanted, budget // 2)
+        return inf if budget is None else budget // 2
 
     def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
-        layers, memory = range(len(self.memory.shapes)), self.memory
+        layers = range(len(self.memory.shapes))
         kv = KV(len(layers), tokens, acts=self._acts if self._is_act(tokens, path) else ())
-        room = kv.acts and tokens * self._act_token_bytes <= self._act_room(sum(self.counts()) + tokens)
-        near = kv.acts if room else frozenset[int]()
-        return memory.fill(kv, sorted(near), [layer for layer in layers if layer not in near])
+        fits = kv.acts and tokens * self._act_token_bytes <= self._act_room(sum(self.counts()) + tokens)
+        near = kv.acts if fits else frozenset[int]()
+        return self.memory.fill(kv, sorted(near), [layer for layer in layers if layer not in near])
+
+    def state_on_device(self) -> bool:
+        """As KV blocks, on the host: the device holds ACT blocks as far as it has room."""
+        return False
 
     # ---------------------------------------------------------------- a step
 
@@ -182,26 +192,20 @@ class Capture(Offloading):
     def tail_bytes_per_token(self) -> int:
         return self.memory.bytes_per_token + self._act_token_bytes
 
-    def require_host(self, tokens: int, ends: int, beside_bytes: float = 0) -> None:
-        """All new tokens as KV blocks, and what the device holds beside that, if it may have to leave."""
-        memory, leaving = self.memory, 0
-        self._expected, self._rows = sum(self.counts()) + tokens, ends or self._rows
-        if memory.device.budget_bytes is not None:
-            leaving = sum(memory.tier_bytes(kv)[0] for kv in self.evictable()) + self.idle_bytes()
-        new_bytes = tokens * memory.bytes_per_token + ends * memory.states.nbytes
-        memory.host.require(new_bytes + leaving, beside_bytes=memory.host.used_bytes - memory.spare_bytes())
+    def require_host(self, tokens: int, ends: int, device_bytes: float = 0) -> None:
+        """All new tokens as KV blocks, and what the device holds, if it may have to leave."""
+        self._expected = sum(self.counts()) + tokens
+        self._rows = ends or self._rows
+        leaving = 0 if self.memory.device.budget_bytes is None else self._leaving_bytes()
+        self._require_on_host(self.memory.bytes_of(tokens, ends) + leaving)
 
     def buffer_bytes(self, paths: Paths) -> int:
         """A KV block and an ACT block of a layer, and what is generated of the latter."""
-        longest = max((len(segment.tokens) for path in paths for segment in path), default=0)
-        kv_bytes = max(self.memory.layer_bytes_per_token, default=0)
+        kv_bytes = super().buffer_bytes(paths)
         if not self._acts:
-            return longest * kv_bytes
-        return longest * (2 * kv_bytes + max(self.memory.act_bytes_per_token[layer] for layer in self._acts))
-
-    def state_on_device(self) -> bool:
-        """As KV blocks, on the host: the device holds ACT blocks as far as it has room."""
-        return False
+            return kv_bytes
+        act_bytes = max(self.memory.act_bytes_per_token[layer] for layer in self._acts)
+        return 2 * kv_bytes + longest_segment(paths) * act_bytes
 
     def enter(self, paths: Paths, upcoming: Paths, capacity: int) -> KV:
         memory, rows = self.memory, len(paths)
@@ -223,55 +227,48 @@ class Capture(Offloading):
 
     # ---------------------------------------------------------------- a pass
 
-    def stream(
-        self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None, *, repeat: bool
-    ) -> KVReader | None:
-        memory, smallest = self.memory, max((entry.length for entry in entries), default=0)
-        for entry in entries:
-            memory.link.wait(entry.kv.fetched)
+    def stream(self, reads: Reads) -> KVReader | None:
+        self.wait_for_entries(reads)
+        smallest = max((entry.length for entry in reads.entries), default=0)
         most = max(self.mini_batch_tokens, smallest)
-        share = inf if memory.device.budget_bytes is None else memory.device.budget_bytes // 2
         while True:
-            units = self._units_of(entries, positions, most)
+            units = self._mini_batch_units(reads, most)
             if not units:
                 return None
             prefetch = self.prefetch and len(units) > 1
-            buffer, generated = self._sizes(units, entries)
-            wanted = buffer * (1 + prefetch) + generated
-            if most > smallest and (wanted > share or not self.make_room(wanted)):
+            buffer_bytes = self.memory.itemsize * max(CaptureReader.elements(self.memory, u, reads) for u in units)
+            generated = max(generated_bytes(self.memory, unit, reads) for unit in units)
+            nbytes = buffer_bytes * (1 + prefetch) + generated
+            if most > smallest and (nbytes > self._half_of_device() or not self.make_room(nbytes)):
                 most = max(most // 2, smallest)
                 continue
-            if not self.make_room(wanted):
+            if not self.make_room(nbytes):
                 prefetch = False  # one buffer may fit where two do not
-                self.make_room(buffer + generated)
-            return CaptureReader(memory, units, entries, self.regenerate, repeat=repeat, prefetch=prefetch)
+                self.make_room(buffer_bytes + generated)
+            return CaptureReader(self.memory, units, reads, self.regenerate, prefetch)
 
-    def _sizes(self, units: Sequence[Unit], entries: Sequence[Entry]) -> tuple[int, int]:
-        """Bytes of the largest unit in its buffer, and of the most KV that is generated of one."""
-        memory, runs = self.memory, [(entry.kv, entry.length) for entry in entries]
-        most = max(CaptureReader.elements(memory, unit, runs, None) for unit in units)
-        return most * memory.itemsize, max(generated_bytes(memory, unit, entries) for unit in units)
-
-    def _units_of(self, entries: Sequence[Entry], positions: Sequence[int], most: int) -> list[Unit]:
-        """The mini-batches of every layer, of at most `most` tokens."""
-        found, alike = list[Unit](), dict[tuple[bool, tuple[int, ...]], list[list[int]]]()
+    def _mini_batch_units(self, reads: Reads, most: int) -> list[Unit]:
+        units: list[Unit] = []
+        known: dict[tuple[bool, tuple[int, ...]], list[list[int]]] = {}
         for layer in range(len(self.memory.shapes)):
-            seen = tuple(self.missing_entries(layer, entries, positions))
-            key = layer in self._acts, seen
-            if key not in alike:
-                alike[key] = self._mini_batches([entries[i] for i in seen], layer in self._acts, most)
-            found += [Unit(layer, slice(None), tuple(seen[i] for i in batch)) for batch in alike[key]]
-        return found
+            missing = tuple(self.missing_entries(layer, reads))
+            key = layer in self._acts, missing
+            if key not in known:
+                known[key] = self._mini_batches([reads.entries[i] for i in missing], layer in self._acts, most)
+            units += [Unit(layer, slice(None), tuple(missing[i] for i in batch)) for batch in known[key]]
+        return units
 
     def _mini_batches(self, entries: Sequence[Entry], acts: bool, most: int) -> list[list[int]]:
-        """Which entries (by index) load together. Each is a request of its own, as attention puts together what it
-        finds in several mini-batches. They are balanced where they have the ratio of all: that is what makes
-        computing and loading take equally long, with what else a layer computes and loads."""
+        """Which entries (by index) load together. Each is a request of its own, as attention merges
+        what it reads in several mini-batches. Balanced are those with the ratio of all: computing
+        and loading then take equally long, with what else a layer computes and loads."""
         requests = [(e.length, 0) if acts and e.kv.acts else (0, e.length) for e in entries]
-        act, kv = (sum(request[kind] for request in requests) for kind in (0, 1))
+        act = sum(request[0] for request in requests)
+        kv = sum(request[1] for request in requests)
         if self.balanced and act and kv:
             return mini_batches(requests, most, Line(1 / act), Line(1 / kv))
-        batches, room = list[list[int]](), 0
+        batches: list[list[int]] = []
+        room = 0
         for index, entry in enumerate(entries):
             if entry.length > room:
                 batches.append([])

@@ -9,10 +9,9 @@ from typing import Self
 
 import torch
 
-from ttc.attention.entry import Entry
+from ttc.attention.entry import Reads
 from ttc.attention.stream import KVReader, Unit, View
 from ttc.memory.kv import KV, LayerShape
-from ttc.memory.tails import Tails
 from ttc.residency.base import Paths
 from ttc.residency.offloading import Offloading
 from ttc.residency.streaming_heads import load_streaming_heads
@@ -20,13 +19,15 @@ from ttc.residency.streaming_heads import load_streaming_heads
 
 @dataclass
 class Headwise(Offloading):
-    """Head groups of one layer at a time through ping-pong buffers (HeadInfer section 2, Eq. 8; appendix D.1).
+    """Head groups of one layer at a time through ping-pong buffers (HeadInfer section 2, Eq. 8;
+    appendix D.1).
 
     The device holds two head groups of one layer, and the tails of the branches that decode.
     head_group: KV heads fetched together; None for as many as fit the budget twice (adaptive).
-    streaming_heads: approximate, off by default: a file of `ttc.residency.streaming_heads` that names heads which see
-    the first `sink_tokens` and the last `window_tokens` tokens of their branch only, and never more than the model's
-    own window; these tokens stay on the device while a step decodes, if there is room (head-wise sparsity, appendix D).
+    streaming_heads: approximate, off by default: a file of `ttc.residency.streaming_heads` that
+        names heads which see the first `sink_tokens` and the last `window_tokens` tokens of their
+        branch alone, within the model's own window; these tokens stay on the device while a step
+        decodes, if there is room (appendix D).
     """
 
     head_group: int | None = None
@@ -53,16 +54,12 @@ class Headwise(Offloading):
     def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
         return self.memory.allocate(tokens, device_layers=0)
 
-    def require_host(self, tokens: int, ends: int, beside_bytes: float = 0) -> None:
-        memory = self.memory  # all of it, whatever room the device has
-        memory.host.require(tokens * memory.bytes_per_token + ends * memory.states.nbytes)
+    def require_host(self, tokens: int, ends: int, device_bytes: float = 0) -> None:
+        self.memory.host.require(self.memory.bytes_of(tokens, ends))
 
     def state_on_device(self) -> bool:
         """As KV, on the host: what is left of the device makes head groups larger."""
         return False
-
-    def enter(self, paths: Paths, upcoming: Paths, capacity: int) -> KV:
-        return self.memory.allocate(capacity, rows=len(paths))
 
     def buffer_bytes(self, paths: Paths) -> int:
         """One head of a layer, or what `head_group` asks for, of all tokens."""
@@ -71,32 +68,43 @@ class Headwise(Offloading):
         sizes = (tokens * n // shape.kv_heads * min(self.head_group or 1, shape.kv_heads) for shape, n in layers)
         return max(sizes, default=0)
 
-    def units(
-        self, layer: int, entries: Sequence[Entry], positions: Sequence[int], missing: Sequence[int]
-    ) -> list[Unit]:
+    def units(self, layer: int, reads: Reads, missing: Sequence[int]) -> list[Unit]:
         if not missing:
             return []
+        entries = reads.entries
         size = self.group_size(layer, sum(entries[index].length for index in missing))
         view = self._view
         near = tuple(
             index
             for index in missing
-            if view.reaches(entries[index].start, entries[index].length, min(positions[entries[index].rows]))
+            if view.reaches(entries[index].start, entries[index].length, reads.earliest(entries[index]))
         )
         units = []
-        for streaming, run in self._head_runs(layer):
-            for first in range(run.start, run.stop, size):
-                group = slice(first, min(first + size, run.stop))
+        for streaming, heads in self._head_runs(layer):
+            for first in range(heads.start, heads.stop, size):
+                group = slice(first, min(first + size, heads.stop))
                 if not streaming:
                     units.append(Unit(layer, group, tuple(missing)))
                 elif near:
                     units.append(Unit(layer, group, near, view=view))
         return units
 
+    def group_size(self, layer: int, tokens: int) -> int:
+        """KV heads of a group when `tokens` tokens are read."""
+        heads = self.memory.shapes[layer].kv_heads
+        if self.head_group is not None:
+            return min(self.head_group, heads)
+        if self.memory.device.budget_bytes is None:
+            return heads
+        head_bytes = tokens * self.memory.layer_bytes_per_token[layer] // heads
+        return max(1, min(heads, int(self.memory.device.free_bytes) // (2 * head_bytes)))
+
+    # ---------------------------------------------------------------- streaming heads
+
     @property
     def views(self) -> Mapping[int, Sequence[tuple[slice, View]]]:
         return {
-            layer: [(run, self._view) for streaming, run in self._head_runs(layer) if streaming]
+            layer: [(heads, self._view) for streaming, heads in self._head_runs(layer) if streaming]
             for layer in sorted({layer for layer, _ in self._streaming})
             if layer >= self.memory.fixed_layers
         }
@@ -111,25 +119,17 @@ class Headwise(Offloading):
         runs = [(alike, list(run)) for alike, run in groupby(heads, lambda head: (layer, head) in self._streaming)]
         return [(streaming, slice(run[0], run[-1] + 1)) for streaming, run in runs]
 
-    def kept(self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None) -> KVReader | None:
+    def kept(self, reads: Reads) -> KVReader | None:
         """What streaming heads see; None if keeping it leaves no room for the rest."""
-        runs, device = [(entry.kv, entry.length) for entry in entries], self.memory.device
-        units = [u for u in self._units(entries, positions, None)[0] if u.view] if self._streaming else []
-        elements = sum(KVReader.elements(self.memory, unit, runs, None) for unit in units)
+        if not self._streaming:
+            return None
+        device = self.memory.device
+        units = [unit for unit in self.all_units(reads) if unit.view]
+        elements = sum(KVReader.elements(self.memory, unit, reads) for unit in units)
         if not units or elements * self.memory.itemsize > device.free_bytes:
             return None
-        kept = KVReader(self.memory, units, runs, repeat=True, keep=True)
-        if device.free_bytes >= 2 * self._units(entries, positions, tails, False)[1]:
+        kept = KVReader(self.memory, units, reads, keep=True)
+        if device.free_bytes >= 2 * self.largest(self.all_units(reads, with_views=False), reads):
             return kept
         kept.close()
         return None
-
-    def group_size(self, layer: int, tokens: int) -> int:
-        """KV heads of a group when `tokens` tokens are read."""
-        heads = self.memory.shapes[layer].kv_heads
-        if self.head_group is not None:
-            return min(self.head_group, heads)
-        if self.memory.device.budget_bytes is None:
-            return heads
-        head_bytes = tokens * self.memory.layer_bytes_per_token[layer] // heads
-        return max(1, min(heads, int(self.memory.device.free_bytes) // (2 * head_bytes)))

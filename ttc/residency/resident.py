@@ -4,38 +4,39 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ttc.attention.entry import Entry
+from ttc.attention.entry import Reads
 from ttc.attention.stream import KVReader
-from ttc.memory.kv import KV, LayerShape
+from ttc.memory.kv import LayerShape
 from ttc.memory.manager import KVMemory
-from ttc.memory.tails import Tails
 from ttc.residency.base import Paths, Residency, free_device_bytes, to_bytes
 
 
 @dataclass
 class Resident(Residency):
-    """All KV on the device; a budget too small is refused before any work, with the bytes that would do."""
+    """All KV on the device; a budget too small is refused before any work, with the bytes that
+    would do."""
 
     def _make_memory(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> KVMemory:
         return KVMemory(shapes, dtype, device, to_bytes(self.budget_gib), host_budget_bytes=0, by_layer=False)
 
     def require(self, tokens: int, ends: int = 0, running: int = 0) -> None:
-        memory = self.memory
-        memory.device.require(tokens * memory.bytes_per_token + (ends + running) * memory.states.nbytes)
+        self.memory.device.require(self.memory.bytes_of(tokens, ends + running))
 
     def most_sequences(self, tokens: int, ends: int) -> int:
         memory, size = self.memory, self.memory.states.nbytes
-        free = memory.device.free_bytes - tokens * memory.bytes_per_token - ends * size
-        return sys.maxsize if memory.device.budget_bytes is None or not size else max(1, int(free) // size)
+        if memory.device.budget_bytes is None or not size:
+            return sys.maxsize
+        return max(1, int(memory.device.free_bytes - memory.bytes_of(tokens, ends)) // size)
 
     def fits(self, tokens: int, states: int) -> float:
         """Where layers lie on several devices, until the first of these is full."""
-        memory, needed = self.memory, Counter[torch.device]()
+        memory = self.memory
+        needed = Counter[torch.device]()
         for shape, nbytes in zip(memory.shapes, memory.layer_bytes_per_token, strict=True):
             needed[shape.device or memory.link.device] += tokens * nbytes
         for device, nbytes in memory.states.bytes_on().items():
@@ -46,17 +47,9 @@ class Resident(Residency):
             return super().fits(tokens, states)
         return memory.device.used_bytes / needed.total() + min(more)
 
-    def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
-        return self.memory.allocate(tokens)
-
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
         self.require(2 * capacity * len(paths), len(paths), len(paths))  # the tails, then their frozen copies
         return [list(range(len(paths)))]
 
-    def enter(self, paths: Paths, upcoming: Paths, capacity: int) -> KV:
-        return self.memory.allocate(capacity, rows=len(paths))
-
-    def stream(
-        self, entries: Sequence[Entry], positions: Sequence[int], tails: Tails | None, *, repeat: bool
-    ) -> KVReader | None:
+    def stream(self, reads: Reads) -> KVReader | None:
         return None

@@ -27,8 +27,8 @@ def save_streaming_heads(path: str | Path, model: str, heads: Sequence[tuple[int
 
 
 def load_streaming_heads(path: str | Path, kv_heads: Sequence[int]) -> frozenset[tuple[int, int]]:
-    """The heads that a file names. kv_heads: KV heads of each layer of the model at hand; a file that names another is
-    refused."""
+    """The heads that a file names. kv_heads: KV heads of each layer of the model at hand. Raises
+    InvalidInput for a file that names another."""
     name = f"streaming_heads={str(path)!r}"
     try:
         pairs = json.loads(Path(path).read_text(encoding="utf-8"))["streaming_heads"]

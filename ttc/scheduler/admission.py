@@ -17,8 +17,8 @@ from ttc.tree.branch import Branch
 
 
 class Admission:
-    """The rows that are not at work, and the choice of those that come next: first come, first served, all rows of one
-    request at once.
+    """The rows that are not at work, and the choice of those that come next: first come, first
+    served, all rows of one request at once.
 
     waiting: the rows of each request, in the order in which they came.
     groups: rows whose groups were chosen, to decode their step when those at work have.
@@ -50,20 +50,23 @@ class Admission:
 
     def clear(self) -> None:
         """Nobody waits any more."""
-        self.waiting, self.groups = [], []
+        self.waiting = []
+        self.groups = []
 
     def put_back(self, rows: Sequence[Row]) -> None:
         """Rows that were at work, and those of the groups, wait again before all others."""
         begun: dict[Request, list[Row]] = {}
         for row in chain(rows, *self.groups):
             begun.setdefault(row.request, []).append(row)
-        self.groups, self.waiting = [], [*begun.values(), *self.waiting]
+        self.groups = []
+        self.waiting = [*begun.values(), *self.waiting]
 
     def choose_groups(self, make_way: Callable[[], bool]) -> None:
-        """Have the policy say which of the waiting rows decode together: of as many requests as it has room for.
+        """Have the policy say which of the waiting rows decode together: of as many requests as it
+        has room for.
 
-        make_way: has other batches give up their room, and says whether any did. Raises OutOfMemory where one
-        request alone does not fit.
+        make_way: has other batches give up their room, and says whether any did. Raises OutOfMemory
+            where one request alone does not fit.
         """
         ends = list(accumulate(map(len, self.waiting)))
         count = max(1, bisect_right(ends, self.max_rows))

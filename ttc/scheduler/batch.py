@@ -11,6 +11,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from ttc.attention.entry import Reads
 from ttc.attention.plan import DecodePlan, depth_first
 from ttc.errors import InvalidInput
 from ttc.memory.kv import KV
@@ -27,20 +28,25 @@ from ttc.usage import count_pass
 
 
 class RunningBatch:
-    """Branches that decode together, each until its step is over. Others join between two tokens, as far as there is
-    room: first come, first served, the branches of one call of `add` all at once.
+    """Branches that decode together, each until its step is over. Others join between two tokens,
+    as far as there is room: first come, first served, the branches of one call of `add` all at
+    once.
 
-    A token is three things: `schedule` says which rows decode, `run` is the model's pass, and `postprocess` draws the
-    tokens and lets go of the rows whose step is over. The residency policy says who decodes together. Under a policy
-    with a budget and two tiers all tails are frozen before others join or other passes run, for both need the room.
-    Nobody joins a group that its policy keeps for a whole step (`Residency.keeps_groups`).
+    A token is three things: `schedule` says which rows decode, `run` is the model's pass, and
+        `postprocess` draws the tokens and lets go of the rows whose step is over. The residency
+        policy says who decodes together. Under a policy with a budget and two tiers all tails are
+        frozen before others join or other passes run, for both need the room. Nobody joins a group
+        that its policy keeps for a whole step.
 
     What a branch decodes does not depend on who decodes with it.
 
-    gate: stops branches that have fallen behind. lock: held during each call. present: has the KV of branches there.
+    gate: stops branches that have fallen behind. lock: held during each call. present: has the KV
+        of branches there.
     follow: asked before a token; where the model has changed it lets go of all KV.
-    batches: all batches of the engine. Where two of them do not find room side by side, they take turns.
-    max_rows: the most branches that decode at once, None for no limit; those of one call of `add` are never parted.
+    batches: all batches of the engine. Where two of them do not find room side by side, they take
+        turns.
+    max_rows: how many branches decode at once at most, None for no limit; those of one call of
+        `add` are never parted.
     """
 
     def __init__(
@@ -97,11 +103,12 @@ class RunningBatch:
 
     @torch.inference_mode()
     def step(self) -> list[Branch]:
-        """Decode one token for every branch at work, and return those whose step is over; a group that its policy keeps
-        decodes its whole step. If anything is raised, every branch keeps what it has decoded, and the batch is empty.
+        """Decode one token for every branch at work, and return those whose step is over; a group
+        that its policy keeps decodes its whole step. If anything is raised, every branch keeps what
+        it has decoded, and the batch is empty.
 
-        Where the model has changed since the last call, as by another adapter, the KV of all branches
-        is computed again first, by the model as it is now.
+        Where the model has changed since the last call, as by another adapter, all KV is computed
+        again first.
         """
         with self.lock:
             try:
@@ -178,7 +185,7 @@ class RunningBatch:
         return {row.branch for row in self._all_rows()}
 
     def fits(self, tokens: int, states: int) -> float:
-        """How many times over the memory has room for KV of so many tokens and so many recurrent states."""
+        """How many times over there is room for KV of so many tokens and so many recurrent states."""
         return self.runtime.residency.fits(tokens, states)
 
     @property
@@ -245,11 +252,13 @@ class RunningBatch:
         return self.plan
 
     def _make_plan(self) -> DecodePlan:
-        tails, residency, rows = self.running_tails, self.runtime.residency, self.rows
+        tails = self.running_tails
+        residency = self.runtime.residency
+        rows = self.rows
         assert tails.kv is not None
         entries = residency.entries(paths(rows))
         positions = [len(row.branch.tokens) - 1 for row in rows]
-        stream = residency.stream(entries, positions, tails.of(rows), repeat=True)
+        stream = residency.stream(Reads(entries, positions, tails.of(rows), repeat=True))
         filled = [row.filled for row in rows]
         places = [row.place for row in rows]
         plan = DecodePlan(entries, positions, tails.kv, filled, stream, places)
@@ -280,7 +289,6 @@ class RunningBatch:
     # ---------------------------------------------------------------- joining and leaving
 
     def _join(self) -> None:
-        """Rows that wait take part from the next token on."""
         joined = self.admission.join(self.rows, self.running_tails)
         if not joined:
             return
@@ -290,7 +298,6 @@ class RunningBatch:
         self.rows = [rows[i] for i in depth_first([row.branch.leaf.path() for row in rows])]
 
     def _let_go(self, ended: dict[Row, StepEnd]) -> None:
-        """Freeze the rows whose step is over."""
         tails = self.running_tails
         assert self.plan is not None and tails.kv is not None
         has_gaps = self.plan.fused is not None and not any(tails.kv.host)  # the kernel alone passes over them
@@ -333,7 +340,6 @@ class RunningBatch:
         return bool(self.rows or self.admission.groups)
 
     def _end_step(self) -> None:
-        """Nobody is at work any more."""
         try:
             self.running_tails.free()
         finally:

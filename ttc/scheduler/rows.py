@@ -61,10 +61,12 @@ class Row:
         return self.limit - 1 - self.branch.leaf.end
 
     def written(self) -> np.ndarray:
-        """The branch's tokens as an array, which grows with them: a long text is not read again for each token."""
+        """The branch's tokens as an array, which grows with them: a long text is not read again for
+        each token."""
         tokens = self.branch.tokens
         if len(self._written) < len(tokens):
-            self._written, self._count = np.empty(max(self.limit, len(tokens)), np.int64), 0
+            self._written = np.empty(max(self.limit, len(tokens)), np.int64)
+            self._count = 0
         self._written[self._count : len(tokens)] = tokens[self._count :]
         self._count = len(tokens)
         return self._written[: self._count]
@@ -73,7 +75,7 @@ class Row:
 def draw_tokens(rows: Sequence[Row], logits: Tensor, processors: Sequence[Processor] = ()) -> None:
     """Draw a token for each row, those with the same options together.
 
-    processors: what they are drawn by is changed by these first; what is kept of a token stays the model's own.
+    processors: change what tokens are drawn by first; what is kept of a token stays the model's.
     """
     alike: dict[tuple[Sampling, bool], list[int]] = {}
     for i, row in enumerate(rows):
@@ -82,9 +84,9 @@ def draw_tokens(rows: Sequence[Row], logits: Tensor, processors: Sequence[Proces
         alike_rows = [rows[i] for i in chosen]
         branches = [row.branch for row in alike_rows]
         states = random_states([b.key for b in branches], [len(b.tokens) for b in branches])
-        own = logits if len(alike) == 1 else logits[chosen]
-        scores = _scores(alike_rows, own, processors) if processors else None
-        draws = draw(own, sampling, states, statistics=statistics, scores=scores)
+        chosen_logits = logits if len(alike) == 1 else logits[chosen]
+        scores = _scores(alike_rows, chosen_logits, processors) if processors else None
+        draws = draw(chosen_logits, sampling, states, statistics=statistics, scores=scores)
         columns = (column or [nan] * len(branches) for column in draws)
         for branch, token, *figures in zip(branches, *columns, strict=True):
             branch.append(int(token), *figures)
@@ -92,7 +94,7 @@ def draw_tokens(rows: Sequence[Row], logits: Tensor, processors: Sequence[Proces
 
 
 def _scores(rows: Sequence[Row], logits: Tensor, processors: Sequence[Processor]) -> Tensor:
-    """What the rows' tokens are drawn by. A branch's own tokens count, whatever its keys and values are from."""
+    """What the rows' tokens are drawn by. A branch's tokens count, whatever its KV is from."""
     texts = Texts([row.written() for row in rows], [row.branch.prompt_length for row in rows], logits.device)
     return processed(processors, texts, logits)
 

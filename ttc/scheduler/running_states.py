@@ -14,21 +14,24 @@ from ttc.tree.branch import Branch
 
 
 class RunningStates:
-    """The states of branches that decode, side by side in the buffer of their tails, which each token changes in place.
+    """The states of branches that decode, side by side in the buffer of their tails, which each
+    token changes in place.
 
-    A branch's state is copied there from the segment that it stands on; whoever else stands on that keeps it. The place
-    of a branch that leaves is taken by the last one.
+    A branch's state is copied there from the segment that it stands on. The place of a branch that
+    leaves is taken by the last one.
     """
 
     def __init__(self, runtime: Runtime):
-        self.residency, self.memory = runtime.residency, runtime.memory.states
+        self.residency = runtime.residency
+        self.memory = runtime.memory.states
         self.branches: list[Branch] = []
         self.tails: KV | None = None
         self.batch: StateBatch | None = None
 
     def of(self, branches: Sequence[Branch], tails: KV) -> StateBatch:
-        """The states of these branches, in the order of a pass's rows; who is not among them has left. tails: theirs,
-        which have the states of those who were there before in the same places."""
+        """The states of these branches, in the order of a pass's rows; who is not among them has
+        left. tails: theirs, which have the states of those who were there before in the same
+        places."""
         self.tails = tails
         for branch in [branch for branch in self.branches if branch not in branches]:
             self._remove(branch)
@@ -54,7 +57,9 @@ class RunningStates:
 
     def clear(self) -> None:
         """Nobody decodes any more."""
-        self.branches, self.tails, self.batch = [], None, None
+        self.branches = []
+        self.tails = None
+        self.batch = None
 
     def _remove(self, branch: Branch) -> None:
         place, last = self.branches.index(branch), len(self.branches) - 1

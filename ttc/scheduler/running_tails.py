@@ -13,11 +13,11 @@ from ttc.scheduler.running_states import RunningStates
 
 
 class RunningTails:
-    """Places in one buffer of KV, one for each row at work. A row's tail grows in place, and becomes segments of the
-    tree when its step is over; the place is then the next row's.
+    """Places in one buffer of KV, one for each row at work. A row's tail grows in place, and
+    becomes segments of the tree when its step is over; the place is then the next row's.
 
     kv: the buffer, None while nobody decodes.
-    states: the recurrent states beside the tails, None for models without any.
+    states: the recurrent states with the tails, None for models without any.
     """
 
     def __init__(self, runtime: Runtime):
@@ -89,7 +89,7 @@ class RunningTails:
             write_new(self.runtime.memory, self.of(rows), least)
 
     def freeze(self, row: Row) -> None:
-        """Turn a row's tail into immutable segments of the tree, each of a block's tokens at most."""
+        """Turn a row's tail into immutable segments of the tree, of a block at most."""
         filled = row.filled
         if filled == 0:
             return

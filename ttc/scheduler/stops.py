@@ -35,23 +35,28 @@ MARGIN_TOKENS = 8
 class Stops:
     """Says after each token whether it ended its branch's step.
 
-    stop: strings that end the step, found in the text since the step's start, leading blanks left out.
-    end: strings that finish the branch; they may begin in an earlier step, but not in tokens that were given.
-    limits: what the model can take.
-    decode: tokens to text, with `special=True` special tokens as well: both kinds of strings may hold them.
+    stop: strings that end the step, in the text since the step's start, leading blanks left out.
+    end: strings that finish the branch; they may begin in an earlier step, but not in tokens that
+        were given.
+    decode: tokens to text, with `special=True` special tokens as well: both kinds of strings may
+        hold them.
 
-    A string is looked for only when the newest token may have completed it, that is when the token's own text holds the
-    string's last character. So most tokens cost one look-up.
+    A string is looked for only when the newest token's text holds the last character of one. So
+    nearly every token costs one look-up.
     """
 
     def __init__(self, stop: Sequence[str], end: Sequence[str], limits: ModelLimits, decode: Callable[..., str]):
-        self.stop, self.end, self.limits, self.decode = tuple(stop), tuple(end), limits, decode
+        self.stop = tuple(stop)
+        self.end = tuple(end)
+        self.limits = limits
+        self.decode = decode
         self.last_characters = {s[-1] for s in (*stop, *end)}
         self._may_complete: dict[int, bool] = {}
 
     def check(self, branch: Branch, start: int, limit: int) -> StepEnd | None:
-        """Why the step of `branch` is over after its last token, None if it is not. Sets `finish_reason` where the
-        branch itself is over. start, limit: `len(tokens)` at the step's start, and where it ends at the latest."""
+        """Why the step of `branch` is over after its last token, None if it is not. Sets
+        `finish_reason` where the branch itself is over. start, limit: `len(tokens)` at the step's
+        start, and where it ends at the latest."""
         token, length = branch.tokens[-1], len(branch.tokens)
         completes = bool(self.last_characters) and self._completes(token)
         if token in self.limits.eos_ids:

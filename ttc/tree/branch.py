@@ -34,37 +34,42 @@ class Branch:
     """One path from a root, as `Engine.root` and `Engine.fork` make it.
 
     tokens: every token, prompt first.
-    prompt_length: how many of them are the prompt: those of the root, or all up to the last turn that was appended.
-    logprobs: for every token from `prompt_length` on, its log-probability under the model (temperature 1, no filter, no
-        generation setting);
-        NaN for tokens that `Engine.extend` gave.
-    top1: likewise, the probability of the model's most likely token at that place.
-    entropies, top_k_logprobs, self_certainties: likewise, the entropy in nats, the mean log-probability of the 20 most
-        likely tokens, and the divergence from the uniform distribution in nats, where `Engine.generate` was asked for
-        statistics; else NaN.
-    turn_start: `len(tokens)` where the model's turn began: what follows was generated, or given by a search.
+    prompt_length: how many of them are the prompt: those of the root, or all up to the last turn
+        that was appended.
+    logprobs: for every token from `prompt_length` on, its log-probability under the model
+        (temperature 1, no filter, no generation setting); NaN for tokens that `Engine.extend` gave.
+    top1: likewise, the probability of the model's likeliest token at that place.
+    entropies, top_k_logprobs, self_certainties: likewise, the entropy in nats, the mean
+        log-probability of the 20 likeliest tokens, and the divergence from the uniform distribution
+        in nats, where `Engine.generate` was asked for statistics; else NaN.
+    turn_start: `len(tokens)` where the model's turn began: what follows was generated, or given by
+        a search.
     opened: whether the prompt had opened a thought there; None where only its tokens tell.
     opening: how many tokens stand before the first generated one, or before the first that will be.
-    step_ends: `len(tokens)` after each step that `Engine.generate` made.
-    step_reasons: for each of them, why the step ended.
+    step_ends, step_reasons: `len(tokens)` after each step that `Engine.generate` made, and why it
+        ended.
     given_end: `len(tokens)` after the last token that was given and not generated.
     path: the child's index at each fork.
-    parent: the branch that this one was forked from, None for a root.
-    children: those of the branches forked from this one that still exist.
+    parent, children: the branch that this one was forked from, None for a root; those forked from
+        it that still exist.
     forks: how many were ever forked from it, which is the index of the next one.
-    root_id: a number that all branches under one root share, and no others: the problem they belong to.
+    root_id: a number that all branches under one root share, and no others: the problem they belong
+        to.
     key: the branch's random stream.
-    finish_reason: None while the branch can go on; else "eos", "end" (an end string), "context" (the model's limit) or
-        "gate" (a `DecodeGate` stopped it).
-    thoughts: how the model's thoughts are told from its answers, None where all of a text is answer.
-    thinking_ended: `len(tokens)` where thinking was ended by words that ask for the answer, None where it was not.
-    cut: what the text leaves out at its end, "" for nothing: a string of `leave_out`, and what its last token holds
-        beyond.
-    substituted: the prompt that this branch was meant to stand on, where it stands on another one's KV (approximate).
+    finish_reason: None while the branch can go on; else "eos", "end" (an end string), "context"
+        (the model's limit) or "gate" (a `DecodeGate` stopped it).
+    thoughts: how the model's thoughts are told from its answers, None where all of a text is
+        answer.
+    thinking_ended: `len(tokens)` where thinking was ended by words that ask for the answer, None
+        where it was not.
+    cut: what the text leaves out at its end, "" for nothing: a string of `leave_out`, and what its
+        last token holds beyond.
+    substituted: the prompt that this branch was meant to stand on, where it stands on another one's
+        KV (approximate).
     score, step_scores: what the last `Rate` left.
     used_at: the engine's count of calls when one last worked on the branch.
-    leaf: the segment under which the KV of all tokens but the last one lies. The last token is fed when the branch goes
-        on. Raises InvalidInput once the branch was released.
+    leaf: the segment under which the KV of all tokens but the last one lies. The last token is fed
+        when the branch goes on. Raises InvalidInput once the branch was released.
     """
 
     def __init__(
@@ -105,17 +110,25 @@ class Branch:
         self._decode = decode
 
     def child(self) -> Branch:
-        """A copy with its own stream; the tree's reference counts are the caller's business."""
+        """A copy with a stream of its own; the tree's reference counts are the caller's business."""
         key = random_key(self.key, self.forks)
         twin = Branch(self.tokens, self._leaf, key, self.usage, self._decode, self.root_id)
-        twin.prompt_length, twin.given_end, twin.opening = self.prompt_length, self.given_end, self.opening
-        twin.turn_start, twin.opened = self.turn_start, self.opened
+        twin.prompt_length = self.prompt_length
+        twin.given_end = self.given_end
+        twin.opening = self.opening
+        twin.turn_start = self.turn_start
+        twin.opened = self.opened
         for mine, theirs in zip(self.columns(), twin.columns(), strict=True):
             theirs[:] = mine
-        twin.step_ends, twin.step_reasons = self.step_ends[:], self.step_reasons[:]
-        twin.path, twin.parent = (*self.path, self.forks), self
-        twin.thoughts, twin.thinking_ended = self.thoughts, self.thinking_ended
-        twin.finish_reason, twin.used_at, twin.substituted = self.finish_reason, self.used_at, self.substituted
+        twin.step_ends = self.step_ends[:]
+        twin.step_reasons = self.step_reasons[:]
+        twin.path = (*self.path, self.forks)
+        twin.parent = self
+        twin.thoughts = self.thoughts
+        twin.thinking_ended = self.thinking_ended
+        twin.finish_reason = self.finish_reason
+        twin.used_at = self.used_at
+        twin.substituted = self.substituted
         twin.cut = self.cut
         self.forks += 1
         self.children.add(twin)
@@ -147,20 +160,21 @@ class Branch:
         del self.tokens[len(self.tokens) - count :]
         for column in self.columns():
             del column[len(column) - count :]
-        self.finish_reason, self.cut = None, ""
+        self.finish_reason = None
+        self.cut = ""
 
     def reopen(self, drop: int = 0) -> None:
-        """Let a finished branch go on; `drop` says how many of its last tokens are taken back first, none or one.
-
-        The last token has no keys and values yet, so that the tree stays as it is; given tokens must follow.
-        """
+        """Let a finished branch go on once its last `drop` tokens, none or one, are taken back;
+        given tokens must follow. The last token has no keys and values yet, so that the tree stays
+        as it is."""
         self.take_back(drop)
         self.step_ends = [min(end, len(self.tokens)) for end in self.step_ends]
 
     def begin_answer(self) -> None:
-        """Count every token so far as the prompt: what is generated from now on is an answer of its own."""
+        """Count every token so far as the prompt: what is generated from now on is a new answer."""
         self.prompt_length = self.given_end = len(self.tokens)
-        self.step_ends, self.step_reasons = [], []
+        self.step_ends = []
+        self.step_reasons = []
         self.thinking_ended = None
         for column in self.columns():
             column.clear()
@@ -197,7 +211,8 @@ class Branch:
         self.step_reasons.append(reason)
 
     def leave_out(self, strings: Sequence[str]) -> None:
-        """Leave out of the text whichever of these strings has finished the branch, and what follows it."""
+        """Leave out of the text whichever of these strings has finished the branch, and what
+        follows it."""
         if self.finish_reason != "end" or self.cut:
             return
         text, before = self.text, self._decode(self.generated[:-1]).rstrip("\ufffd")
@@ -220,8 +235,9 @@ class Branch:
         return self._leaf is None
 
     def detach(self) -> Segment | None:
-        """Let go of the leaf, and say which one it was; the tree's reference counts are the caller's business."""
-        leaf, self._leaf = self._leaf, None
+        """Let go of the leaf, and return it; the tree's reference counts are the caller's business."""
+        leaf = self._leaf
+        self._leaf = None
         return leaf
 
     @property
@@ -245,8 +261,8 @@ class Branch:
 
     @property
     def marked_text(self) -> str:
-        """`text` as the model can be given it again: with the marks of its thoughts, which a text leaves out where they
-        are special tokens."""
+        """`text` as the model can be given it again: with the marks of its thoughts, which a text
+        leaves out where they are special tokens."""
         if self.thoughts is None or not self.thoughts.hidden:
             return self.text
         ended = self.finish_reason == "eos"
@@ -293,8 +309,8 @@ class Branch:
     def steps(self) -> list[str]:
         """The text of each generated step; together they are the text up to the last step's end.
 
-        Cut out of longer texts: decoded alone, a step would lose its leading space with some tokenizers. A character
-        whose bytes a step's end parts belongs to the next one.
+        Cut out of longer texts: decoded alone, a step would lose its leading space with some
+            tokenizers. A character whose bytes a step's end parts belongs to the next one.
         """
         texts = [self._decode(self.tokens[self.prompt_length : end]) for end in self.step_ends]
         ends = [len(text.rstrip("\ufffd")) for text in texts[:-1]] + [len(text) for text in texts[-1:]]

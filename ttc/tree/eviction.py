@@ -15,12 +15,13 @@ from ttc.tree.tree import Tree
 
 @dataclass
 class BlockCache:
-    """Evicts KV of branches that are alive but not at work, down to `capacity_blocks` blocks of `block_tokens` tokens.
+    """Evicts KV of branches that are alive but not at work, down to `capacity_blocks` blocks of
+    `block_tokens` tokens.
 
-    order: "rsbcm" evicts ascending omega = score / (depth + 1), "lru" what was used longest ago. A segment leaves only
-    when nothing stands on it, so leaves go before their ancestors, and never while a call works on a branch that needs
-    it: then the tree may exceed the capacity. An evicted branch keeps its tokens; when it goes on, its KV is computed
-    again, to the same logits (exact), and counted as recomputed tokens.
+    order: "rsbcm" evicts ascending omega = score / (depth + 1), "lru" what was used longest ago.
+        Leaves go before their ancestors, and nothing that a call at work needs: then the tree may
+        exceed the capacity. An evicted branch keeps its tokens; when it goes on, its KV is computed
+        again (exact), and counted as recomputed tokens.
     """
 
     capacity_blocks: int = 2000
@@ -83,16 +84,15 @@ class BlockCache:
             ends[parent] += branches
 
     def _worth(self, segment: Segment, branches: list[Branch], lowest: float, highest: float) -> float:
-        """What leaves first has least: omega, with scores from zero on, or the time of the last use. What was not rated
-        yet counts as much as the best: it is about to be."""
+        """What leaves first has least: omega, with scores from zero on, or the time of the last
+        use. What was not rated yet counts as much as the best: it is about to be."""
         if self.order == "lru":
             return max(branch.used_at for branch in branches)
         return max(importance((highest if b.score is None else b.score) - lowest, _depth(b, segment)) for b in branches)
 
 
 def importance(score: float, depth: int) -> float:
-    """RSBCM's omega = score / (depth + 1), for scores from zero on: a negative one would turn the order of depths
-    round."""
+    """RSBCM's omega, for scores from zero on: a negative one would turn the order of depths round."""
     return score / (depth + 1)
 
 

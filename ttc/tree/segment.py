@@ -17,14 +17,20 @@ _serial = count()
 class Segment:
     """A run of tokens on one tree edge, with its KV, at positions `start` to `end`.
 
-    refs: the branches that end here plus the children. The trunk is the empty segment above all roots.
-    state: of models with recurrent layers, their state after the last token, None where none was kept.
-    opening: how many tokens stand before the first generated one of the branch that made the segment, for models that
-        compute these differently (`ttc.model.least_time_step`); 0 for all others.
+    refs: the branches that end here plus the children. The trunk is the empty segment above all
+        roots.
+    state: of models with recurrent layers, their state after the last token, None where none was
+        kept.
+    opening: how many tokens stand before the first generated one of the branch that made the
+        segment, for models that compute these differently (`ttc.model.least_time_step`); 0 for all
+        others.
     """
 
     def __init__(self, tokens: list[int], kv: KV | None, parent: Segment | None, opening: int = 0):
-        self.tokens, self.kv, self.parent, self.opening = tokens, kv, parent, opening
+        self.tokens = tokens
+        self.kv = kv
+        self.parent = parent
+        self.opening = opening
         self.children: list[Segment] = []
         self.state: State | None = None
         self.refs = 0

@@ -17,13 +17,16 @@ SNAPSHOT_TOKENS = 1024
 
 
 class Tree:
-    """All segments. Whoever holds a segment takes a reference with `hold` and gives it back with `drop`.
+    """All segments. Whoever holds a segment takes a reference with `hold` and gives it back with
+    `drop`.
 
-    memory: allocates and frees their KV. block_tokens: the most tokens of a segment, None for no limit.
+    block_tokens: the largest number of tokens of a segment, None for no limit.
+    recuts: how often KV of the tree was cut or joined, which plans made before don't know.
     """
 
     def __init__(self, memory: KVMemory, block_tokens: int | None = None):
-        self.memory, self.block_tokens = memory, block_tokens
+        self.memory = memory
+        self.block_tokens = block_tokens
         self.trunk = Segment([], None, None)
         self.recuts = 0  # how often KV of the tree was cut or joined, which plans made before don't know
 
@@ -60,17 +63,17 @@ class Tree:
 
     def set_state(self, segment: Segment, state: State | None) -> None:
         """Keep the recurrent layers' state after a segment, or let go of it."""
-        before, segment.state = segment.state, state
+        before = segment.state
+        segment.state = state
         if before is not None:
             self.memory.states.free(before)
 
     def descend(self, segment: Segment, tokens: Sequence[int], opening: int = 0) -> Segment:
-        """The deepest segment that holds a prefix of `tokens` below `segment`; it is split where they part.
+        """The deepest segment that holds a prefix of `tokens` below `segment`; it is split where
+        they part. opening: see `Segment`.
 
-        opening: see `Segment`.
-
-        With recurrent layers one cannot go on from the middle of a segment: then it is the deepest one with a state,
-        which may lie above `segment`.
+        With recurrent layers one cannot go on from the middle of a segment: then it is the deepest
+            one with a state, which may lie above `segment`.
         """
         recurrent = self.memory.states.shape is not None
         while tokens:
@@ -90,24 +93,30 @@ class Tree:
         return segment
 
     def split(self, segment: Segment, at: int) -> Segment:
-        """Cut `segment` after `at` tokens. It keeps its identity as the lower part; the new upper part is returned."""
+        """Cut `segment` after `at` tokens. It becomes the lower part; the new upper part is
+        returned."""
         upper_kv, lower_kv = recut(self.memory, [segment.storage], [at, len(segment.tokens) - at])
         self.recuts += 1
         parent = segment.parent
         assert parent is not None
         upper = Segment(segment.tokens[:at], upper_kv, parent)
         parent.children[parent.children.index(segment)] = upper
-        upper.children, upper.refs = [segment], 1
-        segment.tokens, segment.kv, segment.parent, segment.start = segment.tokens[at:], lower_kv, upper, upper.end
+        upper.children = [segment]
+        upper.refs = 1
+        segment.tokens = segment.tokens[at:]
+        segment.kv = lower_kv
+        segment.parent = upper
+        segment.start = upper.end
         return upper
 
     def compact(self, segment: Segment) -> None:
-        """Join `segment` with ancestors that only it needs, so that a long private chain is read as one run."""
+        """Join `segment` with ancestors that only it needs, so that a long private chain is read as
+        one run."""
         parent = segment.parent
         while parent is not None and parent.parent is not None and parent.refs == 1:
-            joined, most = len(parent.tokens) + len(segment.tokens), self.block_tokens
+            joined = len(parent.tokens) + len(segment.tokens)
             if (
-                (most is None or joined <= most)
+                (self.block_tokens is None or joined <= self.block_tokens)
                 and not (parent.state is not None and parent.end % SNAPSHOT_TOKENS == 0)
                 and len(parent.tokens) <= MERGE_RATIO * len(segment.tokens)
                 and can_recut(self.memory, [parent.storage, segment.storage])
@@ -125,16 +134,22 @@ class Tree:
         if not child.opens(child.opening):
             child.opening = min(parent.opening, parent.end)
         above.children[above.children.index(parent)] = child
-        child.tokens, child.kv = parent.tokens + child.tokens, kv
-        child.parent, child.start = above, parent.start
-        parent.kv, parent.parent, parent.children, parent.refs = None, None, [], 0
+        child.tokens = parent.tokens + child.tokens
+        child.kv = kv
+        child.parent = above
+        child.start = parent.start
+        parent.kv = None
+        parent.parent = None
+        parent.children = []
+        parent.refs = 0
         self.set_state(parent, None)
 
     def segments(self) -> list[Segment]:
         """Every segment in the tree, parents first."""
-        found, stack = [], list(self.trunk.children)
+        segments: list[Segment] = []
+        stack = list(self.trunk.children)
         while stack:
             node = stack.pop()
-            found.append(node)
+            segments.append(node)
             stack.extend(node.children)
-        return found
+        return segments

@@ -156,7 +156,7 @@ def test_whoever_leaves_where_changes_nothing_for_the_others(case: str, depths: 
         )
         made.run(engine.runner, chunk.tokens)
     for place, run in enumerate(chunk.runs):
-        depth, logits = made.found[place]
+        depth, logits = made.results[place]
         assert depth == depths[run]
         assert logits.log_softmax(-1).tolist() == pytest.approx(lens[run][depth - 1].tolist(), abs=2e-4)
 

@@ -15,7 +15,7 @@ from ttc.attention import fused_cpu
 from ttc.attention.fused import SWITCH
 from ttc.attention.fused_cpu import NumbaAttention
 from ttc.attention.kernels import Layer
-from ttc.attention.lowered import Lowered, even
+from ttc.attention.plan_arrays import PlanArrays, even
 from ttc.memory.kv import LayerShape
 from ttc.threads import by_pool
 
@@ -97,7 +97,7 @@ def test_a_row_that_sees_no_key_gets_nothing_and_no_weight() -> None:
     entry = case.entries[0]
     function = fused_cpu.kernel(torch.float32)
     assert function is not None
-    alone = NumbaAttention(Lowered([entry], [], [100, 22], 1), torch.float32, function)
+    alone = NumbaAttention(PlanArrays([entry], [], [100, 22], 1), torch.float32, function)
     out, lse = alone.attend(Layer(0, 1.0, window=10), case.q, *case.tails.on_device(0).both, None)
     assert out[:, :, 0].abs().max() == 0 and lse[0, 0, 0] == float("-inf")
     assert out[:, :, 1].abs().min() > 0 and lse[0, 0, 1] > -100

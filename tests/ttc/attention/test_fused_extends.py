@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.attention import COUNTS, LAYERS, SHAPES, SIGHTS, TREE, ExtendCase
-from ttc.attention import cpu_cost
-from ttc.attention.cpu_cost import Cost
+from ttc.attention import fused_cost
+from ttc.attention.entry import Reads
 from ttc.attention.fused import SWITCH
+from ttc.attention.fused_cost import Cost
 from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer
 from ttc.attention.stream import KVReader, Unit
@@ -74,9 +75,8 @@ def test_entries_that_stream_in_are_merged_with_what_the_kernel_finds(layer: Lay
     case = ExtendCase(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32)
     for entry in case.entries[1:4]:
         case.memory.evict(entry.kv, "test")
-    runs = [(entry.kv, entry.length) for entry in case.entries]
     units = [Unit(0, slice(0, 1), (1, 2, 3)), Unit(0, slice(1, 2), (1, 2, 3))]
-    stream = KVReader(case.memory, units, runs)
+    stream = KVReader(case.memory, units, Reads(case.entries, case.positions))
     case.check(layer, 1e-5, stream=stream)
     stream.close()
 
@@ -98,19 +98,8 @@ def test_an_entry_that_is_nowhere_is_refused_unless_the_window_hides_it() -> Non
         case.plan().attend(Layer(0, 0.3, window=32), case.q, case.key, case.value)
 
 
-@pytest.mark.parametrize("layer", LAYERS, ids=str)
-def test_entries_set_apart_are_merged_with_what_the_kernel_finds(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cost, "by_operations", lambda self, rows, keys, causal=False: -1.0 if keys == 700 else 1e12)
-    case = ExtendCase(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32)
-    case.check(layer, 1e-5)
-    plan = case.plan()
-    plan.attend(layer, case.q, case.key, case.value)
-    assert plan.fused is not None and list(plan.fused.lowered.apart) == [1]
-    assert 1 not in plan.fused.lowered.pieces[:, 0]
-
-
-def test_new_tokens_that_the_operations_attend_faster_stay_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cost, "by_operations", lambda self, rows, keys, causal=False: 0.0 if causal else 1e12)
+def test_a_plan_that_the_operations_attend_faster_stays_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cost, "by_operations", lambda self, rows, keys, causal=False: 0.0)
     ExtendCase(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32).check(LAYERS[0], 1e-5, fused=False)
 
 
@@ -144,7 +133,7 @@ def test_many_rows_leave_few_partial_results_to_merge() -> None:
     case = ExtendCase(LayerShape(1, 8, 8), 1, [(2000, 0, 4)], [80] * 4, torch.float32)
     plan = case.plan()
     plan.attend(Layer(0, 0.3), case.q, case.key, case.value)
-    assert plan.fused is not None and plan.fused.lowered.slots <= 3 * 320
+    assert plan.fused is not None and plan.fused.arrays.slots <= 3 * 320
 
 
 @pytest.mark.parametrize(
@@ -169,6 +158,6 @@ def test_the_faster_way_is_the_one_that_was_measured(
     operations: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cpu_cost, "has_feature", lambda feature: feature in features)
+    monkeypatch.setattr(fused_cost, "has_feature", lambda feature: feature in features)
     cost = Cost(*shape, task_rows=64 // shape[1])
     assert (cost.by_operations(rows, keys) < cost.by_kernel(rows, keys)) == operations

@@ -26,7 +26,7 @@ from ttc.attention.fused import NewKV
 from ttc.attention.fused_gpu import TritonAttention
 from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer
-from ttc.attention.lowered import Lowered
+from ttc.attention.plan_arrays import PlanArrays
 from ttc.memory.kv import LayerShape
 
 pytest.importorskip("triton")
@@ -138,7 +138,7 @@ def test_tails_may_differ_in_length_and_lie_in_any_order(monkeypatch: pytest.Mon
 
 def test_what_rows_share_is_read_by_one_task_for_all_of_them() -> None:
     case = DecodeCase(LayerShape(1, 16, 16), 3, [(200, 0, 21), (200, 0, 21)], 21, 0, torch.float32)
-    tasks = Lowered(case.entries, [], case.positions, 3).tasks
+    tasks = PlanArrays(case.entries, [], case.positions, 3).tasks
     assert tasks[:, :2].tolist() == [[0, 21]] * 2  # 63 queries, two blocks of keys
 
 
@@ -171,7 +171,7 @@ def test_a_row_that_sees_no_key_gets_nothing_and_no_weight() -> None:
         for entry in entries:
             for tensor in entry.kv.on_device(0).both:
                 tensor.fill_(1)
-        lowered = Lowered([*case.entries, *entries], [], [500, 22], 1)
+        lowered = PlanArrays([*case.entries, *entries], [], [500, 22], 1)
         alone = TritonAttention(lowered, torch.float32, kernels)
         out, lse = alone.attend(Layer(0, 1.0, window=10), case.q, *case.tails.on_device(0).both, None)
         assert out[:, :, 0].abs().max() == 0 and lse[0, 0, 0] == float("-inf")
@@ -191,7 +191,7 @@ def test_what_is_not_on_the_device_is_left_to_the_stream() -> None:
     step = case.plan()
     with pytest.raises(RuntimeError, match="entry 1 of layer 0 is neither on the device nor in the stream"):
         step.attend(Layer(0, 0.3), case.q, case.key, case.value)
-    assert step.fused is not None and step.fused.lowered.absent_from(0) == {1}
+    assert step.fused is not None and step.fused.arrays.absent_from(0) == {1}
 
 
 def test_double_precision_and_streaming_heads_keep_the_operations() -> None:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tests.helpers.pretended import pretended_devices
 from ttc.attention.kernels import Layer, Partial
-from ttc.attention.lowered import Lowered
 from ttc.attention.plan import DecodePlan
+from ttc.attention.plan_arrays import PlanArrays
 from ttc.memory.kv import KV
 
 
@@ -19,7 +19,7 @@ class Kernel:
 
     def __init__(self, device: torch.device):
         self.device, self.layers, self.advanced = device, list[int](), 0
-        self.lowered = Lowered([], [(0, 1)], [3], 1)
+        self.arrays = PlanArrays([], [(0, 1)], [3], 1)
 
     def takes(self, layer: Layer, q: Tensor) -> bool:
         return True

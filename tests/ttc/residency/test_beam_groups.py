@@ -155,7 +155,7 @@ def test_groups_fetch_no_layer_that_its_window_hides() -> None:
         for layer, window in enumerate(windows):
             hidden = window is not None and segment.end - 1 <= 48 - window
             assert segment.start >= 48 or hidden == (segment.storage.device[layer] is None)
-            expected += 0 if hidden or segment.start >= 48 else memory.layer_bytes(segment.storage, layer)
+            expected += 0 if hidden or segment.start >= 48 else memory.piece_bytes(segment.storage, layer)
     assert memory.link.to_device_bytes == {"group": expected}
     assert expected < 48 * memory.bytes_per_token
     assert_like_plain(plain, branch)

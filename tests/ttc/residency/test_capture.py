@@ -18,6 +18,7 @@ from tests.helpers.placements import deeper
 from tests.helpers.tiers import some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Capture, Engine, InvalidInput, OutOfMemory, Streamed
+from ttc.attention.entry import Reads
 from ttc.cost_model.capture import CaptureTimes, Line
 from ttc.memory.kv import LayerACT
 from ttc.tree.branch import Branch
@@ -224,7 +225,7 @@ def test_a_shared_prefix_crosses_and_is_regenerated_once_for_all_of_its_branches
     residency.regenerate = counted
     residency.enter = lambda paths, upcoming, capacity: engine.memory.allocate(capacity, len(paths))  # type: ignore[method-assign]
     before = dict(engine.memory.link.to_device_bytes)
-    plan = residency.stream(residency.entries([b.leaf.path() for b in forks]), [32] * branches, None, repeat=False)
+    plan = residency.stream(Reads(residency.entries([b.leaf.path() for b in forks]), [32] * branches))
     assert plan is not None
     with torch.inference_mode():
         units = [list(plan.read(layer)) for layer in range(2)]
@@ -304,7 +305,7 @@ def test_mini_batches_stay_below_their_tokens(balanced: bool) -> None:
     engine = engine_of(plain, act_share=0.5, mini_batch_tokens=24, balanced=balanced)
     branches = engine.roots([prompt(n, 30 + n) for n in range(4)])
     entries = engine.residency.entries([branch.leaf.path() for branch in branches])
-    reader = engine.residency.stream(entries, [len(b.tokens) for b in branches], None, repeat=False)
+    reader = engine.residency.stream(Reads(entries, [len(b.tokens) for b in branches]))
     assert reader is not None and len(reader.units) > 8
     assert all(sum(entries[index].length for index in unit.entries) <= 24 for unit in reader.units)
     for layer in range(2):

@@ -58,7 +58,7 @@ def places(branches: list[Branch]) -> list[tuple[bool, bool]]:
     """Whether each branch's state is on the device, and on the host."""
     states = [branch.leaf.state for branch in branches]
     assert None not in states
-    return [(state.device is not None, state.host is not None) for state in states if state is not None]
+    return [(state.device[0] is not None, state.host[0] is not None) for state in states if state is not None]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -163,7 +163,7 @@ def test_the_next_groups_states_come_while_a_group_decodes() -> None:
     coming, own = [], engine.runner.forward
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        coming.append([branch.leaf.state.device is not None for branch in branches if branch.leaf.state])
+        coming.append([branch.leaf.state.device[0] is not None for branch in branches if branch.leaf.state])
         return own(*args, **kwargs)
 
     engine.runner.forward = watched  # type: ignore[method-assign]

@@ -11,12 +11,14 @@ long prefills stay with PyTorch's operations there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf
 
 import torch
 
+from ttc.attention.entry import Entry
 from ttc.attention.kernels import FEW_ROWS
 
 KERNEL_RATE = 110.0
@@ -55,14 +57,21 @@ class Cost:
         """Numbers of a token's KV, which are also the multiplications of a row's group with one key."""
         return self.kv_heads * (self.key_dim + self.value_dim)
 
+    def operations_are_faster(self, entries: Sequence[Entry], runs: Sequence[tuple[int, int]]) -> bool:
+        """Whether a plan with these entries and runs of new tokens (first row and end) takes the operations."""
+        sizes = [(end - first, (end - first + 1) / 2, True) for first, end in runs]
+        sizes += [(entry.rows.stop - entry.rows.start, entry.length, False) for entry in entries]
+        by_kernel = sum(self.by_kernel(rows, keys) for rows, keys, _ in sizes)
+        return sum(self.by_operations(*size) for size in sizes) < by_kernel
+
     def by_kernel(self, rows: int, keys: float) -> float:
         """`rows` rows attend `keys` keys each, by the kernel."""
         tasks = -(-rows // self.task_rows)
         return self.numbers * keys * (tasks * KERNEL_NUMBER_NS + rows * self.groups / KERNEL_RATE)
 
     def by_operations(self, rows: int, keys: float, causal: bool = False) -> float:
-        """The same by PyTorch's operations; infinite without tiles. causal: a run of new tokens, which its own rows
-        attend."""
+        """The same by PyTorch's operations; infinite without tiles. causal: a run of new tokens,
+        which its rows attend."""
         if self.dtype != torch.bfloat16 or not has_feature("amx_tile"):
             return inf
         queries = rows * self.groups

@@ -1,6 +1,6 @@
 """A plan as arrays, so that a layer's attention is one call of a kernel.
 
-Lowered once for all layers and all passes of a plan. The arrays are plain int64 numbers, the same for a CPU and a GPU
+Made once for all layers and all passes of a plan. The arrays are plain int64 numbers, the same for a CPU and a GPU
 kernel; addresses are in bytes, strides in numbers of the KV's type.
 
     tasks      (tasks, 6)            first row, end row, first piece, end piece, slot, own row
@@ -15,16 +15,16 @@ kernel; addresses are in bytes, strides in numbers of the KV's type.
 
 A task is a range of rows and what all of them attend: pieces of entries, and then, unless its own row is -1, own keys
 (a decode step: the tail of the row `own row`; else the new tokens from that row on, causal), as many as its position is
-behind their start, and those of this pass. Rows that
-attend the same entries are one task, cut so that a task has at most `QUERIES` queries for a KV head; its keys are cut
-too, into parts of about `KEYS` keys, or of n x `KEYS` where the rows are n tasks already. Where tasks share rows, task
-t leaves the sums for its row r in slot `slot + r - first row`; a task of slot -1 is alone with its rows and writes the
-result itself. How rows are cut depends on neither the layer nor the number of threads, so results do not either.
+behind their start, and those of this pass. Rows that attend the same entries are one task, cut so that a task has at
+most `QUERIES` queries for a KV head; its keys are cut too, into parts of about `KEYS` keys, or of n x `KEYS` where the
+rows are n tasks already. Where tasks share rows, task t leaves the sums for its row r in slot `slot + r - first row`; a
+task of slot -1 is alone with its rows and writes the result itself. How rows are cut depends on neither the layer nor
+the number of threads, so results do not either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -38,61 +38,64 @@ KEYS = 256
 """The keys of a task, at most twice as many, where few rows attend them: enough to hide what a task costs at all, few
 enough to share among threads."""
 
+Piece = tuple[int, int, int]
+"""An entry, its first key, and how many keys."""
 
-class Lowered:
+
+class PlanArrays:
     """The arrays of a plan (see above).
 
-    own: the rows of each run of new tokens, first and end. groups: query heads of a KV head. apart: entries, by index,
-    that the kernel leaves out, since the plan attends them by itself. tails: of a decode step, the number of each row's
-    tail, and the tokens that it holds; else the own keys of a run are those of its rows.
+    runs: the rows of each run of new tokens, first and end. groups: query heads of a KV head.
+    tails: of a decode step, the number of each row's tail, and the tokens that it holds; else the
+        own keys of a run are those of its rows.
     """
 
     def __init__(
         self,
         entries: Sequence[Entry],
-        own: Sequence[tuple[int, int]],
+        runs: Sequence[tuple[int, int]],
         positions: Sequence[int],
         groups: int,
-        apart: Collection[int] = (),
         tails: tuple[Sequence[int], Sequence[int]] | None = None,
     ):
-        self.entries, self.apart = entries, apart
+        self.entries = entries
         self.rows = len(positions)
         self.positions = np.array(positions, np.int64)
         places, filled = (range(self.rows), 0) if tails is None else tails
         self.own_places = np.array(places, np.int64)
         self.own_starts = self.positions - np.array(filled, np.int64)
         self.starts = np.array([entry.start for entry in entries], np.int64)
-        self._cut(own, task_rows(groups))
+        self._cut(runs, task_rows(groups))
         # what the addresses point to must outlive them
         self.addresses, self.read = addresses_of([entry.kv for entry in entries])
         self.absent = [set(np.flatnonzero(layer[:, 0] == 0).tolist()) for layer in self.addresses]
 
-    def _cut(self, own: Sequence[tuple[int, int]], most_rows: int) -> None:
+    def _cut(self, runs: Sequence[tuple[int, int]], most_rows: int) -> None:
         together: dict[tuple[int, int], list[int]] = {}
         for index, entry in enumerate(self.entries):
-            if entry.rows.start < entry.rows.stop and index not in self.apart:
+            if entry.rows.start < entry.rows.stop:
                 together.setdefault((entry.rows.start, entry.rows.stop), []).append(index)
-        for span in own:
-            together.setdefault(span, [])
-        having = set(own)
+        for run in runs:
+            together.setdefault(run, [])
+        with_own_keys = set(runs)
         tasks: list[tuple[int, int, int, int, int, int]] = []
-        pieces: list[tuple[int, int, int]] = []
+        pieces: list[Piece] = []
         for (start, stop), indices in together.items():
             spans = even(start, stop, most_rows)
             blocks = self._pieces(indices, KEYS * len(spans))
             for i, block in enumerate(blocks):
                 first = len(pieces)
                 pieces += block
-                own_row = start if (start, stop) in having and i == len(blocks) - 1 else -1
+                own_row = start if (start, stop) in with_own_keys and i == len(blocks) - 1 else -1
                 tasks += [(a, b, first, len(pieces), -1, own_row) for a, b in spans]
-        self.tasks, self.pieces = np.array(tasks, np.int64).reshape(-1, 6), np.array(pieces, np.int64).reshape(-1, 3)
+        self.tasks = np.array(tasks, np.int64).reshape(-1, 6)
+        self.pieces = np.array(pieces, np.int64).reshape(-1, 3)
         self.most_rows = int((self.tasks[:, 1] - self.tasks[:, 0]).max(initial=0))
         self._share()
 
-    def _pieces(self, indices: Sequence[int], most: int) -> list[list[tuple[int, int, int]]]:
+    def _pieces(self, indices: Sequence[int], most: int) -> list[list[Piece]]:
         """Cut entries into pieces, and gather these into blocks of about `most` keys; at least one block."""
-        blocks: list[list[tuple[int, int, int]]] = [[]]
+        blocks: list[list[Piece]] = [[]]
         keys = 0
         for index in indices:
             for first, end in even(0, self.entries[index].length, most):

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ttc.attention.own_forwards import FORWARDS
+from ttc.attention.inline_forwards import FORWARDS
 from ttc.errors import UnsupportedModel
 
 
 class CallsAttention:
     """An attention module of a model that has been brought to call attention functions.
 
-    own: the module's own class. ttc_attention: the name of the attention function.
+    own: the module's class before. ttc_attention: the name of the attention function.
     """
 
     own: ClassVar[type[nn.Module]]
@@ -36,8 +36,8 @@ class CallsAttention:
     def eager(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
     ) -> tuple[Tensor, None]:
-        """Attention written out. query: (batch, heads, tokens, dim); key, value with the KV heads. mask: None, or what
-        is added to the scores. Returns (batch, tokens, heads, value_dim)."""
+        """Attention written out. query: (batch, heads, tokens, dim); key, value with the KV heads.
+        mask: None, or what is added to the scores. Returns (batch, tokens, heads, value_dim)."""
         groups = query.shape[1] // key.shape[1]
         key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
         scores = query @ key.transpose(2, 3) * scaling
@@ -49,7 +49,7 @@ class CallsAttention:
         return mask
 
 
-def has_own_code(model: Any) -> bool:
+def has_inline_attention(model: Any) -> bool:
     """Whether the model has modules that `call_attention` would change."""
     return any(_calling(module.__class__) is not None for module in model.modules())
 
@@ -62,7 +62,7 @@ def call_attention(model: Any, implementation: str) -> None:
             module.ttc_attention = implementation
 
 
-def run_own_code(model: Any) -> None:
+def run_inline_attention(model: Any) -> None:
     """Undo `call_attention`."""
     for module in model.modules():
         if isinstance(module, CallsAttention):
@@ -71,7 +71,8 @@ def run_own_code(model: Any) -> None:
 
 
 def _become(module: Any, kind: type[nn.Module]) -> None:
-    """Give a module another class; Accelerate's hooks run the new forward where they ran that of its class."""
+    """Give a module another class; Accelerate's hooks run the new forward where they ran that of
+    its class."""
     if getattr(module.__dict__.get("_old_forward"), "__func__", None) is module.__class__.forward:
         module._old_forward = MethodType(kind.forward, module)
     module.__class__ = kind
@@ -79,13 +80,14 @@ def _become(module: Any, kind: type[nn.Module]) -> None:
 
 @cache
 def _calling(kind: Any) -> Any:
-    """The subclass that calls attention functions, of a class that computes attention itself; None for others."""
+    """The subclass that calls attention functions, of a class that computes attention inline; else
+    None."""
     if issubclass(kind, CallsAttention):
         return kind
     if (forward := FORWARDS.get(f"{kind.__module__}.{kind.__name__}")) is not None:
         return type(kind.__name__, (CallsAttention, kind), {"own": kind, "forward": forward})
-    own = getattr(kind, "_attn", None)
-    if own is not None and len(signature(own).parameters) >= len(("self", "query", "key", "value", "mask")):
+    attn = getattr(kind, "_attn", None)
+    if attn is not None and len(signature(attn).parameters) >= len(("self", "query", "key", "value", "mask")):
         return type(kind.__name__, (_ByMethod, kind), {"own": kind})
     return None
 
@@ -95,8 +97,8 @@ def _calling(kind: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Method:
-    """What a module's own `_attn` is like. transposed: it takes keys as (batch, heads, dim, tokens). result: what it
-    returns for an output."""
+    """What a module's `_attn` is like. transposed: it takes keys as (batch, heads, dim, tokens).
+    result: what it returns for an output."""
 
     scaling: float
     transposed: bool
@@ -107,8 +109,9 @@ _METHODS: WeakKeyDictionary[Any, _Method] = WeakKeyDictionary()
 
 
 class _ByMethod(CallsAttention):
-    """A module whose `_attn` takes queries, keys and values (batch, heads, tokens, dim) and a mask to be added, and
-    gives a tuple or list that begins with the output (batch, heads, tokens, value_dim)."""
+    """A module whose `_attn` takes queries, keys and values (batch, heads, tokens, dim) and a mask
+    to be added, and gives a tuple or list that begins with the output (batch, heads, tokens,
+    value_dim)."""
 
     def _attn(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *_: Any, **__: Any) -> Any:
         method = self._method(query)
@@ -136,12 +139,11 @@ class _ByMethod(CallsAttention):
             mine = hidden(seen(position + 1, None)[:, :, -1:])
             return mine if mask is None else torch.minimum(mine, mask.row(position))  # type: ignore[attr-defined]
 
-        found = hidden(seen(query.shape[2], mask))
-        found.row = row  # type: ignore[attr-defined]
-        return found
+        square = hidden(seen(query.shape[2], mask))
+        square.row = row  # type: ignore[attr-defined]
+        return square
 
     def _own(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """The output of the module's own `_attn`."""
         key = key.transpose(2, 3) if self._method(query).transposed else key
         out: Tensor = self.own._attn(self, query, key, value, mask)[0]  # type: ignore[attr-defined]
         return out
@@ -153,32 +155,36 @@ class _ByMethod(CallsAttention):
 
     def _examine(self, query: Tensor) -> _Method:
         """Try the module's own `_attn` on three tokens. query: one of its queries, for its shape, type and device."""
-        own, (_, heads, _, dim) = self.own._attn, query.shape  # type: ignore[attr-defined]
+        attn = self.own._attn  # type: ignore[attr-defined]
+        _, heads, _, dim = query.shape
         kind = torch.promote_types(query.dtype, torch.float32)
         key = torch.zeros(1, heads, 3, dim, dtype=kind, device=query.device)
         key[:, :, 1, 0] = 1
         value = torch.zeros_like(key)
         value[:, :, range(3), range(3)] = 1
         try:
-            transposed, result = False, own(self, key, key, value, None)
+            result = attn(self, key, key, value, None)
+            transposed = False
         except RuntimeError:  # shapes don't fit
-            transposed, result = True, own(self, key, key.transpose(2, 3), value, None)
-        as_list, others = isinstance(result, list), [None] * (len(result) - 1)
-        as_own: Callable[[Tensor], Any] = lambda out: [out, *others] if as_list else (out, *others)  # noqa: E731
+            result = attn(self, key, key.transpose(2, 3), value, None)
+            transposed = True
+        others = [None] * (len(result) - 1)
+
+        def as_result(out: Tensor) -> Any:
+            return type(result)([out, *others])
+
         if query.is_meta:  # there are shapes alone
-            return _Method(1.0, transposed, as_own)
+            return _Method(1.0, transposed, as_result)
 
         def scaling(size: float) -> float:
             """From the weights of the keys 0 and 1 for the query `size`."""
             query = torch.zeros_like(key)
             query[..., 0] = size
-            weights = own(self, query, key.transpose(2, 3) if transposed else key, value, None)[0][0, 0, 2].tolist()
+            weights = attn(self, query, key.transpose(2, 3) if transposed else key, value, None)[0][0, 0, 2].tolist()
             if not 0 < weights[0] < weights[1]:
                 raise UnsupportedModel(f"{self.own.__name__}._attn gives the weights {weights}, no softmax of scores")
             return log(weights[1] / weights[0]) / size
 
-        rough = scaling(1.0)
-        found = scaling(4 / rough)  # weights far apart tell it more exactly
-        for usual in (1.0, dim**-0.5):
-            found = usual if isclose(found, usual, rel_tol=1e-5) else found
-        return _Method(found, transposed, as_own)
+        measured = scaling(4 / scaling(1.0))  # weights far apart tell it more exactly
+        usual = (size for size in (1.0, dim**-0.5) if isclose(measured, size, rel_tol=1e-5))
+        return _Method(next(usual, measured), transposed, as_result)

@@ -16,7 +16,7 @@ from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged, Sampling, UnsupportedModel
 from ttc.attention.fused import SWITCH
-from ttc.attention.own_code import CallsAttention
+from ttc.attention.inline_attention import CallsAttention
 from ttc.attention.position_bias import with_bias
 from ttc.model.check import examine
 

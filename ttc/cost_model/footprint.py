@@ -96,3 +96,29 @@ def estimate(method: str, dims: ModelDims, context: int, chunk: int = 10 * 1024)
         activation_bytes=activation_bytes(dims, min(chunk, context) if of.chunked else context),
         total_kv_bytes=of.total_kv_bytes(dims, context),
     )
+
+
+def longest_context(
+    method: str, dims: ModelDims, device_bytes: int, host_bytes: int | None = None, chunk: int = 10 * 1024
+) -> int:
+    """The most tokens that `method` serves with so much device memory; 0 where not one fits.
+
+    host_bytes: room for the KV of methods that offload, None for enough. Errors and chunk as in `estimate`.
+    Source: HeadInfer, Table 2, by the estimate of A.4.
+    """
+    offloads = method in METHODS and METHODS[method].kv_bytes is not METHODS[method].total_kv_bytes
+
+    def fits(context: int) -> bool:
+        footprint = estimate(method, dims, context, chunk)
+        within_host = host_bytes is None or not offloads or footprint.total_kv_bytes <= host_bytes
+        return footprint.total_bytes <= device_bytes and within_host
+
+    if not fits(1):
+        return 0
+    fitting, too_long = 1, 2
+    while fits(too_long):
+        fitting, too_long = too_long, 2 * too_long
+    while too_long - fitting > 1:
+        middle = (fitting + too_long) // 2
+        fitting, too_long = (middle, too_long) if fits(middle) else (fitting, middle)
+    return fitting

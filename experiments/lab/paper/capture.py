@@ -1,7 +1,8 @@
 """Table III of CAPTURE: KV only, ACT only, both 1:1, and both as Algorithm 1 and mini-batches have it; measured here.
 
-One row more than the paper's: KV only with as much of it on the device as fits (`memory=paged`), which the paper leaves
-out.
+The paper's static rule gives ACT and KV blocks as much of the host's memory each, fills the ACT blocks first, then the
+KV blocks. Two rows are not the paper's: the same split with each branch's blocks in this proportion, and KV only with
+as much of it on the device as fits (`memory=paged`).
 
 A random model of OPT's proportions decodes branches that share nothing, its weights and cache streamed over a simulated
 link. The link is as fast as the point says, in units of what this machine takes to generate keys and values: so the
@@ -63,21 +64,27 @@ class Setting:
 @dataclass(frozen=True)
 class Point:
     """gen_to_load: T_kv_gen over T_load_kv of a token; it sets the speed of the link. act_gpu: the part of all tokens
-    that the device has room for as ACT blocks. arms: those that are measured."""
+    that the device has room for as ACT blocks."""
 
     name: str
     gen_to_load: float
     act_gpu: float
-    arms: tuple[str, ...]
+
+    @property
+    def static_share(self) -> float:
+        """The part of all tokens in ACT blocks by the static rule (section V-E): all that the device has room for, and
+        two of three tokens of the host, whose ACT blocks and KV blocks take as much memory each (S_ACT = S_KV / 2)."""
+        return self.act_gpu + (1 - self.act_gpu) * 2 / 3
 
 
 KV, FITS, ACT = "KV only", "KV only, on the device as far as it fits", "ACT only"
-EVEN, CHOSEN = "hybrid 1:1", "hybrid, Algorithm 1 and mini-batches"
-ARMS = (KV, FITS, ACT, EVEN, CHOSEN)
+STATIC, EVEN = "hybrid 1:1, ACT filled first", "hybrid 1:1, every branch alike"
+CHOSEN = "hybrid, Algorithm 1 and mini-batches"
+ARMS = (KV, FITS, ACT, STATIC, EVEN, CHOSEN)
 POINTS = (
-    Point("room on the device for most ACT blocks", 0.69, 0.62, ARMS),
-    Point("a small device, generating as slow as loading", 1.2, 0.12, (KV, ACT, EVEN, CHOSEN)),
-    Point("a small device and a fast link", 6.0, 0.12, (KV, CHOSEN)),
+    Point("room on the device for most ACT blocks", 0.69, 0.62),
+    Point("a small device, generating as slow as loading", 1.2, 0.12),
+    Point("a small device and a fast link", 6.0, 0.12),
 )
 
 
@@ -91,7 +98,7 @@ def main(arguments: argparse.Namespace) -> None:
     for point in POINTS:
         calibrations.append(computing.typical())
         at_point = times_at(point, calibrations[-1], setting)
-        for arm in point.arms:
+        for arm in ARMS:
             rows.append({"point": point.name, "arm": arm, **measured(setting, point, arm, at_point, computing.times)})
             print(f"{point.name}, {arm}: {rows[-1]['step_s']:.3f} s", file=sys.stderr, flush=True)
     times = mean(calibrations)
@@ -161,6 +168,7 @@ def sweep(times: CaptureTimes, setting: Setting) -> list[dict[str, float]]:
                 "over_kv": at.layer_s(setting.tokens, 0, 0) / chosen,
                 "over_kv_on_device": at.layer_s(setting.tokens - room / 2, 0, 0) / chosen,
                 "over_act": at.layer_s(0, setting.tokens - room, room) / chosen,
+                "over_static": at.layer_s((setting.tokens - room) / 3, (setting.tokens - room) * 2 / 3, room) / chosen,
             }
         )
     return rows
@@ -183,11 +191,11 @@ def engine_of(setting: Setting, memory: Offloading, gbps: float | None = None) -
 
 class Decoding:
     """Branches that decode together, a token of each in a step. The first step is not counted, and there may be one
-    more than `steps`."""
+    more than `steps`. act_first: as in `given_contexts`."""
 
-    def __init__(self, engine: Engine, setting: Setting, steps: int):
+    def __init__(self, engine: Engine, setting: Setting, steps: int, act_first: float | None = None):
         self.engine, self.link = engine, engine.memory.link
-        self.branches, self.batch = given_contexts(engine, setting), engine.running_batch()
+        self.branches, self.batch = given_contexts(engine, setting, act_first), engine.running_batch()
         self.batch.add(self.branches, Step(steps + 2), Sampling(temperature=0))
         self.batch.step()
 
@@ -258,11 +266,12 @@ def measured(
     options: dict[str, Any] = {"budget_gib": budget / 2**30, "block_tokens": setting.block_tokens}
     memory: Offloading = Paged(**options)
     if arm != FITS:
-        share = {KV: 0.0, ACT: 1.0, EVEN: 2 / 3, CHOSEN: None}[arm]
+        share = {KV: 0.0, ACT: 1.0, STATIC: 1.0, EVEN: point.static_share, CHOSEN: None}[arm]
         batches: dict[str, Any] = {"mini_batch_tokens": setting.mini_batch_tokens, "balanced": arm == CHOSEN}
         memory = Capture(act_share=share, **batches, **options)
     engine = engine_of(setting, memory, gbps)
-    decoding, link = Decoding(engine, setting, steps), engine.memory.link
+    act_first = point.static_share if arm == STATIC else None
+    decoding, link = Decoding(engine, setting, steps, act_first), engine.memory.link
     chosen_by = engine.residency.times if isinstance(engine.residency, Capture) else None
     decoding.step()  # measuring may have left other weights in the buffers
     before, (act_gpu, act_host, kv_host) = dict(link.to_device_bytes), block_tokens(engine)
@@ -295,11 +304,19 @@ def block_tokens(engine: Engine) -> tuple[int, int, int]:
 
 
 @torch.inference_mode()
-def given_contexts(engine: Engine, setting: Setting) -> list[Branch]:
-    """Branches whose contexts are there without having been computed; no time depends on what they hold."""
+def given_contexts(engine: Engine, setting: Setting, act_first: float | None = None) -> list[Branch]:
+    """Branches whose contexts are there without having been computed; no time depends on what they hold.
+
+    act_first: the part of all tokens that become ACT blocks, those of the first branches."""
     prompts = [[7 * (n + 3 * b + 1) % 509 for n in range(setting.context + 1)] for b in range(setting.branches)]
+    policy = engine.residency
     with uncomputed(engine):
-        branches = engine.roots(prompts)
+        if act_first is None or not isinstance(policy, Capture):
+            return engine.roots(prompts)
+        branches = list[Branch]()
+        for prompt in prompts:
+            policy.act_share = min(1.0, max(0.0, act_first * len(prompts) - len(branches)))
+            branches += engine.roots([prompt])
     return branches
 
 
@@ -315,14 +332,15 @@ def table(record: dict[str, Any]) -> str:
     """Markdown: every point and arm, then what the model says of other links."""
     lines = [
         "| point | cache | step, ms | model, ms | error | over KV only | over KV on the device as far as it fits "
-        "| over ACT only | tokens: ACT on the device, ACT on the host, KV on the host | MB a step: weights, ACT, KV |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---|---|",
+        "| over ACT only | over 1:1 "
+        "| tokens: ACT on the device, ACT on the host, KV on the host | MB a step: weights, ACT, KV |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---|---|",
     ]
     by_point = {point["name"]: [r for r in record["rows"] if r["point"] == point["name"]] for point in record["points"]}
     for name, rows in by_point.items():
         times = {row["arm"]: row["step_s"] for row in rows}
         for row in rows:
-            over = (f"{times[arm] / row['step_s']:.2f}x" if arm in times else "" for arm in (KV, FITS, ACT))
+            over = (f"{times[arm] / row['step_s']:.2f}x" if arm in times else "" for arm in (KV, FITS, ACT, EVEN))
             moved = row["bytes_per_step"]
             mb = [moved.get("weights", 0), moved.get("act", 0), moved.get("kv", 0) + moved.get("stream", 0)]
             cells = [
@@ -341,11 +359,11 @@ def table(record: dict[str, Any]) -> str:
         "What the model says of other links, with the small device:",
         "",
         "| generating over loading a token | part kept as ACT | over KV only "
-        "| over KV only, on the device as far as it fits | over ACT only |",
-        "|---:|---:|---:|---:|---:|",
+        "| over KV only, on the device as far as it fits | over ACT only | over 1:1 |",
+        "|---:|---:|---:|---:|---:|---:|",
         *(
             f"| {row['gen_to_load']:g} | {row['act_share']:.0%} | {row['over_kv']:.2f}x "
-            f"| {row['over_kv_on_device']:.2f}x | {row['over_act']:.2f}x |"
+            f"| {row['over_kv_on_device']:.2f}x | {row['over_act']:.2f}x | {row['over_static']:.2f}x |"
             for row in record["sweep"]
         ),
     ]

@@ -1,9 +1,10 @@
-"""Figure 7 of "Locality-aware Beam Scheduling": KV moved to the device, token by token and in steps."""
+"""Figures 4, 7 and 10 of "Locality-aware Beam Scheduling": KV on the device, and KV moved to it."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from experiments.lab.paper.exhibit import Exhibit, Lines, Row
 from ttc.cost_model.dims import KVShape
 from ttc.cost_model.transfer import Workload, beam_scheduling_bytes, token_by_token_bytes
 
@@ -74,14 +75,17 @@ def report(rows: list[dict[str, Any]]) -> str:
 
 
 def _line(row: dict[str, Any]) -> str:
-    schedule = "token by token" if row["step_tokens"] is None else f"steps of {row['step_tokens']}"
     paper = "-" if row["paper_gib"] is None else f"{row['paper_gib']:,}"
     baseline_bytes = row["token_by_token_bytes"]
     return (
-        f"| {row['beams']} | {schedule} "
+        f"| {row['beams']} | {_schedule(row)} "
         f"| {_gib(row['start_bytes'])} | {_share(row['start_bytes'], baseline_bytes)} "
         f"| {_gib(row['end_bytes'])} | {_share(row['end_bytes'], baseline_bytes)} | {paper} |"
     )
+
+
+def _schedule(row: dict[str, Any]) -> str:
+    return "token by token" if row["step_tokens"] is None else f"steps of {row['step_tokens']}"
 
 
 def _gib(size_bytes: int) -> str:
@@ -90,3 +94,83 @@ def _gib(size_bytes: int) -> str:
 
 def _share(part_bytes: int, whole_bytes: int) -> str:
     return f"{part_bytes / whole_bytes:.1%}" if whole_bytes else "-"
+
+
+OPT_WEIGHTS_BYTES = 2 * 6_658_473_984
+"""Parameters of OPT-6.7B, 2 bytes each."""
+PAPER_KV_PERCENT = {16: 55, 32: 70, 64: 80}
+"""Section 3: the KV cache is over 55%, 70% and 80% of all memory with so many beams."""
+PAPER_MOVED_PERCENT = {32: 3.7, 64: 1.8, 128: 0.9}
+"""Section 5.3, measured: OPT-6.7B with 64 beams, of what token by token moves, by step length."""
+
+
+def memory_rows() -> list[Row]:
+    """The part of KV in weights and KV of sequences of 2,048 tokens."""
+    kv_bytes = {beams: beams * MODELS["OPT-6.7B"].beam_bytes(2048) for beams in BEAMS}
+    return [
+        {
+            "beams": beams,
+            "KV, GiB": size / GIB,
+            "KV, % of memory": 100 * size / (size + OPT_WEIGHTS_BYTES),
+            "paper, more than": PAPER_KV_PERCENT.get(beams),
+        }
+        for beams, size in kv_bytes.items()
+    ]
+
+
+def moved_rows() -> list[Row]:
+    """Figure 7 in GiB, for one model; its zeros are left out, as the figure's scale is logarithmic."""
+    return [
+        {
+            "beams": row["beams"],
+            "schedule": _schedule(row),
+            "GiB": row["end_bytes"] / GIB or None,
+            "paper": row["paper_gib"],
+        }
+        for row in rows()
+        if row["model"] == "OPT-6.7B"
+    ]
+
+
+def share_rows() -> list[Row]:
+    """Figure 10a: of what token by token moves with 64 beams, by the rules of charging a step, and as measured."""
+    ours = [row for row in rows() if row["model"] == "OPT-6.7B" and row["beams"] == 64 and row["step_tokens"]]
+    return [
+        {
+            "step, tokens": row["step_tokens"],
+            "charged at the start, %": 100 * row["start_bytes"] / row["token_by_token_bytes"],
+            "charged at the end, %": 100 * row["end_bytes"] / row["token_by_token_bytes"],
+            "paper, measured, %": PAPER_MOVED_PERCENT[row["step_tokens"]],
+        }
+        for row in ours
+    ]
+
+
+EXHIBITS = (
+    Exhibit(
+        "Figure 4a",
+        "the part of KV in memory, OPT-6.7B at 2,048 tokens",
+        memory_rows,
+        Lines("beams", ("KV, % of memory",), ("paper, more than",), label="%"),
+        "Weights and KV. The paper counts activations as well, and states lower bounds.",
+    ),
+    Exhibit(
+        "Figure 7",
+        "KV moved to the device, OPT-6.7B",
+        moved_rows,
+        Lines("beams", ("GiB",), by="schedule", log="xy", label="GiB"),
+    ),
+    Exhibit(
+        "Figure 10a",
+        "KV moved, of token by token, OPT-6.7B with 64 beams",
+        share_rows,
+        Lines(
+            "step, tokens",
+            ("charged at the start, %", "charged at the end, %"),
+            ("paper, measured, %",),
+            log="x",
+            label="%",
+        ),
+        "The project's own counts of real runs: `python -m experiments.bench memory bytes`.",
+    ),
+)

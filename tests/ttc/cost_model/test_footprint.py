@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttc.cost_model.footprint import METHODS, Footprint, ModelDims, activation_bytes, estimate, kv_cache_bytes
+from ttc.cost_model.footprint import (
+    METHODS,
+    Footprint,
+    ModelDims,
+    activation_bytes,
+    estimate,
+    kv_cache_bytes,
+    longest_context,
+)
 from ttc.errors import InvalidInput
 
 GIB = 2**30
@@ -109,3 +117,18 @@ def test_bad_requests_are_refused() -> None:
         estimate("standard", SMALL, context=0)
     with pytest.raises(InvalidInput, match="chunk=-4 must be at least 1"):
         estimate("headwise", SMALL, context=10, chunk=-4)
+
+
+@given(dims, st.sampled_from(sorted(METHODS)), st.integers(1, 200_000), st.none() | st.integers(1, 50_000))
+def test_the_longest_context_fits_and_the_next_does_not(
+    shape: ModelDims, method: str, device_bytes: int, host_bytes: int | None
+) -> None:
+    def fits(context: int) -> bool:
+        footprint = estimate(method, shape, context, chunk=4)
+        kept = METHODS[method].kv_bytes is METHODS[method].total_kv_bytes
+        on_host = host_bytes is None or kept or footprint.total_kv_bytes <= host_bytes
+        return footprint.total_bytes <= device_bytes and on_host
+
+    longest = longest_context(method, shape, device_bytes, host_bytes, chunk=4)
+    assert not fits(longest + 1)
+    assert longest == 0 or fits(longest)

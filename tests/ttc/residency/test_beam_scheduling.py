@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise
+from math import ceil
 from typing import Any
 
 import pytest
@@ -102,3 +103,33 @@ def test_algorithm_1_holds_every_beam_once_within_the_budget(tree: tuple[list[li
     groups = schedule_beams(paths, size, tail, budget)
     assert sorted(beam for group in groups for beam in group) == list(range(len(paths)))
     assert all(group_bytes(paths, group, tail, True) <= budget for group in groups)
+
+
+def as_printed(paths: list[list[KV]], capacity: int) -> list[list[int]]:
+    """The paper's Balanced Grouping: Algorithm 1 with as many beams in a group as the balanced counts allow."""
+    unused, groups = list(range(len(paths))), []
+    for limit in balanced_sizes(len(paths), ceil(len(paths) / capacity)):
+        cur: list[int] = []
+        for _ in range(limit):
+            union = {kv for beam in cur for kv in paths[beam]}
+            cur.append(max(unused, key=lambda i: sum(kv.tokens for kv in paths[i] if kv in union)))
+            unused.remove(cur[-1])
+        groups.append(cur)
+    return groups
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(1, 8), st.integers(1, 9), st.integers(1, 9))
+@settings(max_examples=200, deadline=None)
+def test_balanced_grouping_has_the_papers_sizes_and_loads_no_more(
+    leaves: list[int], capacity: int, trunk_size: int, inner_size: int
+) -> None:
+    """Beams of equal sizes, each with its copy of what it shares, as in the paper: root, inner node, leaf."""
+    trunk, paths = blocks(trunk_size)[0], list[list[KV]]()
+    for count in leaves:
+        inner, *own = blocks(inner_size, *[3] * count)
+        paths += [[trunk, inner, kv] for kv in own]
+    budget = capacity * (trunk_size + inner_size + 3)
+    ours, papers = balanced_grouping(paths, size, 0, budget, shared=False), as_printed(paths, capacity)
+    assert sorted(map(len, ours)) == sorted(map(len, papers))
+    loaded = [sum(group_bytes(paths, group, 0, shared=True) for group in groups) for groups in (ours, papers)]
+    assert loaded[0] <= loaded[1]

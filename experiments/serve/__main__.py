@@ -24,7 +24,7 @@ def launch() -> None:
     from experiments.runs.configured import configured
 
     try:
-        from experiments.serve.job import run
+        from experiments.serve.launch import run
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn", "pydantic", "prometheus_client"):
             raise

@@ -12,9 +12,12 @@ from ttc.errors import ContextExceeded, InvalidInput
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 """What a status is called, where it is neither the caller's fault in general nor the server's."""
 
+CLIENT_LEFT = 499
+"""The status under which requests are counted whose client has left."""
+
 
 class Refusal(Exception):
-    """A request that gets no answer: its status, what to tell the caller, and the field that is to blame."""
+    """A request that gets no answer. param: the field that is to blame."""
 
     def __init__(
         self,
@@ -26,13 +29,17 @@ class Refusal(Exception):
         headers: Mapping[str, str] | None = None,
     ):
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers
 
     @classmethod
     def of(cls, error: InvalidInput, param: str | None = None) -> Refusal:
         """A request that holds what cannot be used."""
-        long = isinstance(error, ContextExceeded)
-        return cls(400, str(error), param=param, code="context_length_exceeded" if long else None)
+        code = "context_length_exceeded" if isinstance(error, ContextExceeded) else None
+        return cls(400, str(error), param=param, code=code)
 
     def body(self) -> dict[str, Any]:
         """The object that OpenAI's clients expect."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from starlette.requests import ClientDisconnect, Request
 
-from experiments.serve.refusal import Refusal
+from experiments.serve.refusal import CLIENT_LEFT, Refusal
+
+BODY_S = 30
+"""Seconds within which a request's body must have come."""
 
 IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 """Fields that say nothing about the answer."""
@@ -66,8 +71,8 @@ class StreamOptions(BaseModel):
 class Body(BaseModel):
     """The fields that both kinds of request have.
 
-    search: a search's name, or an object with its name and settings. max_generated_tokens: the most tokens that the
-    search may write for the whole request. answer_kind: how answers are read, for searches that compare them.
+    search: a search's name, or an object with its name and settings. max_generated_tokens: of the whole request.
+    answer_kind: how answers are read, for searches that compare them.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -91,8 +96,8 @@ class Body(BaseModel):
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
     @property
-    def most_tokens(self) -> int | None:
-        """The most tokens of an answer, None where the request does not say."""
+    def token_limit(self) -> int | None:
+        """Of an answer, None where the request does not say."""
         return self.max_tokens
 
 
@@ -103,7 +108,7 @@ class ChatBody(Body):
     max_completion_tokens: int | None = Field(None, ge=1)
 
     @property
-    def most_tokens(self) -> int | None:
+    def token_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
@@ -117,9 +122,30 @@ class CompletionBody(Body):
         return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
     @property
-    def most_tokens(self) -> int | None:
+    def token_limit(self) -> int | None:
         """OpenAI's default, where a search has none of its own."""
         return 16 if self.max_tokens is None and self.search is None and "+" not in self.model else self.max_tokens
+
+
+async def body_of(request: Request, max_bytes: int) -> bytes:
+    """The bytes of a body. Raises Refusal for one that is too long, late, or no JSON by its header: a web page may send
+    other kinds to any address without asking."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Refusal(415, "the body must be JSON; send it with the header Content-Type: application/json")
+    close = {"Connection": "close"}
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > max_bytes:
+                    message = f"the body is longer than {max_bytes} bytes; send less, or have the server started with "
+                    raise Refusal(413, f"{message}serve.max_body_bytes=N", headers=close)
+    except TimeoutError:
+        raise Refusal(408, f"the body did not come within {BODY_S} s", headers=close) from None
+    except ClientDisconnect:
+        raise Refusal(CLIENT_LEFT, "the client has left") from None
+    return bytes(body)
 
 
 B = TypeVar("B", bound=Body)
@@ -127,19 +153,15 @@ B = TypeVar("B", bound=Body)
 
 def read(kind: type[B], data: bytes) -> B:
     """A request's body. Raises Refusal for what is no JSON, and for the first field that is wrong or unknown."""
+    must = f"send an object with model and {'messages' if kind is ChatBody else 'prompt'}"
     try:
         given = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise Refusal(400, f"the body is no JSON: {error}; send an object with model and {_asks(kind)}") from error
+        raise Refusal(400, f"the body is no JSON: {error}; {must}") from error
     if not isinstance(given, dict):
-        raise Refusal(400, f"the body is {type(given).__name__}; send an object with model and {_asks(kind)}")
-    given = {
-        name: value
-        for name, value in given.items()
-        if value is not None and name not in IGNORED and not (name in WITHOUT_EFFECT and value == WITHOUT_EFFECT[name])
-    }
+        raise Refusal(400, f"the body is {type(given).__name__}; {must}")
     try:
-        return kind.model_validate(given)
+        return kind.model_validate({name: value for name, value in given.items() if _counts(name, value)})
     except ValidationError as errors:
         first = errors.errors()[0]
     name = ".".join(map(str, first["loc"]))
@@ -153,5 +175,6 @@ def read(kind: type[B], data: bytes) -> B:
     raise Refusal(400, f"{name}={shown}: {first['msg']}", param=name)
 
 
-def _asks(kind: type[Body]) -> str:
-    return "messages" if kind is ChatBody else "prompt"
+def _counts(name: str, value: Any) -> bool:
+    """Whether a field asks for something."""
+    return value is not None and name not in IGNORED and (name not in WITHOUT_EFFECT or value != WITHOUT_EFFECT[name])

@@ -17,6 +17,7 @@ from experiments.serve.refusal import Refusal
 from search.admission import Admission
 from search.config import SearchConfig
 from search.driver import Driver
+from ttc.errors import ContextExceeded, InvalidInput
 from ttc.protocols import Backend, Problem
 from ttc.results import Progress, Result
 
@@ -30,34 +31,39 @@ class Ticket:
 
     changed: set whenever anything below has changed.
     written: the tokens of each branch that is being written, by its number, for a request that follows them.
-    progress: what the search did last. result, error: how it ended.
+    progress: what the search did last. result, error: how it ended. error: a fault that is no single problem's.
     """
 
     def __init__(self, problem: Problem, config: SearchConfig, *, follow: bool = False):
-        self.problem, self.config, self.follow = problem, config, follow
-        self.loop, self.changed = asyncio.get_running_loop(), asyncio.Event()
+        self.problem = problem
+        self.config = config
+        self.follow = follow
+        self.loop = asyncio.get_running_loop()
+        self.changed = asyncio.Event()
         self.number: int | None = None  # the driver's
         self.written: dict[int, list[int]] = {}
         self.progress: Progress | None = None
         self.result: Result | None = None
-        self.error: Exception | None = None
+        self.error: Refusal | None = None
 
     @property
     def ended(self) -> bool:
         return self.result is not None or self.error is not None
 
-    async def end(self) -> Result:
-        """The result. Raises what stopped the search."""
+    async def end(self) -> None:
+        """Return when the problem has ended."""
         while not self.ended:
             await self.changed.wait()
             self.changed.clear()
-        return self.outcome()
 
     def outcome(self) -> Result:
-        """The result of a ticket that has ended. Raises what stopped its search."""
+        """The result of a ticket that has ended. Raises Refusal for a problem that failed."""
         if self.error is not None:
             raise self.error
         assert self.result is not None
+        if self.result.error is not None:
+            of_request = self.result.error.startswith((InvalidInput.__name__, ContextExceeded.__name__))
+            raise Refusal(400 if of_request else 500, self.result.error)
         return self.result
 
     def notify(self) -> None:
@@ -69,17 +75,21 @@ class Ticket:
 class Service:
     """Solves problems as they come, all in one running batch.
 
-    most: the most problems that may be waiting or under way; others are refused. concurrency: the most under way, None
-    for as many as there is room for.
+    max_problems: that may be waiting or under way; others are refused. concurrency: the most under way, None for as
+    many as there is room for.
     An error that is no single problem's, as memory that ends, fails all that are under way, and the service goes on.
     """
 
-    def __init__(self, engine: Backend, most: int, concurrency: int | None = None):
-        self.engine, self.most, self.concurrency = engine, most, concurrency
+    def __init__(self, engine: Backend, max_problems: int, concurrency: int | None = None):
+        self.engine = engine
+        self.max_problems = max_problems
+        self.concurrency = concurrency
         self.driver = self._new_driver()
         self.tickets: dict[int, Ticket] = {}
         self.inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self.lock, self.open, self.closing = Lock(), set[Ticket](), False
+        self.lock = Lock()
+        self.open: set[Ticket] = set()
+        self.closing = False
         self.ends: deque[float] = deque(maxlen=32)
         self.thread = Thread(target=self._work, name="searches", daemon=True)
         self.thread.start()
@@ -91,15 +101,11 @@ class Service:
         with self.lock:
             if self.closing:
                 raise Refusal(503, STOPPING)
-            if len(self.open) + len(tickets) > self.most:
+            if len(self.open) + len(tickets) > self.max_problems:
                 wait = str(self.retry_after())
-                raise Refusal(
-                    429,
-                    f"{len(self.open)} problems are waiting or under way, and there is room for {self.most}; ask again "
-                    f"in {wait} seconds",
-                    code="queue_full",
-                    headers={"Retry-After": wait},
-                )
+                message = f"{len(self.open)} problems are waiting or under way, and there is room for "
+                message += f"{self.max_problems}; ask again in {wait} seconds"
+                raise Refusal(429, message, code="queue_full", headers={"Retry-After": wait})
             self.open.update(tickets)
             for ticket in tickets:  # before whatever `close` puts there
                 self.inbox.put(partial(self._join, ticket))
@@ -157,8 +163,7 @@ class Service:
                 ticket.notify()
         except Exception as error:
             log.exception("all requests under way have failed")
-            failure = Refusal(500, f"the server failed: {type(error).__name__}: {error}")
-            self._fail(failure)
+            self._fail(Refusal(500, f"the server failed: {type(error).__name__}: {error}"))
             self.driver = self._new_driver()
         for number, ticket in self.tickets.items():
             active = self.driver.active.get(number)
@@ -182,7 +187,7 @@ class Service:
             self.open.discard(ticket)
             self.ends.append(time.monotonic())
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Refusal) -> None:
         """End all that was taken in."""
         try:
             self.driver.close()

@@ -14,7 +14,7 @@ pytest.importorskip("openai")
 import httpx2
 import openai
 
-from experiments.serve.job import LOCAL
+from experiments.serve.launch import LOCAL
 from tests.helpers.own_server import ENDLESS, Running, running, said
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("openai")
 import openai
 
 from experiments.serve.app import Api
-from experiments.serve.job import bind, server
+from experiments.serve.launch import bind, server
 from experiments.serve.offer import Offer
 from experiments.serve.service import Service
 from search import SelfConsistency

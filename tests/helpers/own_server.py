@@ -13,7 +13,7 @@ import openai
 import torch
 
 from experiments.serve.app import Api
-from experiments.serve.job import bind, server
+from experiments.serve.launch import bind, server
 from experiments.serve.offer import Offer
 from experiments.serve.service import Service
 from search import BeamSearch, BestOfN, Case, Greedy, Search, SearchSteps, SelfConsistency

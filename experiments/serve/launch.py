@@ -37,8 +37,9 @@ def run(config: DictConfig, choice: str) -> None:
     key = api_key(config)
     listening = bind(config.serve.host, config.serve.port)
     with listening:
+        verifier = make_verifier(config)
         reading = Reading.of(config.dataset)
-        verifier, backend = make_verifier(config), make_backend(config)
+        backend = make_backend(config)
         if verifier is not None:
             try_verifier(verifier, backend, "What is 1 + 1?")
         searches = offered(config, choice, verifier, backend)
@@ -54,19 +55,14 @@ def run(config: DictConfig, choice: str) -> None:
         host, port = listening.getsockname()[:2]
         say(f"{offer.model} at http://{f'[{host}]' if ':' in host else host}:{port}/v1; Ctrl-C stops it")
         say(f"searches: {offer.model}+NAME, with NAME one of {', '.join(searches)}")
-        hosts = None if key is not None or not is_local(config.serve.host) else LOCAL
-        serve(api, listening, key, hosts, config.serve.shutdown_s)
+        hosts = LOCAL if key is None and is_local(config.serve.host) else None
+        server(api, key, hosts, config.serve.shutdown_s).run(sockets=[listening])
         if isinstance(backend, RemoteBackend):
             backend.close()
 
 
-def serve(api: Api, listening: socket.socket, key: str | None, hosts: Any, shutdown_s: int) -> None:
-    """Answer until the process is told to stop; what is under way may then take `shutdown_s` seconds to end."""
-    server(api, key, hosts, shutdown_s).run(sockets=[listening])
-
-
 def server(api: Api, key: str | None = None, hosts: Any = None, shutdown_s: int = 30) -> uvicorn.Server:
-    """The web server."""
+    """The web server. shutdown_s: what is under way may take to end, once the process is told to stop."""
     settings = uvicorn.Config(
         api.app(key, hosts), log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=shutdown_s
     )
@@ -77,17 +73,17 @@ def bind(host: str, port: int) -> socket.socket:
     """A socket to listen on later. Raises InvalidInput for an address or a port that cannot be had."""
     if not 0 <= port < 2**16:
         raise InvalidInput(f"serve.port={port} is no port; give one from 1 to 65535, or 0 for a free one")
-    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((host, port))
+        listening.bind((host, port))
     except OSError as error:
-        found.close()
+        listening.close()
         raise InvalidInput(
             f"serve.host={host} serve.port={port} cannot be had ({error.strerror or error}); give another port, or 0 "
             "for a free one"
         ) from error
-    return found
+    return listening
 
 
 def api_key(config: DictConfig) -> str | None:

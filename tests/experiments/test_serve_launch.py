@@ -11,7 +11,7 @@ pytest.importorskip("starlette")
 
 from experiments.runs.build import make_verifier
 from experiments.runs.schema import SEARCHES
-from experiments.serve.job import api_key, bind, check_limits, model_name
+from experiments.serve.launch import api_key, bind, check_limits, model_name
 from experiments.serve.offer import offered
 from search import BeamSearch, BestOfN
 from tests.helpers.backends import FakeBackend

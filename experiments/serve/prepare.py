@@ -1,0 +1,125 @@
+"""From a request's body to problems with a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from secrets import randbelow
+from typing import Any
+
+from experiments.runs.grading import Reading
+from experiments.serve.conversation import Conversation
+from experiments.serve.refusal import Refusal
+from experiments.serve.requests import Body, ChatBody, CompletionBody
+from search import Search
+from search.budget import Budget
+from search.config import SearchConfig
+from search.options import SolveOptions
+from ttc.errors import ContextExceeded, InvalidInput
+from ttc.protocols import Problem
+from ttc.text.prompt import PromptTemplate
+
+MAX_STOPS = 16
+"""Stop strings of one request: each is looked for after every token."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that can be answered.
+
+    search: the name of its search. prompt_tokens: of all prompts together. in_thought: whether the prompt of a chat
+    begins a thought.
+    """
+
+    body: Body
+    search: str
+    config: SearchConfig
+    problems: list[Problem]
+    prompt_tokens: int
+    in_thought: bool
+
+
+@dataclass(frozen=True)
+class Preparer:
+    """How requests are read.
+
+    options: how problems are solved where a request does not say, and the most that one problem may cost.
+    max_prompt_tokens: None for what the model's context holds. chat_options: further variables for the chat template.
+    """
+
+    engine: Any
+    options: SolveOptions
+    max_prompt_tokens: int | None = None
+    chat_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def prepare(self, body: Body, name: str, search: Search) -> Prepared:
+        """Raises Refusal for a request that cannot be answered."""
+        if len(body.stops) > MAX_STOPS:
+            raise Refusal(400, f"stop holds {len(body.stops)} strings; give at most {MAX_STOPS}", param="stop")
+        if isinstance(body, ChatBody):
+            param = "messages"
+            questions, template = self._chat(body)
+        else:
+            assert isinstance(body, CompletionBody)
+            param = "prompt"
+            questions, template = _texts(body)
+        try:
+            config = SearchConfig.of(search, self.engine, self._options(body, search, template))
+        except InvalidInput as error:
+            raise Refusal.of(error) from error
+        try:
+            prompts = [self._prompt(template, question) for question in questions]
+        except InvalidInput as error:
+            raise Refusal.of(error, param) from error
+        end = template.end_of_prompt(questions[-1], self.engine.tokenizer)
+        in_thought = config.thoughts is not None and config.thoughts.begun(prompts[-1], end)
+        return Prepared(body, name, config, list(map(Problem, questions)), sum(map(len, prompts)), in_thought)
+
+    def _chat(self, body: ChatBody) -> tuple[list[str], PromptTemplate]:
+        *earlier, last = body.messages
+        if last.role != "user":
+            raise Refusal(400, f"the last message is the {last.role}'s; end with one of the user", param="messages")
+        before = tuple(message.as_template() for message in earlier)
+        return [last.text], Conversation(earlier=before, options=self.chat_options)
+
+    def _options(self, body: Body, search: Search, template: PromptTemplate) -> SolveOptions:
+        reading: dict[str, Any] = Reading(body.answer_kind).options() if body.answer_kind else {}
+        return replace(
+            self.options,
+            verifier=self.options.verifier if search.needs_verifier else None,
+            seed=randbelow(2**31) if body.seed is None else body.seed,
+            template=template,
+            end=body.stops,
+            budget=self._budget(body.max_generated_tokens),
+            **reading,
+        )
+
+    def _budget(self, tokens: int | None) -> Budget:
+        """What the server allows, or less."""
+        budget = self.options.budget
+        limit = budget.max_generated_tokens
+        if tokens is None:
+            return budget
+        if limit is not None and tokens > limit:
+            raise Refusal(
+                400,
+                f"max_generated_tokens={tokens} is more than this server's {limit}; give less",
+                param="max_generated_tokens",
+            )
+        return replace(budget, max_generated_tokens=tokens)
+
+    def _prompt(self, template: PromptTemplate, question: str) -> list[int]:
+        """Raises InvalidInput for a prompt that is too long."""
+        tokens = template.tokens(question, self.engine.tokenizer)
+        self.engine.limits.check_prompt(len(tokens))
+        limit = self.max_prompt_tokens
+        if limit is not None and len(tokens) > limit:
+            raise ContextExceeded(f"the prompt has {len(tokens)} tokens, and this server takes {limit}; shorten it")
+        return tokens
+
+
+def _texts(body: CompletionBody) -> tuple[list[str], PromptTemplate]:
+    texts = body.prompts
+    if len(texts) != 1 and (body.stream or not texts):
+        raise Refusal(400, f"prompt holds {len(texts)} texts; give one, or leave stream out", param="prompt")
+    return texts, PromptTemplate("{question}", raw=True)

@@ -136,7 +136,7 @@ def load_examples(config: DatasetConfig) -> list[tuple[str, str]]:
     if config.shots < 0:
         raise InvalidInput(f"dataset.shots={config.shots} must be 0 or more")
     if config.shots_path is not None:
-        rows = rows_of_file(config.shots_path, "dataset.shots_path")
+        rows = rows_of_file(config.shots_path, "dataset.shots_path", config.shots_split or config.split)
     elif config.shots_split is not None and config.hub is not None and config.path is None:
         rows = rows_of_hub(config.hub, config.subset, config.shots_split)
     else:
@@ -157,7 +157,7 @@ def load_examples(config: DatasetConfig) -> list[tuple[str, str]]:
 
 def _rows(config: DatasetConfig) -> list[Row]:
     if config.path is not None:
-        return rows_of_file(config.path)
+        return rows_of_file(config.path, split=config.split)
     if config.hub is not None:
         return rows_of_hub(config.hub, config.subset, config.split)
     raise InvalidInput(f"the data set {config.name} names no source; give dataset.path, dataset.hub or dataset.task")

@@ -1,14 +1,17 @@
-"""Where a data set's rows come from: a file or the hub."""
+"""Where a data set's rows come from: a file, a folder or the hub."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ttc.errors import InvalidInput
 from ttc.model.hub import reached
 
+T = TypeVar("T")
 Row = dict[str, Any]
 UNREADABLE = "unreadable line"
 """The field of a row that stands for a line which is no JSON: why it is none."""
@@ -16,11 +19,16 @@ UNREADABLE = "unreadable line"
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
-def rows_of_file(name: str, key: str = "dataset.path") -> list[Row]:
-    """The rows of the file `name`, which `key` of the configuration gave."""
+def rows_of_file(name: str, key: str = "dataset.path", split: str = "test") -> list[Row]:
+    """The rows of the file or folder `name`, which `key` of the configuration gave.
+
+    split: of a folder that holds several, the one to read.
+    """
     path = Path(name).expanduser()
+    if path.is_dir():
+        return _folder_rows(path, f"{key}={name}", split)
     if not path.is_file():
-        raise InvalidInput(f"{key}={name} is not a file")
+        raise InvalidInput(f"{key}={name} is not a file or folder")
     if path.suffix not in SUFFIXES:
         raise InvalidInput(f"{key}={name} ends in {path.suffix!r}; use one of {', '.join(SUFFIXES)}")
     try:
@@ -31,6 +39,44 @@ def rows_of_file(name: str, key: str = "dataset.path") -> list[Row]:
     except Exception as error:
         raise InvalidInput(f"{key}={name} cannot be read: {error}") from error
     return _json_rows(path)
+
+
+def _folder_rows(path: Path, given: str, split: str) -> list[Row]:
+    """The rows of what `save_to_disk` of datasets wrote, of one set or of several splits, or of a folder of parquet
+    files, whose splits are folders or the beginnings of names (`test-00000-of-00001.parquet`), as on the hub."""
+    import datasets
+
+    try:
+        if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+            saved = datasets.load_from_disk(path)
+            return list(_split_of(saved, given, split) if isinstance(saved, dict) else saved)
+        files: dict[str, list[Path]] = {}
+        for file in sorted(path.rglob("*.parquet")):
+            files.setdefault(_split_name(file.relative_to(path)), []).append(file)
+        if not files:
+            raise InvalidInput(
+                f"{given} holds no data set; give a folder that save_to_disk wrote, one with .parquet files, or a file"
+            )
+        return [row for file in _split_of(files, given, split) for row in _parquet_rows(file)]
+    except InvalidInput:
+        raise
+    except Exception as error:
+        raise InvalidInput(f"{given} cannot be read: {error}") from error
+
+
+def _split_name(file: Path) -> str:
+    """Of a parquet file within its folder: "test" of test-00000-of-00001.parquet, test.parquet and test/0.parquet."""
+    begins = re.match(r"[A-Za-z]\w*?(?=[-.]|$)", file.stem)
+    inside = [part for part in file.parts[:-1] if part != "data"]
+    return inside[-1] if inside else begins[0] if begins else ""
+
+
+def _split_of(splits: Mapping[str, T], given: str, split: str) -> T:
+    if len(splits) == 1:
+        return next(iter(splits.values()))
+    if split not in splits:
+        raise InvalidInput(f"{given} has no split {split!r}; use dataset.split={' or '.join(map(str, splits))}")
+    return splits[split]
 
 
 def rows_of_hub(name: str, subset: str | None, split: str) -> list[Row]:

@@ -66,7 +66,8 @@ class FieldNames:
 class DatasetConfig:
     r"""Where problems come from and how they are asked.
 
-    hub, subset, split: a data set of the hub. path: a local file instead (jsonl, json, csv, tsv, parquet). task,
+    hub, subset, split: a data set of the hub. path: a local file or folder
+    instead (jsonl, json, csv, tsv, parquet; what datasets' save_to_disk wrote). task,
     params, size, seed: a task of reasoning-gym.
     reader: how a row is read, by a name of `data.READERS` or the dotted path of a function that takes a row,
     an id and these settings and returns a `ttc` Problem. fields: what the row's fields are called.

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
@@ -73,6 +74,49 @@ def test_a_bad_row_fails_alone(tmp_path: Path) -> None:
     assert [p.id for p in task.problems] == ["gsm8k-0"]
     assert [name for name, _ in task.failures] == ["gsm8k-1", "gsm8k-2", "gsm8k-3", "gsm8k-4"]
     assert "question" in task.failures[0][1] and "####" in task.failures[1][1]
+
+
+GOOD = [{"question": f"{i} + 1 = ?", "answer": f"#### {i + 1}"} for i in range(4)]
+
+
+def asked(path: Path, **fields: Any) -> list[str]:
+    return [problem.question for problem in load_task(dataset(path=str(path), **fields)).problems]
+
+
+def test_a_folder_of_a_saved_data_set_is_read(tmp_path: Path) -> None:
+    datasets.Dataset.from_list(GOOD).save_to_disk(tmp_path / "one")
+    splits = {"train": datasets.Dataset.from_list(GOOD[:1]), "test": datasets.Dataset.from_list(GOOD[1:])}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "both")
+    datasets.DatasetDict({"train": splits["train"]}).save_to_disk(tmp_path / "train alone")
+    questions = [row["question"] for row in GOOD]
+    assert asked(tmp_path / "one") == questions
+    assert asked(tmp_path / "both") == questions[1:] and asked(tmp_path / "both", split="train") == questions[:1]
+    assert asked(tmp_path / "train alone") == questions[:1]
+    with pytest.raises(InvalidInput, match=r"no split 'dev'; use dataset.split=train or test"):
+        asked(tmp_path / "both", split="dev")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["{split}.parquet", "{split}-0000{part}-of-00002.parquet", "data/{split}-{part}.parquet", "{split}/{part}.parquet"],
+)
+def test_a_folder_of_parquet_files_is_read_by_its_splits(name: str, tmp_path: Path) -> None:
+    parts = {"test": [GOOD[:2], GOOD[2:]], "train": [GOOD[1:2]]}
+    if "{part}" not in name:
+        parts["test"] = [GOOD]
+    for split, pieces in parts.items():
+        for part, rows in enumerate(pieces):
+            file = tmp_path / name.format(split=split, part=part)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            datasets.Dataset.from_list(rows).to_parquet(str(file))
+    assert asked(tmp_path) == [row["question"] for row in GOOD]
+    assert asked(tmp_path, split="train") == [GOOD[1]["question"]]
+
+
+def test_a_folder_without_a_data_set_says_so(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("nothing")
+    with pytest.raises(InvalidInput, match="holds no data set; give a folder that save_to_disk wrote"):
+        asked(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -41,10 +41,14 @@ class ActiveSearch:
     live: the branches that hold keys and values. nodes: what is recorded of each branch that ever was.
     parents: the ids of nodes with children. chats: the conversation of each branch that ever was.
     candidates: what the search returned.
+    begun: whether its prompt has been computed, so that the search has been asked for its first request.
+    over: whether it was broken off, so that no answer reaches it any more.
+    scarcest: which limit leaves the least tokens, as `next_part` has seen it.
     budget_raised: whether BudgetExceeded was raised in the search, which happens once.
     closing, others: the branch that the reserve is spent on, and the other candidates.
     waiting, made: of an `Expand` under way, the parents whose children are still to be made, and the children so far.
     growing: the children whose step is under way.
+    told_tokens: the generated tokens that `writing` has told of.
     unpaid: rated branches that were to be continued and of which the budget paid for no child. They stay, though their
         search lets go of what it has continued, and are among the candidates.
     """
@@ -63,7 +67,11 @@ class ActiveSearch:
     made: list[Branch] = field(default_factory=list)
     growing: list[Branch] = field(default_factory=list)
     unpaid: list[Branch] = field(default_factory=list)
+    begun: bool = False
+    over: bool = False
+    scarcest: Stopped = "max_tokens"
     calls: int = 0
+    told_tokens: int = 0
     answered: int = 0
     error: str | None = None
     stopped: Stopped | None = None
@@ -77,13 +85,18 @@ class ActiveSearch:
 
     @property
     def done(self) -> bool:
-        return self.request is None
+        return self.begun and self.request is None
 
     @property
     def budget(self) -> Budget:
         return self.config.budget
 
     # ------------------------------------------------------------ requests
+
+    def begin(self) -> None:
+        """The prompt has been computed: take the first request."""
+        self.begun = True
+        self.advance(None)
 
     def advance(self, answer: Any) -> None:
         """Give the search its answer and take its next request."""
@@ -128,7 +141,7 @@ class ActiveSearch:
         if self.waiting:
             limit = self.budget.max_calls
             if limit is not None and self.calls >= limit - (self.budget.reserve > 0 and self.closing is None):
-                self.run_out()
+                self.run_out("max_calls")
             else:
                 self.calls += 1
 
@@ -145,14 +158,18 @@ class ActiveSearch:
         """
         assert isinstance(self.request, Expand)
         step = self.request.step.max_tokens
-        if self.late:
-            return 0, step
-        whole, room = len(self.waiting), step
+        whole = len(self.waiting)
+        rooms: dict[Stopped, int] = {}
         if (left := self.tokens_left) is not None:
             left -= price * len(self.made)
-            whole, room = min(whole, left // (step + price)), min(room, left - price)
+            whole = min(whole, left // (step + price))
+            rooms["max_tokens"] = left - price
         if (left := self.generated_left) is not None:
-            whole, room = min(whole, left // step), min(room, left)
+            whole = min(whole, left // step)
+            rooms["max_generated_tokens"] = left
+        if rooms:
+            self.scarcest = min(rooms, key=lambda name: rooms[name])
+        room = min([step, *rooms.values()])
         return (whole, step) if whole > 0 else (int(room > 0), room)
 
     @property
@@ -175,28 +192,32 @@ class ActiveSearch:
         return time.perf_counter() - self.started
 
     @property
-    def late(self) -> bool:
-        """Whether the time is up, so that nothing more is begun."""
-        return self.budget.max_wall_s is not None and self.wall_s >= self.budget.max_wall_s
+    def overdue(self) -> Stopped | None:
+        """Why the search has to end at once: it was cancelled, or its time is up."""
+        options = self.config.options
+        if options.cancel is not None and options.cancel.is_set():
+            return "cancelled"
+        most = options.budget.max_wall_s
+        return "max_wall_s" if most is not None and self.wall_s >= most else None
 
     def pays(self, price: int) -> bool:
         """Whether the budget has room for a rating that takes so many tokens."""
         left = self.tokens_left
-        return not self.late and (left is None or price <= left)
+        return left is None or price <= left
 
     # ------------------------------------------------------------ ends
 
     def cut_short(self) -> None:
         """The budget paid for a part of an `Expand` alone: the search goes on with fewer children."""
-        self.stopped = "budget"
+        self.stopped = self.scarcest
         continued = {child.parent for child in self.made}
         left = [parent for parent in dict.fromkeys(self.waiting) if parent not in continued]
         self.unpaid += [parent for parent in left if parent.score is not None and parent.generated]
         self.advance(self.made)
 
-    def run_out(self) -> None:
+    def run_out(self, why: Stopped) -> None:
         """The budget is spent: tell the search once, which may return what it has; else its live branches are that."""
-        self.stopped = "budget"
+        self.stopped = why
         if self.budget_raised:
             self.steps.close()
             self.request = None
@@ -204,7 +225,37 @@ class ActiveSearch:
         self.budget_raised = True
         self._stand_for_parents()
         limits = ", ".join(f"{name}={value}" for name, value in self.budget.limits.items())
-        self._take(lambda: self.steps.throw(BudgetExceeded(f"the budget of this problem is spent: {limits}")))
+        spent = "this problem was cancelled" if why == "cancelled" else f"the budget of this problem is spent: {limits}"
+        self._take(lambda: self.steps.throw(BudgetExceeded(spent)))
+
+    def break_off(self, why: Stopped) -> list[Branch]:
+        """End the search between two tokens, with what it returns now, else with its live branches as they are.
+
+        A branch that was decoding keeps what it has; its last step is "interrupted". Returns the branches that had
+        written nothing of their own yet, which are let go of.
+        """
+        growing, self.growing, self.waiting = self.growing, [], []
+        for child in growing:
+            if child.parent is not None and len(child.tokens) > len(child.parent.tokens):
+                child.end_step("interrupted")
+                child.leave_out(self.config.stops)
+                self.wrote(child, child.steps[-1])
+        bare = [b for b in self.live if b.parent in self.live and len(b.tokens) == len(b.parent.tokens)]
+        retired = self.retire(bare)
+        if self.closing is not None:
+            self.candidates = [child for child in growing if child in self.live] or self.candidates
+            self.budget_raised = True
+        if self.begun:
+            self.run_out(why)
+        self.stopped = why
+        self.end()
+        return retired
+
+    def end(self) -> None:
+        """Ask the search for nothing more."""
+        self.begun = self.over = True
+        self.request = None
+        self.steps.close()
 
     def _stand_for_parents(self) -> None:
         """What the budget leaves unrated counts as the nearest rated branch that it goes on from:
@@ -234,7 +285,8 @@ class ActiveSearch:
 
     def close(self) -> None:
         """Spend the reserve on the best branch so far, where a budget ended the search before that was finished."""
-        if self.stopped != "budget" or not self.budget.reserve or self.closing is not None or self.error is not None:
+        ended = self.stopped in (None, "max_wall_s", "cancelled") or self.error is not None
+        if ended or not self.budget.reserve or self.closing is not None:
             return
         candidates, search = self.choices(), self.config.search
         best = search.choose(candidates, self.case.extract)[0] or self.root
@@ -330,6 +382,16 @@ class ActiveSearch:
         node = self.nodes[child]
         node.text, node.tokens = text, len(child.generated)
         self._keep_tokens(child)
+
+    def writing(self) -> Progress | None:
+        """What the steps under way have written so far, None where that has been said."""
+        if self.root.usage.generated_tokens == self.told_tokens:
+            return None
+        self.told_tokens = self.root.usage.generated_tokens
+        for child in self.growing:
+            before = "" if child.parent is None else child.parent.text
+            self.wrote(child, child.text.removeprefix(before).rstrip("\ufffd"))
+        return self.progress("wrote", self.growing)
 
     def _keep_tokens(self, branch: Branch) -> None:
         """Record the tokens of a branch that its parent does not have."""

@@ -8,22 +8,29 @@ added and cancelled at any time, and each has a configuration of its own; its re
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from search.active_search import ActiveSearch, Chat, steps_of
 from search.admission import Admission
 from search.config import SearchConfig
+from search.prefills import begin_extend, begin_roots, begin_variants
 from search.rating import aggregate
 from ttc.errors import BranchRefused, InvalidInput, RemoteError, VerifierError
-from ttc.protocols import Aggregation, Append, Backend, Expand, Problem, Rate, Release, Vary
-from ttc.results import Did, Progress, Result
+from ttc.lookout import BrokenOff, lookout
+from ttc.protocols import Aggregation, Append, Backend, Expand, Prefill, Problem, Rate, Release, Vary
+from ttc.results import Progress, Result, Stopped
 from ttc.tree.branch import Branch
 from ttc.tree.segment import common_prefix
+from ttc.usage import Usage
 
 Events = Generator[tuple[int, Progress], None, None]
 """What happened, each with the number of its problem."""
+
+
+Task = Iterator[tuple[int, Progress] | None]
+"""Work that makes passes of the model: what happened, and None after each pass, where it may be left for a while."""
 
 
 class Given(NamedTuple):
@@ -42,26 +49,27 @@ class Family(NamedTuple):
     tokens: list[list[int]]
 
 
-Report = Callable[[ActiveSearch, Did, Sequence[Branch]], None]
-
-
 @dataclass
 class Driver:
     """Answers the requests of searches. One per call of `solve`, `solve_each` or `stream`, and one per server.
 
     strict: a problem that cannot be used raises, rather than having a result that says so. contained: so it is with an
         error that a search raises, which else ends all.
+    each_token: what has been written is said after each token.
     waiting: the problems that have not begun, by their numbers. active: those that have.
     decoding: the branches whose step is under way, and the problem of each.
+    task: what goes on with the next step, None for nothing.
     """
 
     engine: Backend
     admission: Admission
     strict: bool = False
     contained: bool = False
+    each_token: bool = False
     waiting: dict[int, tuple[Problem, SearchConfig]] = field(default_factory=dict)
     active: dict[int, ActiveSearch] = field(default_factory=dict)
     decoding: dict[Branch, ActiveSearch] = field(default_factory=dict)
+    task: Task | None = None
     added: int = 0
 
     def add(self, problem: Problem, config: SearchConfig) -> int:
@@ -74,13 +82,13 @@ class Driver:
         """Let go of a problem, waiting or under way, and of all that it holds. Nothing more is said of it."""
         self.waiting.pop(index, None)
         if (active := self.active.pop(index, None)) is not None:
-            for child in active.growing:
-                self.decoding.pop(child, None)
-            self.admission.forget(active.growing)
+            self._stop_decoding(active)
             try:
-                active.steps.close()
+                active.end()
             finally:
                 self._release([active])
+        if not self.active:
+            self._drop_task()
 
     @property
     def busy(self) -> bool:
@@ -99,27 +107,60 @@ class Driver:
             self.close()
 
     def step(self) -> Events:
-        """Give the results of searches that have ended; then answer the requests of those who don't decode. Where there
-        are none, new problems begin; where none can, all branches that decode get a token."""
+        """One pass of the model, or less: whoever drives may do anything between two steps.
+
+        Searches that were cancelled or whose time is up end, and the results of all that have ended are given. Then the
+        requests of those who don't decode are answered. Where there are none, new problems begin; where none can, all
+        branches that decode get a token.
+        """
+        self._break_off_overdue()
         yield from self._finish(self._done())
+        if self.task is None:
+            self.task = self._next_task()
+        for event in self.task:
+            if event is None:
+                return
+            yield event
+        self.task = None
+
+    def _next_task(self) -> Task:
         busy = set(self.decoding.values())
         if resting := [active for active in self.active.values() if active not in busy]:
-            yield from self._serve(resting)
-        elif count := self.admission.count(len(self.active), len(self.waiting)):
-            yield from self._start(list(self.waiting)[:count])
-        else:
-            yield from self.decode()
+            return self._serve(resting)
+        if count := self.admission.count(len(self.active), len(self.waiting)):
+            return self._start(list(self.waiting)[:count])
+        return iter(self.decode())
 
     def close(self) -> None:
         """Break off whatever is under way, and free all of it."""
         self.decoding.clear()
         self.waiting.clear()
         try:
+            self._drop_task()
             self.admission.batch.close()
         finally:
             searches = list(self.active.values())
             self.active.clear()
             self._release(searches)
+
+    def _drop_task(self) -> None:
+        task, self.task = self.task, None
+        if isinstance(task, Generator):
+            task.close()
+
+    def _stop_decoding(self, active: ActiveSearch) -> None:
+        for child in active.growing:
+            self.decoding.pop(child, None)
+        self.admission.forget(active.growing)
+
+    def _break_off_overdue(self) -> None:
+        """End the searches that were cancelled or whose time is up. What they have decoded stays theirs."""
+        for active in self.active.values():
+            if not active.done and (why := active.overdue):
+                self._stop_decoding(active)
+                bare = active.break_off(why)
+                self.engine.release(bare)
+                active.config.rater.released(bare)
 
     # ------------------------------------------------------------ start and finish
 
@@ -137,19 +178,23 @@ class Driver:
                 self.admission.note_end()
                 yield active.index, active.progress("finished", result=result)
 
-    def _start(self, indices: Sequence[int]) -> list[tuple[int, Progress]]:
+    def _start(self, indices: Sequence[int]) -> Task:
         """Let these problems begin, and say why those fail whose prompts cannot be used."""
         failed = list[tuple[int, Progress]]()
         prompts: dict[int, list[int]] = {}
         batch = {index: self.waiting.pop(index) for index in indices}
         for index, (problem, config) in batch.items():
+            if config.options.cancel is not None and config.options.cancel.is_set():
+                failed.append((index, _unsolved(problem, config, stopped="cancelled")))
+                continue
             try:
                 prompts[index] = config.template.tokens(problem.question, self.engine.tokenizer)
             except InvalidInput as error:
                 if self.strict:
                     raise
-                failed.append((index, _failure(problem, config, error)))
-        roots = self._roots(batch, prompts, failed)
+                failed.append((index, _unsolved(problem, config, _named(error))))
+        prefills = self._begin_roots(batch, prompts, failed)
+        roots = dict(zip(prompts, (root for prefill in prefills for root in prefill.branches), strict=True))
         try:
             for index, root in roots.items():
                 problem, config = batch[index]
@@ -158,38 +203,44 @@ class Driver:
                 active = ActiveSearch(problem, index, root, case, steps, config, contained=self.contained)
                 active.record(root, None)
                 active.begin_turn(root, Chat(config.template, (), len(root.tokens)), self.engine.tokenizer)
-                active.advance(None)
                 self.active[index] = active
         except BaseException:
             self.engine.release([root for index, root in roots.items() if index not in self.active])
             raise
-        return failed
+        begun = [self.active[index] for index in roots]
+        yield from failed
+        for prefill in prefills:
+            yield from _passes(prefill)
+        for active in begun:
+            if not active.over:
+                active.begin()
 
-    def _roots(
+    def _begin_roots(
         self,
         batch: Mapping[int, tuple[Problem, SearchConfig]],
         prompts: dict[int, list[int]],
         failed: list[tuple[int, Progress]],
-    ) -> dict[int, Branch]:
-        """A root for each prompt; a prompt that cannot be used becomes a failure."""
+    ) -> list[Prefill]:
+        """What makes a root for each prompt, in order. A prompt that cannot be used becomes a failure, and is taken out
+        of `prompts`."""
         seeds = {index: batch[index][1].seed_of(batch[index][0]) for index in prompts}  # of usable text alone
         try:
-            roots = self.engine.roots(list(prompts.values()), seeds=[seeds[index] for index in prompts])
-            return dict(zip(prompts, roots, strict=True))
+            return [begin_roots(self.engine, list(prompts.values()), list(seeds.values()))]
         except InvalidInput:
-            usable: dict[int, Branch] = {}
+            begun = list[Prefill]()
         try:
-            for index, tokens in prompts.items():  # one by one, to say which cannot be used
+            for index, tokens in list(prompts.items()):  # one by one, to say which cannot be used
                 try:
-                    usable[index] = self.engine.root(tokens, seed=seeds[index])
+                    begun.append(begin_roots(self.engine, [tokens], [seeds[index]]))
                 except InvalidInput as error:
                     if self.strict:
                         raise
-                    failed.append((index, _failure(*batch[index], error)))
+                    del prompts[index]
+                    failed.append((index, _unsolved(*batch[index], _named(error))))
         except BaseException:
-            self.engine.release(list(usable.values()))
+            self.engine.release([root for prefill in begun for root in prefill.branches])
             raise
-        return usable
+        return begun
 
     def _release(self, searches: Sequence[ActiveSearch]) -> None:
         """Free what these problems still hold; the engine first, whatever the verifiers do."""
@@ -200,13 +251,8 @@ class Driver:
 
     # ------------------------------------------------------------ requests
 
-    def _serve(self, resting: list[ActiveSearch]) -> list[tuple[int, Progress]]:
+    def _serve(self, resting: list[ActiveSearch]) -> Task:
         """Answer the requests of those who don't decode, equal kinds merged, and say what was done."""
-        done: list[tuple[int, Progress]] = []
-
-        def report(active: ActiveSearch, did: Did, branches: Sequence[Branch]) -> None:
-            done.append((active.index, active.progress(did, branches)))
-
         for active in resting:
             while isinstance(active.request, Release):
                 branches = active.released(active.request.branches)
@@ -215,20 +261,22 @@ class Driver:
                 active.advance(None)
         pending = [(active, active.request) for active in resting]
         for active, request in pending:
-            if isinstance(request, Vary):
-                self._vary(active, request, report)
-        self._append([(active, request) for active, request in pending if isinstance(request, Append)], report)
+            if isinstance(request, Vary) and not active.over:
+                yield from self._vary(active, request)
+        appends = [(active, r) for active, r in pending if isinstance(r, Append) and not active.over]
+        yield from self._append(appends)
         rates: dict[tuple[int, Aggregation], list[tuple[ActiveSearch, Rate]]] = defaultdict(list)
         for active, request in pending:
+            if active.over:
+                continue
             if isinstance(request, Expand):
                 self._expand(active, request)
             elif isinstance(request, Rate):
                 rates[id(active.config.rater.verifier), request.aggregation].append((active, request))
         for (_, aggregation), rated in rates.items():
-            self._rate(rated, aggregation, report)
-        return done
+            yield from self._rate([(active, request) for active, request in rated if not active.over], aggregation)
 
-    def _vary(self, active: ActiveSearch, request: Vary, report: Report) -> None:
+    def _vary(self, active: ActiveSearch, request: Vary) -> Task:
         template = active.config.template
         templates = [replace(template, instruction=phrasing) for phrasing in request.phrasings] or [template]
         question, tokenizer = active.problem.question, self.engine.tokenizer
@@ -237,18 +285,21 @@ class Driver:
         prompts = [phrased[i % len(phrased)] for i in range(request.n)]
         suffixes = [hints[i % len(hints)] for i in range(request.n)]
         try:
-            branches = self.engine.variants(request.root, prompts, suffixes)
+            prefill = begin_variants(self.engine, request.root, prompts, suffixes)
         except InvalidInput as error:
-            active.fail(f"{type(error).__name__}: {error}")
+            active.fail(_named(error))
             return
-        for place, branch in enumerate(branches):
+        for place, branch in enumerate(prefill.branches):
             active.record(branch, request.root)
             start = len(branch.tokens) - len(suffixes[place])
             active.begin_turn(branch, Chat(templates[place % len(templates)], (), start), tokenizer)
-        report(active, "prompted", branches)
-        active.advance(branches)
+        yield from _passes(prefill)
+        if not active.over:
+            progress = active.progress("prompted", prefill.branches)
+            active.advance(prefill.branches)
+            yield active.index, progress
 
-    def _append(self, requests: Sequence[tuple[ActiveSearch, Append]], report: Report) -> None:
+    def _append(self, requests: Sequence[tuple[ActiveSearch, Append]]) -> Task:
         """Children with the given text, all problems' in one pass where none of them is refused."""
         families: list[Family] = []
         for active, request in requests:
@@ -262,15 +313,24 @@ class Driver:
                 active.refuse(error)
                 continue
             families.append(self._forked(active, request, given))
-        for active, request, children, tokens in self._extended(families):
-            for child, text, added in zip(children, request.texts(), tokens, strict=True):
-                if request.turn:
-                    template, said, _ = active.chats[child]
-                    chat = Chat(template, (*said, text), len(child.tokens))
-                    active.begin_turn(child, chat, self.engine.tokenizer)
-                active.wrote(child, self.engine.decode(added))
-            report(active, "appended", children)
-            active.advance(children)
+        for prefill, extended in self._extended(families):
+            yield from _passes(prefill)
+            for family in extended:
+                if not family.active.over:
+                    yield self._appended(family)
+
+    def _appended(self, family: Family) -> tuple[int, Progress]:
+        """The children of a family have their texts."""
+        active, request, children, tokens = family
+        for child, text, added in zip(children, request.texts(), tokens, strict=True):
+            if request.turn:
+                template, said, _ = active.chats[child]
+                chat = Chat(template, (*said, text), len(child.tokens))
+                active.begin_turn(child, chat, self.engine.tokenizer)
+            active.wrote(child, self.engine.decode(added))
+        progress = active.progress("appended", children)
+        active.advance(children)
+        return active.index, progress
 
     def _forked(self, active: ActiveSearch, request: Append, given: Sequence[Given]) -> Family:
         """A child of each branch, ready for its text. given: what `_given` says of each branch."""
@@ -289,28 +349,26 @@ class Driver:
                 child.thinking_ended = len(child.tokens)
         return Family(active, request, children, [tokens for _, tokens in given])
 
-    def _extended(self, families: Sequence[Family]) -> list[Family]:
-        """The families whose children have their texts. Where not all can have it, each is tried by itself."""
+    def _extended(self, families: Sequence[Family]) -> list[tuple[Prefill, Sequence[Family]]]:
+        """What gives the children their texts. Where not all can have it, each family is tried by itself."""
         if not families:
             return []
         try:
-            self._extend(families)
-            return list(families)
+            return [(self._begin_extend(families), families)]
         except InvalidInput:
-            extended: list[Family] = []
+            begun = list[tuple[Prefill, Sequence[Family]]]()
         for family in families:
             try:
-                self._extend([family])
-                extended.append(family)
+                begun.append((self._begin_extend([family]), [family]))
             except InvalidInput as error:
                 self.engine.release(family.active.retire(family.children))
                 family.active.refuse(error)
-        return extended
+        return begun
 
-    def _extend(self, families: Sequence[Family]) -> None:
+    def _begin_extend(self, families: Sequence[Family]) -> Prefill:
         children = [child for family in families for child in family.children]
         tokens = [given for family in families for given in family.tokens]
-        self.engine.extend(children, tokens, purpose="prompt")
+        return begin_extend(self.engine, children, tokens)
 
     def _given(self, active: ActiveSearch, branch: Branch, text: str, request: Append) -> Given:
         """How many tokens of a branch stay before a text, and the text's tokens."""
@@ -376,7 +434,7 @@ class Driver:
         elif active.made:
             active.cut_short()
         else:
-            active.run_out()
+            active.run_out(active.scarcest)
 
     def decode(self) -> list[tuple[int, Progress]]:
         """The next token of all that decode. A search goes on once all of its children have ended their step."""
@@ -398,6 +456,9 @@ class Driver:
             done.append((active.index, active.progress("expanded", children)))
             if not active.waiting:
                 active.advance(active.made)
+        if self.each_token:
+            under_way = dict.fromkeys(self.decoding.values())
+            done += [(active.index, progress) for active in under_way if (progress := active.writing())]
         return done
 
     def _refuse(self, refusal: BranchRefused) -> None:
@@ -413,15 +474,21 @@ class Driver:
             return 0
         return active.config.rater.price([active.waiting[0]], active.problem.question, self.engine)
 
-    def _rate(self, requests: Sequence[tuple[ActiveSearch, Rate]], aggregation: Aggregation, report: Report) -> None:
+    def _rate(self, requests: Sequence[tuple[ActiveSearch, Rate]], aggregation: Aggregation) -> Task:
         paid: list[tuple[ActiveSearch, Rate]] = []
         for active, request in requests:
             question, free, rater = active.problem.question, active.tokens_left is None, active.config.rater
             if active.pays(0 if free else rater.price(request.branches, question, self.engine)):
                 paid.append((active, request))
             else:
-                active.run_out()
-        for (active, request), scores in zip(paid, self._scores(paid), strict=True):
+                active.run_out("max_tokens")
+        try:
+            given = self._scores(paid)
+        except BrokenOff:
+            yield None  # the next step ends those who are overdue
+            yield from self._rate([(active, request) for active, request in paid if not active.over], aggregation)
+            return
+        for (active, request), scores in zip(paid, given, strict=True):
             try:
                 if isinstance(scores, VerifierError):
                     raise scores
@@ -431,29 +498,60 @@ class Driver:
                     branch.step_scores = step_scores
                     branch.score = aggregate(step_scores, aggregation)
                     active.rated(branch)
-                report(active, "rated", request.branches)
+                progress = active.progress("rated", request.branches)
                 active.advance([branch.score for branch in request.branches])
             except VerifierError as error:  # a search may say so too, of ratings that it cannot use
                 active.fail(f"{VerifierError.__name__}: {error}")
+            else:
+                yield active.index, progress
+        if paid:
+            yield None
 
     def _scores(self, requests: Sequence[tuple[ActiveSearch, Rate]]) -> list[list[list[float]] | VerifierError]:
         """The step scores of each problem's branches, or why there are none; all have one verifier. One problem does
         not stop the others."""
         pairs = [(branch, active.problem.question) for active, request in requests for branch in request.branches]
-        before = [replace(active.root.usage) for active, _ in requests]
+        before = {active: replace(active.root.usage) for active, _ in requests}
+
+        def forget_the_attempt() -> None:
+            for active, usage in before.items():
+                if not active.overdue:
+                    vars(active.root.usage).update(vars(usage))
+
+        def look() -> None:
+            if any(active.overdue for active in before):
+                forget_the_attempt()
+                raise BrokenOff
+
         try:
             branches, questions = [branch for branch, _ in pairs], [question for _, question in pairs]
-            scores = requests[0][0].config.rater.scores(branches, questions, self.engine) if pairs else []
+            with lookout(look):
+                scores = requests[0][0].config.rater.scores(branches, questions, self.engine) if pairs else []
         except VerifierError as failure:
             if len(requests) == 1:
                 return [failure]
-            for (active, _), usage in zip(requests, before, strict=True):
-                vars(active.root.usage).update(vars(usage))  # nor do the others pay for the attempt
+            forget_the_attempt()  # the others do not pay for it
             return [self._scores([request])[0] for request in requests]
         remaining = iter(scores)
         return [[next(remaining) for _ in request.branches] for _, request in requests]
 
 
-def _failure(problem: Problem, config: SearchConfig, error: InvalidInput) -> Progress:
-    result = Result.failed(problem, f"{type(error).__name__}: {error}", config.options.seed)
+def _passes(prefill: Prefill) -> Task:
+    """Make the passes of a prefill, with a pause after each."""
+    try:
+        while not prefill.step():
+            yield None
+    finally:
+        prefill.close()
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _unsolved(
+    problem: Problem, config: SearchConfig, error: str | None = None, stopped: Stopped | None = None
+) -> Progress:
+    """The end of a problem that has not begun."""
+    result = Result(problem, None, [], None, Usage(), [], config.options.seed, error, stopped)
     return Progress(problem, 0, "finished", [], result.usage, result)

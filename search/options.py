@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypedDict, Unpack
+from typing import Any, Protocol, TypedDict, Unpack
 
 from search.arguments import as_strings
 from search.budget import UNLIMITED, Budget
@@ -16,6 +16,12 @@ from ttc.results import Progress, Result
 from ttc.text.answers import extract_answer
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thoughts import Setting
+
+
+class Cancel(Protocol):
+    """What says that a problem is to end, as `threading.Event` does."""
+
+    def is_set(self) -> bool: ...
 
 
 class SolveKeywords(TypedDict, total=False):
@@ -35,6 +41,7 @@ class SolveKeywords(TypedDict, total=False):
     max_wall_s: float | None
     reserve: int
     final_text: str
+    cancel: Cancel | None
 
 
 class CallKeywords(SolveKeywords, total=False):
@@ -61,6 +68,7 @@ class SolveOptions:
     thinking_marks: Setting = None
     end: Sequence[str] = ()
     budget: Budget = UNLIMITED
+    cancel: Cancel | None = None
 
     def __post_init__(self) -> None:
         check_whole("seed", self.seed)
@@ -72,6 +80,8 @@ class SolveOptions:
         if extract is not None and not callable(extract):
             raise InvalidInput(f"extract={extract!r} cannot be called; give a function of the text, or answer_kind=...")
         check_kind("budget", self.budget, isinstance(self.budget, Budget), "a search.budget.Budget(max_tokens=...)")
+        asked = self.cancel is None or callable(getattr(self.cancel, "is_set", None))
+        check_kind("cancel", self.cancel, asked, "a threading.Event()")
         object.__setattr__(self, "end", as_strings("end", self.end))
 
     @classmethod

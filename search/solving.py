@@ -54,13 +54,17 @@ def solve(
         rating of a verifier that does not say beforehand what it costs (see `Priced`).
     max_generated_tokens: the most generated tokens of one problem. It is never passed.
     max_calls: the most expansions of one problem.
-    max_wall_s: seconds after which a problem begins no expansion and no rating; one that is under way ends. The only
-        budget with which results depend on the machine, and on what else is solved.
-    Where one of these runs out, the search ends with the best so far and `Result.stopped` is "budget".
+    max_wall_s: seconds from the start of a problem's search, its prompt included, after which it ends, in the middle of
+        a step too. The only budget with which results depend on the machine, and on what else is solved.
+    Where one of these runs out, the search ends with the best so far and `Result.stopped` is the limit's name.
     reserve: so many of the last tokens, and the last call, are kept to finish the best branch so far, where a budget
         ended the search before that branch was finished; no time is. final_text: put after it first, to ask for the
         answer.
     budget: a whole `search.budget.Budget`, in the place of these six.
+    cancel: a `threading.Event`, or anything with `is_set`. Once it is set, all problems of the call end as they do when
+        their time is up, and `Result.stopped` is "cancelled".
+    Time and `cancel` are looked at between any two passes of the model. A branch that was being written keeps what it
+        has, and the last of its `step_reasons` is "interrupted". Other problems go on as if nothing had been.
     concurrency: the most problems under way at once; by default as many as there are free rows and memory for (16 until
         the first has ended, and on a backend that does not say what it has). max_rows: the most branches that decode at
         once, by default 256 where `concurrency` is not given, else no limit. Results depend on neither.
@@ -132,16 +136,24 @@ def _results(events: Events) -> Generator[Result, None, None]:
 
 
 def stream(
-    search: Search, *, problem: str | Problem, engine: Backend, **options: Unpack[SolveKeywords]
+    search: Search,
+    *,
+    problem: str | Problem,
+    engine: Backend,
+    tokens: bool = False,
+    **options: Unpack[SolveKeywords],
 ) -> Iterator[Progress]:
     """Run `search` on one problem and give what each request did as it happens; the last one holds the result.
 
+    tokens: also say after each token what has been written of the steps under way. `Progress.did` is "wrote" then, and
+        each of `Progress.nodes` has its text so far.
     The search goes on as the iterator is read. Closing it, or leaving a `for` loop over it, frees everything.
     options: as for `solve`.
     """
     check_keywords(stream, options)
+    check_kind("tokens", tokens, isinstance(tokens, bool), "True or False")
     config = SearchConfig.of(search, engine, SolveOptions.of(**options))
-    return _progress(_events(engine, config, [as_problem(problem)], 1, None, strict=True))
+    return _progress(_events(engine, config, [as_problem(problem)], 1, None, strict=True, tokens=tokens))
 
 
 def _events(
@@ -152,9 +164,10 @@ def _events(
     max_rows: int | None,
     *,
     strict: bool,
+    tokens: bool = False,
 ) -> Events:
     """What happens to the problems, each by its place in the list. Nothing is done before the first event is read."""
-    driver = Driver(engine, Admission.of(engine, concurrency, max_rows), strict)
+    driver = Driver(engine, Admission.of(engine, concurrency, max_rows), strict, each_token=tokens)
     repeats = Counter[str]()
     for problem in problems:
         repeat = 0 if problem.id else repeats[str(problem.question)]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from itertools import chain
 from math import inf
 from os import PathLike
@@ -40,6 +39,7 @@ from ttc.passes.arguments import (
     step_of,
 )
 from ttc.passes.outputs import Outputs
+from ttc.passes.pass_by_pass import PassByPass, Passes, all_of
 from ttc.passes.prefill import prefill
 from ttc.passes.runtime import Runtime, check_parts
 from ttc.passes.scoring import score
@@ -117,6 +117,7 @@ class Engine:
         self.gate = gate
         self.live: WeakSet[Branch] = WeakSet()  # branches that were not released
         self.batches: WeakSet[RunningBatch] = WeakSet()
+        self.under_way: set[PassByPass] = set()
         self.calls = 0
         self.lock = RLock()
         self.chosen: Chosen | None = None  # what memory="auto" came to
@@ -195,11 +196,16 @@ class Engine:
     @one_at_a_time
     def roots(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None) -> list[Branch]:
         """Many prompts at once, prefilled in merged batches; each is the start of its own random stream."""
+        return self.begin_roots(prompts, seeds=seeds).finish()
+
+    @one_at_a_time
+    def begin_roots(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None) -> PassByPass:
+        """`roots`, pass by pass (see `ttc.protocols.PrefillsByPass`)."""
         branches = [
             Branch(prompt, self.tree.hold(self.tree.trunk), random_key(seed), Usage(), self.decode)
             for prompt, seed in zip(*checked_prompts(self.limits, prompts, seeds), strict=True)
         ]
-        return self._prefilled(branches, "prompt")
+        return self._begin_prefill(branches, "prompt")
 
     @one_at_a_time
     def variants(
@@ -212,6 +218,13 @@ class Engine:
             `Sharing("similar")` a child may stand on the root's prompt, which `branch.substituted`
             then tells (approximate). Raises InvalidInput when `root` has generated anything.
         """
+        return self.begin_variants(root, prompts, suffixes).finish()
+
+    @one_at_a_time
+    def begin_variants(
+        self, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]] | None = None
+    ) -> PassByPass:
+        """`variants`, pass by pass (see `ttc.protocols.PrefillsByPass`)."""
         checked, after = checked_variants(self.limits, root, prompts, suffixes)
         children = [root.child() for _ in checked]
         for child, prompt in zip(children, checked, strict=True):
@@ -227,7 +240,7 @@ class Engine:
             for child, suffix in zip(children, after, strict=True):
                 child.tokens += suffix
                 child.prompt_length = child.given_end = child.opening = len(child.tokens)
-            return self._prefilled(children, "prompt")
+            return self._begin_prefill(children, "prompt")
         except BaseException:
             self.release(children)
             raise
@@ -244,19 +257,26 @@ class Engine:
             Branch(prompt, self.tree.hold(self.tree.trunk), branch.key, branch.usage, self.decode, branch.root_id)
             for branch, prompt in zip(branches, checked, strict=True)
         ]
-        return self._prefilled(new, "verifier", outputs)
+        return self._begin_prefill(new, "verifier", outputs).finish()
 
-    def _prefilled(self, branches: list[Branch], purpose: Purpose, outputs: Outputs | None = None) -> list[Branch]:
-        """New branches with the KV of all of their tokens but the last."""
+    def _begin_prefill(self, branches: list[Branch], purpose: Purpose, outputs: Outputs | None = None) -> PassByPass:
+        """New branches, which get the KV of all of their tokens but the last."""
         self.live.update(branches)
-        try:
-            with self._with_kv_present(branches, wake=False):
-                if self.sharing.rule != "none" or purpose == "verifier":
-                    prefill(self.runtime, branches, [b.tokens for b in branches], purpose, outputs)
-        except BaseException:
-            self.release(branches)
-            raise
-        return branches
+        shared = self.sharing.rule != "none" or purpose == "verifier"
+
+        def passes() -> Passes[None]:
+            if shared:
+                targets = [branch.tokens for branch in branches]
+                yield from prefill(self.runtime, branches, targets, purpose, outputs)
+
+        def new() -> Passes[None]:
+            try:
+                yield from self._with_others_between(branches, passes, wake=False)
+            except BaseException:
+                self.release(branches)
+                raise
+
+        return PassByPass(branches, new(), self.lock, self.under_way)
 
     @one_at_a_time
     def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
@@ -279,21 +299,36 @@ class Engine:
         self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"
     ) -> None:
         """Append given tokens to each branch, their KV computed in chunks; `purpose` says what they count as."""
+        self.begin_extend(branches, tokens_per_branch, purpose=purpose).finish()
+
+    @one_at_a_time
+    def begin_extend(
+        self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"
+    ) -> PassByPass:
+        """`extend`, pass by pass (see `ttc.protocols.PrefillsByPass`)."""
         added = checked_extensions(self.limits, branches, tokens_per_branch, purpose)
-        with self._with_kv_present(branches, wake=self.sharing.rule != "none"):  # else one pass for both
-            before = [self.tree.hold(branch.leaf) for branch in branches]
+        extended = list(branches)
+
+        def passes() -> Passes[None]:
+            changes = self._changes
+            before = [self.tree.hold(branch.leaf) for branch in extended]
             try:
-                targets = [b.tokens + new for b, new in zip(branches, added, strict=True)]
-                prefill(self.runtime, branches, targets, purpose)
+                targets = [b.tokens + new for b, new in zip(extended, added, strict=True)]
+                yield from prefill(self.runtime, extended, targets, purpose)
             except BaseException:
-                for branch, leaf in zip(branches, before, strict=True):
-                    self.tree.move(branch, leaf)
+                for branch, leaf in zip(extended, before, strict=True):
+                    if not branch.released and changes == self._changes:
+                        self.tree.move(branch, leaf)
                 raise
             finally:
                 for leaf in before:
                     self.tree.drop(leaf)
-            for branch, new in zip(branches, added, strict=True):
-                branch.give(new)
+            for branch, new in zip(extended, added, strict=True):
+                if not branch.released:
+                    branch.give(new)
+
+        wake = self.sharing.rule != "none"  # else one pass for both
+        return PassByPass(extended, self._with_others_between(extended, passes, wake), self.lock, self.under_way)
 
     @one_at_a_time
     def release(self, branches: Iterable[Branch]) -> None:
@@ -346,8 +381,7 @@ class Engine:
     @one_at_a_time
     def running_batch(self, max_rows: int | None = None) -> RunningBatch:
         """A batch that branches join and leave while others decode, at most `max_rows` at once (see `RunsBatches`)."""
-        follow = partial(self._follow_model, samples=False)
-        present = self._with_kv_present
+        present, follow = self._with_kv_present, self._before_token
         return RunningBatch(self.runtime, self.gate, self.lock, present, follow, self.batches, max_rows)
 
     # ---------------------------------------------------------------- scoring
@@ -413,20 +447,67 @@ class Engine:
     @contextmanager
     def _with_kv_present(self, branches: Sequence[Branch], wake: bool = True) -> Iterator[None]:
         """Keep the cache within its capacity around a call, and have the KV of `branches` there meanwhile."""
-        self._follow_model()
-        self.calls += 1
-        for branch in branches:
-            branch.used_at = self.calls
-        for batch in list(self.batches):
-            batch.make_way()
-        self._trim(branches)
-        missing = [b for b in branches if wake and b.leaf.end < len(b.tokens) - 1]
-        purpose: Purpose = "prompt" if self.sharing.rule == "none" else "recompute"
-        prefill(self.runtime, missing, [b.tokens for b in missing], purpose)
+        self._begin_call(branches)
+        all_of(self._woken(branches if wake else []))
         try:
             yield
         finally:
             self._trim()
+
+    def _begin_call(self, branches: Sequence[Branch]) -> None:
+        self._finish_others()
+        self._follow_model()
+        self.calls += 1
+        for branch in branches:
+            branch.used_at = self.calls
+        self._make_way()
+        self._trim(branches)
+
+    def _before_token(self) -> None:
+        if self.under_way:
+            self._finish_others()
+        self._follow_model(samples=False)
+
+    def _make_way(self) -> None:
+        for batch in list(self.batches):
+            batch.make_way()
+
+    def _woken(self, branches: Sequence[Branch]) -> Passes[None]:
+        """Compute the KV of branches that has been evicted."""
+        missing = [branch for branch in branches if branch.leaf.end < len(branch.tokens) - 1]
+        purpose: Purpose = "prompt" if self.sharing.rule == "none" else "recompute"
+        yield from prefill(self.runtime, missing, [b.tokens for b in missing], purpose)
+
+    def _with_others_between(
+        self, branches: Sequence[Branch], passes: Callable[[], Passes[None]], wake: bool
+    ) -> Passes[None]:
+        """What stands around a call (see `_with_kv_present`), where others may use the engine between its passes. If
+        the model has changed there, all passes are made again."""
+
+        def from_the_start() -> Passes[None]:
+            yield from self._woken([branch for branch in branches if wake and not branch.released])
+            yield from passes()
+
+        self._begin_call(branches)
+        changes = None
+        try:
+            while changes != self._changes:
+                changes = self._changes
+                with closing(from_the_start()) as made:
+                    for _ in made:
+                        yield
+                        self._follow_model(samples=False)
+                        if changes != self._changes:
+                            break
+                        self._make_way()
+        finally:
+            self._trim()
+
+    def _finish_others(self) -> None:
+        """Calls that others have begun are finished first where room is tight: it was theirs when they began."""
+        if not self.residency.roomy:
+            for call in list(self.under_way):
+                call.finish()
 
     def _follow_model(self, samples: bool = True) -> None:
         """Where the model is another one than in the last call (adapters, weights, code), let go of
@@ -460,7 +541,9 @@ class Engine:
     def _trim(self, at_work: Sequence[Branch] = ()) -> None:
         """Keep the cache within its capacity, without the KV of these branches and of those that decode."""
         if self.cache is not None:
-            self.cache.trim(self.tree, self.live, chain(at_work, *(batch.branches for batch in self.batches)))
+            begun = (call.branches for call in self.under_way)
+            decoding = (batch.branches for batch in self.batches)
+            self.cache.trim(self.tree, self.live, chain(at_work, *begun, *decoding))
 
     def context_left(self, branch: Branch) -> int | None:
         """How many tokens a branch can still grow by, None for no limit."""

@@ -28,6 +28,8 @@ __all__ = [
     "Forgets",
     "Limited",
     "Need",
+    "Prefill",
+    "PrefillsByPass",
     "Priced",
     "Problem",
     "Purpose",
@@ -265,6 +267,40 @@ class RunsBatches(Protocol):
     """
 
     def running_batch(self, max_rows: int | None = None) -> Batch: ...
+
+
+class Prefill(Protocol):
+    """Branches that are there, and whose keys and values are computed pass by pass. Between two passes its caller may
+    do anything else with the backend. It is closed at the end.
+
+    branches: one that is released leaves it; the others go on.
+    """
+
+    branches: list[Branch]
+
+    def step(self) -> bool:
+        """One pass of the model. True once there are no more."""
+        ...
+
+    def close(self) -> None:
+        """Make no more passes."""
+        ...
+
+
+@runtime_checkable
+class PrefillsByPass(Protocol):
+    """A backend that can stop between two passes of a long prompt. Each call is that of `Backend` without `begin_`, and
+    refuses at once what that one refuses. Nobody may use the branches before the last pass, but for releasing them."""
+
+    def begin_roots(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None) -> Prefill: ...
+
+    def begin_variants(
+        self, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]] | None = None
+    ) -> Prefill: ...
+
+    def begin_extend(
+        self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"
+    ) -> Prefill: ...
 
 
 @runtime_checkable

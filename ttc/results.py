@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from ttc.drawing import alive, tree_svg, written
+from ttc.errors import InvalidInput
 from ttc.tree.branch import Branch, Substitution
 from ttc.usage import Usage
 
 Status = Literal["root", "expanded", "pruned", "kept", "finished"]
-Stopped = Literal["budget"]
-Did = Literal["prompted", "expanded", "appended", "rated", "finished"]
+Stopped = Literal["max_tokens", "max_generated_tokens", "max_calls", "max_wall_s", "cancelled"]
+DRAWN_NODES = 400
+"""A larger tree is drawn without what was pruned."""
+Did = Literal["prompted", "wrote", "expanded", "appended", "rated", "finished"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,15 @@ class Node:
     logprobs: list[float | None] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: _plain(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Node:
+        """What `to_dict` was made of."""
+        given = dict(values)
+        given["score"], given["step_scores"] = _number(given["score"]), [float(s) for s in given["step_scores"]]
+        given["logprobs"] = [_number(logprob) for logprob in given["logprobs"]]
+        return cls(**given)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,12 +123,25 @@ class BranchRecord:
         return self.finish_reason == "gate"
 
     def to_dict(self) -> dict[str, Any]:
-        """Values that JSON can hold: NaN, which marks tokens that were not measured, becomes None. Where all of a text
-        is answer, it stands there once."""
+        """Values that JSON can hold: NaN, which marks tokens that were not measured, becomes None, and an infinite
+        number its name. Where all of a text is answer, it stands there once."""
         values = {name: _plain(value) for name, value in asdict(self).items()}
-        if self.answer_text == self.text:
+        if self.answer_text == self.text and not self.thought:
             del values["thought"], values["answer_text"]
         return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> BranchRecord:
+        """What `to_dict` was made of."""
+        given = {"thought": "", "answer_text": values["text"], **values}
+        for name in ("logprobs", "top1", "entropies", "top_k_logprobs", "self_certainties"):
+            given[name] = [math.nan if value is None else float(value) for value in given[name]]
+        given["score"], given["step_scores"] = _number(given["score"]), [float(s) for s in given["step_scores"]]
+        given["path"] = tuple(given["path"])
+        if given["substituted"] is not None:
+            stands_for = given["substituted"]
+            given["substituted"] = Substitution(stands_for["prompt"], float(stands_for["similarity"]))
+        return cls(**given)
 
     def __repr__(self) -> str:
         state = f"finish_reason={self.finish_reason}, score={self.score}"
@@ -134,7 +159,8 @@ class Result:
     tree: every node that was ever made, pruned ones too, in order of creation.
     seed: the run's seed.
     error: why the problem failed, or None.
-    stopped: "budget" where the budget ran out before the search was done, else None.
+    stopped: what ended the search before it was done: the name of the limit of its budget that ran out, or "cancelled";
+        else None.
     """
 
     problem: Problem
@@ -153,7 +179,7 @@ class Result:
         return cls(problem, None, [], None, Usage(), [], seed, error)
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole result as values that JSON can hold."""
+        """The whole result as values that JSON can hold, as far as the problem's metadata are such."""
         return {
             "problem": asdict(self.problem),
             "best": None if self.best is None else list(self.best.path),
@@ -166,14 +192,50 @@ class Result:
             "stopped": self.stopped,
         }
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Result:
+        """What `to_dict` was made of. Raises InvalidInput for what is no such thing."""
+        try:
+            branches = [BranchRecord.from_dict(branch) for branch in values["branches"]]
+            best = None if values["best"] is None else tuple(values["best"])
+            return cls(
+                Problem(**values["problem"]),
+                None if best is None else next(branch for branch in branches if branch.path == best),
+                branches,
+                values["answer"],
+                Usage(**values["usage"]),
+                [Node.from_dict(node) for node in values["tree"]],
+                values["seed"],
+                values["error"],
+                values["stopped"],
+            )
+        except (KeyError, TypeError, ValueError, StopIteration) as error:
+            raise InvalidInput(
+                f"these values are no result ({type(error).__name__}: {error}); give what Result.to_dict returned"
+            ) from error
+
     def __repr__(self) -> str:
+        return f"Result({_short(str(self.problem.question))}\n  {self._outcome()}\n  {self._size()})"
+
+    def _repr_html_(self) -> str:
+        """The search tree, as notebooks show a result. Of a large one without what was pruned."""
+        large = len(self.tree) > DRAWN_NODES
+        nodes = alive(self.tree) if large else self.tree
+        drawn = tree_svg(nodes, None if self.best is None else self.best.path)
+        left_out = f", {len(self.tree) - len(nodes)} pruned nodes left out" if large else ""
+        return (
+            f'<div style="background:#fff;color:#1c2128"><p><b>{written(str(self.problem.question))}</b><br>'
+            f"{written(self._outcome())}<br>{self._size()}{left_out}</p>"
+            f'<div style="overflow:auto;max-height:40em">{drawn}</div></div>'
+        )
+
+    def _outcome(self) -> str:
         end = f"error: {self.error}" if self.error else f"stopped: {self.stopped}" if self.stopped else "done"
         score = "none" if self.best is None or self.best.score is None else f"{self.best.score:.4g}"
-        return (
-            f"Result({_short(str(self.problem.question))}\n"
-            f"  answer={self.answer!r}, score={score}, {end}\n"
-            f"  {len(self.branches)} branches, {len(self.tree)} nodes, {self.usage.generated_tokens} tokens)"
-        )
+        return f"answer={self.answer!r}, score={score}, {end}"
+
+    def _size(self) -> str:
+        return f"{len(self.branches)} branches, {len(self.tree)} nodes, {self.usage.generated_tokens} tokens"
 
 
 @dataclass(frozen=True)
@@ -181,8 +243,8 @@ class Progress:
     """What one request of a search did, for those who watch it.
 
     step: how many requests of this problem were answered before.
-    did: "prompted", "expanded", "appended", "rated" or "finished".
-    nodes: copies of the nodes that were made or rated.
+    did: "prompted", "wrote" (a token), "expanded", "appended", "rated" or "finished".
+    nodes: copies of the nodes that were made or rated. Those of steps under way have their text so far.
     usage: what the problem cost until now.
     result: the outcome, once the search has finished; None before.
     """
@@ -195,13 +257,17 @@ class Progress:
     result: Result | None = None
 
 
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
 def _short(text: str, most: int = 60) -> str:
     return repr(text if len(text) <= most else text[: most - 3] + "...")
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, float) and math.isnan(value):
-        return None
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     return {k: _plain(v) for k, v in value.items()} if isinstance(value, Mapping) else value

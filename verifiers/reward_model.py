@@ -184,7 +184,8 @@ class RewardModel(ABC):
         memory = backend.residency.for_another_model()
         engine = Engine(model, tokenizer, prefill_tokens=rows, memory=memory, generation_settings=self.writes)
         engine.residency.join(backend.residency)
-        engine.lock, engine.batches = backend.lock, backend.batches  # what decodes makes way for both engines' passes
+        engine.lock, engine.under_way = backend.lock, backend.under_way
+        engine.batches = backend.batches  # what decodes makes way for both engines' passes
         return engine
 
     # ---------------------------------------------------------------- text and tokens

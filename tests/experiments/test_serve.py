@@ -79,9 +79,9 @@ def test_a_search_takes_settings_and_a_budget_from_the_request(shared: Running) 
     template = Conversation(earlier=({"role": "system", "content": "be kind"},))
     options: Any = {"verifier": Asks(), "seed": 1, "template": template, "max_generated_tokens": 20}
     right = solve(search, problem="1", engine=make_engine(), **options)
-    assert right.best is not None and right.stopped == "budget"
+    assert right.best is not None and right.stopped == "max_generated_tokens"
     assert reply.choices[0].message.content == right.best.text
-    assert reply.model_extra is not None and reply.model_extra["search"]["stopped"] == "budget"
+    assert reply.model_extra is not None and reply.model_extra["search"]["stopped"] == "max_generated_tokens"
 
 
 def test_a_seed_fixes_the_answer_and_without_one_answers_differ(shared: Running) -> None:

@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 from experiments.eval.view.command import parsed, view
+from search import BestOfN, solve
+from tests.helpers.backends import FakeBackend
 from tests.helpers.configurations import configuration
 from ttc import InvalidInput
 
@@ -220,3 +222,33 @@ def test_a_browser_shows_the_tree_and_opens_a_step(tmp_path: Path) -> None:
         assert page.locator("#problems button").count() == 2
         window.close()
     assert wrong == []
+
+
+# ---------------------------------------------------------------- results that a program has saved
+
+
+def test_saved_results_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    search = BestOfN(n=3, max_tokens=6)
+    result = solve(search, problem=EVIL, engine=FakeBackend(), verifier=Same())
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(result.to_dict()))
+    view(parsed([str(file)]))
+    page = (tmp_path / "result.html").read_text()
+    assert page.count("<circle") == 4 and page.count("<details>") == 3
+    assert "<script" not in page and "<img" not in page and "&lt;/script&gt;" in page
+    file.write_text(json.dumps([result.to_dict(), result.to_dict()]))
+    view(parsed([str(file), "--out", str(tmp_path / "two.html")]))
+    assert (tmp_path / "two.html").read_text().count("<circle") == 8
+    assert "2 results" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("text", "message"), [("no json", "is no JSON"), ('{"a": 1}', "are no result")])
+def test_a_file_that_holds_no_result_is_named(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(InvalidInput, match=message):
+        view(parsed([str(tmp_path / "result.json")]))
+
+
+class Same:
+    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
+        return [[1.0] for _ in branches]

@@ -61,7 +61,7 @@ def test_a_last_block_that_is_cut_short_is_no_window() -> None:
     assert sampled(list("1234512"), AdaptiveConsistency(n=7, block=3, rule="window"))[0] == 7
     search = AdaptiveConsistency(n=6, block=3, rule="window")
     count, result = sampled(["11", "22", "33", "44", "55", "55"], search, max_tokens=10)
-    assert (count, result.stopped) == (5, "budget")
+    assert (count, result.stopped) == (5, "max_tokens")
 
 
 def test_blocks_go_by_index_and_not_by_which_sample_is_done_first() -> None:

@@ -48,7 +48,7 @@ def test_looking_ahead_charges_its_tokens_and_never_passes_the_budget() -> None:
         backend = HandMadeTree(tree, other="xx")
         search = BeamSearch(beam_size=2, beam_width=1, step_tokens=2, max_steps=3, lookahead=2)
         result = searched(search, backend, {}, max_tokens=most)
-        assert backend.written <= most and result.stopped == "budget"
+        assert backend.written <= most and result.stopped == "max_tokens"
         assert all(len(branch.step_ends) <= 3 for branch in result.branches) and result.best is not None
 
 
@@ -56,7 +56,7 @@ def test_a_budget_that_ends_in_a_rollout_leaves_no_rollout_behind() -> None:
     backend = HandMadeTree({"": ["aa", "bb"]}, other="xx")
     search = BeamSearch(beam_size=2, beam_width=1, step_tokens=2, max_steps=3, lookahead=2)
     result = searched(search, backend, {}, max_calls=2)
-    assert texts(result) == ["aa", "bb"] and result.stopped == "budget"
+    assert texts(result) == ["aa", "bb"] and result.stopped == "max_calls"
     assert [branch.score for branch in result.branches] == [None, None]
 
 

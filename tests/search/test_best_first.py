@@ -47,20 +47,20 @@ def test_a_finished_branch_answers_before_a_better_one_that_is_open() -> None:
 
 def test_a_budget_ends_it_with_the_best_so_far() -> None:
     result = run({(1,)}, 4, max_tokens=3)
-    assert result.stopped == "budget" and result.best is not None and result.best.path == (1,)
+    assert result.stopped == "max_tokens" and result.best is not None and result.best.path == (1,)
     result = run(set(), 4, max_calls=1)
-    assert result.stopped == "budget" and result.best is not None and result.best.path == (0,)
+    assert result.stopped == "max_calls" and result.best is not None and result.best.path == (0,)
 
 
 def test_a_rating_beyond_the_budget_loses_no_finished_branch() -> None:
     result = run({(1,)}, 4, verifier=Priced, max_tokens=20)
-    assert result.stopped == "budget" and [tuple(b.path) for b in result.branches] == [(1,)]
+    assert result.stopped == "max_tokens" and [tuple(b.path) for b in result.branches] == [(1,)]
     result = run(set(), 4, verifier=Priced, max_tokens=20)
-    assert result.stopped == "budget" and [tuple(b.path) for b in result.branches] == [(0, 0), (0, 1), (1,)]
+    assert result.stopped == "max_tokens" and [tuple(b.path) for b in result.branches] == [(0, 0), (0, 1), (1,)]
     first, *_, other = result.branches  # of the branch that went on, its continuations have the score
     assert first.score == result.tree[1].score > other.score  # type: ignore[operator]
 
 
 def test_nothing_is_an_answer_where_nothing_could_be_made() -> None:
     result = run(set(), 4, verifier=Priced, max_tokens=1)
-    assert result.best is None and result.stopped == "budget" and not result.branches
+    assert result.best is None and result.stopped == "max_tokens" and not result.branches

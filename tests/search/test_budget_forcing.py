@@ -75,7 +75,7 @@ def test_no_waits_leave_the_model_alone() -> None:
 def test_a_budget_ends_it_with_what_there_is() -> None:
     for most, answer in ((2, "ab]\n\nFinal Answer:"), (3, "ab]"), (4, "ab]c")):
         result = run(Thought("ab]", "c0"), forcing(waits=0), max_tokens=most)
-        assert result.answer == answer and (result.stopped == "budget") == (most < 4)
+        assert result.answer == answer and (result.stopped == "max_tokens") == (most < 4)
 
 
 def test_a_full_context_ends_it_with_what_there_is() -> None:

@@ -75,7 +75,7 @@ def test_no_search_passes_its_calls(search: Search, most: int, reserved: bool, l
     (result,) = solved(search, backend, ["a"], max_calls=most, reserve=5 * reserved)
     (free,) = solved(search, unlimited := RandomTree(letters), ["a"])
     assert len(backend.calls) <= most and not backend.live
-    assert (result.stopped == "budget") == (len(unlimited.calls) > most - reserved)
+    assert (result.stopped == "max_calls") == (len(unlimited.calls) > most - reserved)
     assert result.stopped or seen(result) == seen(free)
 
 
@@ -95,7 +95,7 @@ def test_no_search_begins_anything_when_its_time_is_up(search: Search, most: int
         patch.setattr(ActiveSearch, "wall_s", property(lambda active: float(len(backend.calls) + len(ratings))))
         result = solve(search, problem="a", engine=backend, max_wall_s=most, **verifier)
     assert len(backend.calls) + len(ratings) <= most and not backend.live
-    assert result.stopped == "budget" or seen(result) == seen(solved(search, RandomTree(letters), ["a"])[0])
+    assert result.stopped == "max_wall_s" or seen(result) == seen(solved(search, RandomTree(letters), ["a"])[0])
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -123,7 +123,7 @@ def test_a_budget_buys_whole_samples_and_then_a_part_of_one() -> None:
     backend = FakeBackend(letters="123456789")  # nothing ends a text early
     (result,) = solved(BestOfN(n=4, max_tokens=10), backend, ["q"], max_tokens=27)
     assert [node.tokens for node in result.tree[1:]] == [10, 10, 7]
-    assert (result.stopped, result.usage.generated_tokens) == ("budget", 27)
+    assert (result.stopped, result.usage.generated_tokens) == ("max_tokens", 27)
     assert result.best is not None and result.best.score is not None
 
 
@@ -161,7 +161,7 @@ def test_what_a_budget_did_not_pay_to_continue_stays_a_candidate(search: Search,
     result = searched(search, backend, scores, max_tokens=6 + reserve, reserve=reserve)
     assert {"aacc", "bb" + "xxx"[:reserve]} <= {branch.text for branch in result.branches}
     assert result.best is not None and result.best.text == "bb" + "xxx"[:reserve]
-    assert result.stopped == "budget" and backend.written == 6 + reserve
+    assert result.stopped == "max_tokens" and backend.written == 6 + reserve
 
 
 @pytest.mark.parametrize("search", [s for s in STEPWISE if isinstance(s, REBASE | BestFirst)])
@@ -169,7 +169,7 @@ def test_a_search_that_answers_with_what_has_finished_does_so_when_its_budget_en
     backend = HandMadeTree({"": ["aa", "bb"], "aa": ["1."]})
     scores = {"aa": 0.8, "bb": 0.8, "aa1.": 0.05}
     result = searched(search, backend, scores, max_tokens=6)
-    assert result.answer == "aa1." and result.stopped == "budget"
+    assert result.answer == "aa1." and result.stopped == "max_tokens"
 
 
 class ByToken(Scores):
@@ -196,7 +196,7 @@ def test_what_a_budget_did_not_pay_to_rate_counts_as_what_it_goes_on_from(search
     backend = HandMadeTree({"": ["aa", "bb"], "aa": ["cc"], "bb": ["dd"]})
     result = searched(search, backend, ByToken({"aa": 0.05, "bb": 0.8}), max_tokens=4 + 4 + 4)
     assert result.best is not None and result.best.text[:2] == "bb" and result.best.score == 0.8
-    assert result.stopped == "budget"
+    assert result.stopped == "max_tokens"
 
 
 class Rated:
@@ -259,7 +259,7 @@ def test_the_reserve_finishes_the_best_branch() -> None:
     backend = FakeBackend(letters="1234567,,")
     search = BeamSearch(beam_size=1, beam_width=2, step_tokens=4, max_steps=50)
     (result,) = solved(search, backend, ["q"], max_tokens=40, reserve=11, final_text=" so:", extract=lambda text: text)
-    assert result.stopped == "budget" and result.usage.generated_tokens == 40
+    assert result.stopped == "max_tokens" and result.usage.generated_tokens == 40
     (short,) = solved(search, FakeBackend(letters="1234567,,"), ["q"], max_tokens=29)
     text, _, last = result.best.text.partition(" so:")
     assert text == short.best.text and len(last) == 11 and result.answer == result.best.text
@@ -278,7 +278,7 @@ def test_the_reserve_answers_where_nothing_else_was_affordable() -> None:
     backend = FakeBackend(letters="123")
     (result,) = solved(BestOfN(n=3, max_tokens=4), backend, ["q"], cost=50, max_tokens=30, reserve=6)
     assert result.best is not None and len(result.best.generated) == 30  # no rating could be paid; all goes to the end
-    assert result.stopped == "budget"
+    assert result.stopped == "max_tokens"
 
 
 def test_the_last_call_is_part_of_the_reserve() -> None:
@@ -312,7 +312,7 @@ def test_the_tighter_of_two_token_budgets_holds() -> None:
         (result,) = solved(BestOfN(n=4, max_tokens=10), backend, ["q"], cost=1, **options)
         usage = result.usage
         assert usage.generated_tokens + usage.verifier_tokens == min(most, generated + usage.verifier_tokens)
-        assert result.stopped == "budget"
+        assert result.stopped == ("max_tokens" if most <= generated else "max_generated_tokens")
 
 
 # ---------------------------------------------------------------- what a search is told
@@ -345,7 +345,7 @@ class Endless(Search):
 
 def test_a_search_may_say_what_it_has_when_the_budget_is_spent() -> None:
     (result,) = solved(Endless(), FakeBackend(letters="123"), ["q"], max_tokens=10)
-    assert [len(b.generated) for b in result.branches] == [2] and result.stopped == "budget"
+    assert [len(b.generated) for b in result.branches] == [2] and result.stopped == "max_tokens"
 
 
 def test_a_search_that_asks_on_is_ended() -> None:

@@ -101,7 +101,7 @@ def test_words_of_ones_own_can_ask() -> None:
 def test_a_budget_that_ends_it_leaves_the_chain(most: int) -> None:
     backend = dictated(["1}", "2}"] * 9)
     result = solve(CertaintyProbe(every=4), problem="q", engine=backend, max_tokens=most)
-    assert result.stopped == "budget" and result.usage.generated_tokens == most
+    assert result.stopped == "max_tokens" and result.usage.generated_tokens == most
     (branch,) = result.branches
     assert CHAIN.startswith(branch.text) and branch.text and not backend.live
 

@@ -58,7 +58,7 @@ def test_subtrees_are_counted_from_the_first_step_of_the_strategy(n: int, beam_w
 def test_a_budget_that_is_spent_leaves_the_first_samples_to_choose_from() -> None:
     search = ComputeOptimal(n=2, max_tokens=3, strategies=(BestOfN(n=5, max_tokens=4),))
     result = solve(search, problem="q 0.5", engine=FakeBackend("12"), verifier=ByQuestion(), max_tokens=8)
-    assert result.stopped == "budget" and result.best is not None and result.best.score == 0.5
+    assert result.stopped == "max_tokens" and result.best is not None and result.best.score == 0.5
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_a_block_keeps_the_order_of_its_samples() -> None:
 def test_a_budget_leaves_the_samples_that_are_done(most: int) -> None:
     texts = TEXTS[:4]
     result = solved(online(warmup=2, keep=1.0), texts, [[3.0] * 8] * 4, max_tokens=most)
-    assert result.usage.generated_tokens == most and result.stopped == "budget"
+    assert result.usage.generated_tokens == most and result.stopped == "max_tokens"
     assert [b.text for b in result.branches] == [texts[0][:most]] if most < 8 else texts[: most // 8]
 
 

@@ -142,7 +142,7 @@ def test_the_call_budget_ends_where_a_shorter_search_does(
     result = solve(BEAM, engine=backend, verifier=StepLength(), problem="q", max_calls=calls)
     short = BeamSearch(beam_size=2, beam_width=3, step_tokens=3, max_steps=calls)
     answer, rows, tree, error = seen(solve(short, engine=make_backend(), verifier=StepLength(), problem="q"))
-    assert error is None and result.error is None and result.stopped == "budget"
+    assert error is None and result.error is None and result.stopped == "max_calls"
     assert seen(result)[:3] == (answer, rows, tree)
     assert len(backend.calls) == calls
 

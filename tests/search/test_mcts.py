@@ -243,7 +243,7 @@ def test_a_budget_ends_it_with_the_best_so_far() -> None:
     for most in range(1, free.usage.generated_tokens):
         result = run(search, scores, Tree(), max_tokens=most)
         assert result.best is not None and result.usage.generated_tokens <= most
-        assert result.stopped == "budget" or result.usage.generated_tokens == most  # the last rollout was cut short
+        assert result.stopped == "max_tokens" or result.usage.generated_tokens == most  # the last rollout was cut short
         if most >= 4 + 5 + 4 + 5:
             assert result.best.score == 0.9
 

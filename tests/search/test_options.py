@@ -42,7 +42,7 @@ def test_the_docstring_of_solve_says_what_each_option_means() -> None:
     assert {*OPTION_NAMES, *CALL} <= documented
 
 
-@pytest.mark.parametrize(("call", "own"), [(solve, CALL), (solve_each, CALL[:2]), (stream, ())])
+@pytest.mark.parametrize(("call", "own"), [(solve, CALL), (solve_each, CALL[:2]), (stream, ("tokens",))])
 def test_a_wrong_option_is_answered_with_the_list_of_the_right_ones(call: Any, own: tuple[str, ...]) -> None:
     problem = {"problems": ["1"]} if call is solve_each else {"problem": "1"}
     names = ", ".join((*OPTION_NAMES, *own))
@@ -76,7 +76,7 @@ def test_a_whole_budget_and_its_numbers_are_the_same() -> None:
     search, verifier = BestOfN(n=5, max_tokens=20), Costly(2)
     by_name = solve(search, problem="1", engine=FakeBackend(), verifier=verifier, seed=3, **limits)
     whole = solve(search, problem="1", engine=FakeBackend(), verifier=verifier, seed=3, budget=Budget(**limits))
-    assert seen(by_name) == seen(whole) and whole.stopped == "budget"
+    assert seen(by_name) == seen(whole) and whole.stopped == "max_tokens"
 
 
 def test_a_configuration_that_is_made_already_solves_as_solve_does() -> None:

@@ -76,7 +76,7 @@ def test_children_that_the_budget_cuts_do_not_lower_the_width() -> None:
     backend = HandMadeTree({"": ["aa", "bb"]}, other="xx")
     result = searched(REBASE(n=4, step_tokens=2, max_steps=2), backend, {}, max_tokens=5)
     assert backend.calls == [2, 1] and result.usage.generated_tokens == backend.written == 5
-    assert result.stopped == "budget"
+    assert result.stopped == "max_tokens"
 
 
 def test_the_answer_has_the_highest_total_or_the_highest_score() -> None:

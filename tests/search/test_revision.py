@@ -110,9 +110,9 @@ def test_a_chain_ends_where_the_context_has_no_room() -> None:
 def test_a_budget_ends_it_with_the_best_so_far() -> None:
     scores = {"1": 0.9, "2": 0.1, "3": 0.2}
     result = run(Revision(n=1, attempts=3), Answers("123"), scores, max_tokens=4)
-    assert (result.stopped, result.answer) == ("budget", "1")
+    assert (result.stopped, result.answer) == ("max_tokens", "1")
     result = run(Revision(n=2, attempts=3), Answers("123", "312"), scores, max_calls=1)
-    assert (result.stopped, result.answer, len(result.branches)) == ("budget", "1", 2)
+    assert (result.stopped, result.answer, len(result.branches)) == ("max_calls", "1", 2)
 
 
 def test_attempts_let_go_of_their_branches() -> None:

@@ -258,7 +258,7 @@ def test_a_neighbours_failure_costs_nothing() -> None:
 
 def test_verifier_tokens_count_on_the_budget() -> None:
     result = run(BestOfN(n=3, max_tokens=4), "q", verifier=Costly("well"), max_tokens=20)
-    assert result.stopped == "budget" and len(result.branches) == 2  # a third would leave nothing to rate it with
+    assert result.stopped == "max_tokens" and len(result.branches) == 2  # a third would leave nothing to rate it with
     assert result.best.score == max(b.score for b in result.branches)
     assert result.usage.generated_tokens + result.usage.verifier_tokens <= 20
 

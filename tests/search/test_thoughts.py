@@ -217,7 +217,7 @@ def test_the_words_that_a_reserve_pays_for_end_the_thought() -> None:
     options: Any = {"max_tokens": 20, "reserve": 5, "final_text": "\nThe answer is"}
     options |= {"verifier": Scores(lambda branch: 0.0)}
     asked = solved(search, lambda b: " 7." if "\nThe" in b.text else said[len(b.text) :], **options)
-    assert asked.stopped == "budget" and asked.answer == "7"
+    assert asked.stopped == "max_tokens" and asked.answer == "7"
     options["final_text"] = ""
     assert solved(search, lambda branch: said[len(branch.text) :], **options).answer is None
 

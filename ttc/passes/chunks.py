@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from ttc.attention.entry import Reads
 from ttc.attention.plan import ExtendPlan, Piece, depth_first, shared_entries
+from ttc.lookout import look_up
+from ttc.memory.kv import KV
 from ttc.memory.states import StateBatch
 from ttc.passes.runtime import Runtime
 from ttc.passes.segment_writer import NewRun, SegmentWriter
@@ -26,6 +28,12 @@ class Chunk:
     plan: ExtendPlan
     runs: list[int]
     firsts: list[int]
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """How many tokens of each run it holds."""
+        spans = [piece.rows for piece in self.plan.pieces]
+        return {run: span.stop - span.start for run, span in zip(self.runs, spans, strict=True)}
 
 
 def chunks(
@@ -48,8 +56,8 @@ def chunks(
         while cutter.left:
             chunk = cutter.next_chunk()
             yield chunk
-            cutter.keep_states(chunk)
-            count_pass(runs[i].usage for i in chunk.runs)
+            cutter.finish(chunk)
+            look_up()
     finally:
         cutter.close()
 
@@ -57,17 +65,32 @@ def chunks(
 class Cutter:
     """Cuts runs of new tokens into chunks, in depth-first order. For the arguments see `chunks`."""
 
-    def __init__(self, runtime: Runtime, runs: Sequence[NewRun], held: list[Segment], max_rows: int, states_kept: bool):
+    def __init__(
+        self,
+        runtime: Runtime,
+        runs: Sequence[NewRun],
+        held: list[Segment],
+        max_rows: int,
+        states_kept: bool = True,
+    ):
         self.runtime = runtime
         self.runs = runs
         self.max_rows = max_rows
         self.states_kept = states_kept
-        self.paths = [run.leaf.path() for run in runs]
-        self.order = depth_first(self.paths)
-        self.needed = {segment.storage for path in self.paths for segment in path}
+        self.needed: set[KV] = set()
         self.writers = [SegmentWriter(runtime, run, self.needed, held) for run in runs]
+        self._follow_tree()
         self.states = self._room_for_states()
         self.max_runs = len(runs) if self.states is None else self.states.max_runs
+
+    def _follow_tree(self) -> None:
+        """The segments that the runs stand on, which calls between two passes may have cut or joined."""
+        self.recuts = self.runtime.tree.recuts
+        self.paths = [
+            run.leaf.path() if writer.left else [] for run, writer in zip(self.runs, self.writers, strict=True)
+        ]
+        self.order = depth_first(self.paths)
+        self.needed |= {segment.storage for path in self.paths for segment in path}
 
     def _room_for_states(self) -> PassStates | None:
         """Raises OutOfMemory unless there is room for the KV of all runs, and for their recurrent states, if any."""
@@ -86,8 +109,18 @@ class Cutter:
         """Whether tokens are left that no chunk has held."""
         return any(writer.left for writer in self.writers)
 
+    @contextmanager
+    def chunk(self) -> Iterator[Chunk]:
+        """The next rows, with their plan, while they are run."""
+        chunk = self.next_chunk()
+        with chunk.plan:
+            yield chunk
+        self.finish(chunk)
+
     def next_chunk(self) -> Chunk:
         """The next rows, with their plan."""
+        if self.recuts != self.runtime.tree.recuts:
+            self._follow_tree()
         rows: list[int] = []
         positions: list[int] = []
         taken: list[int] = []
@@ -127,8 +160,18 @@ class Cutter:
         ]
         return self.states.begin(before, spans, in_opening, self.needed)
 
-    def keep_states(self, chunk: Chunk) -> None:
-        """A chunk was run: keep the recurrent states that it left."""
+    def finish(self, chunk: Chunk) -> None:
+        """A chunk was run: count it, and keep what it left."""
+        self._keep_states(chunk)
+        for i in chunk.runs:
+            self.writers[i].settle()
+        count_pass(self.runs[i].usage for i in chunk.runs)
+
+    def leave_out(self, run: int) -> None:
+        """Compute no more of a run, and let go of what there is."""
+        self.writers[run].abandon()
+
+    def _keep_states(self, chunk: Chunk) -> None:
         if self.states is None or not self.states_kept:
             return
         ended = [self.writers[i] for i in chunk.runs]

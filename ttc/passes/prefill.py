@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ttc.passes.chunks import chunks
+from ttc.passes.chunks import Chunk, Cutter
 from ttc.passes.outputs import Outputs
+from ttc.passes.pass_by_pass import Passes
 from ttc.passes.runtime import Runtime
 from ttc.passes.segment_writer import NewRun
 from ttc.protocols import Purpose
 from ttc.tree.branch import Branch
 from ttc.tree.segment import Segment, common_prefix, worth_sharing
+from ttc.usage import Usage
 
 
 @torch.inference_mode()
@@ -23,12 +25,13 @@ def prefill(
     targets: Sequence[Sequence[int]],
     purpose: Purpose,
     outputs: Outputs | None = None,
-) -> None:
-    """Bring the KV of each branch up to all of its target tokens but the last.
+) -> Passes[None]:
+    """Bring the KV of each branch up to all of its target tokens but the last, pass by pass.
 
-    A prefix that stands in the tree already is shared; of new prefixes that several targets share,
-    the first computes and the others wait a round. outputs: takes what the model gives at chosen
-    places of the targets.
+    Between two passes others may use the tree. A branch that is released there is left out from
+    then on. A prefix that stands in the tree already is shared; of new prefixes that several targets
+    share, the first computes and the others wait a round. outputs: takes what the model gives at
+    chosen places of the targets.
     """
     outputs = outputs or Outputs.at([()] * len(branches))
     waiting = [
@@ -36,9 +39,8 @@ def prefill(
         for index, (branch, target) in enumerate(zip(branches, targets, strict=True))
     ]
     while waiting:
-        chosen, waiting = _round(runtime, waiting)
-        with runtime.metered([target.branch for target in chosen]):
-            _compute(runtime, chosen, purpose, outputs.of([target.index for target in chosen]))
+        chosen, waiting = _round(runtime, [target for target in waiting if not target.branch.released])
+        yield from _compute(runtime, chosen, purpose, outputs.of([target.index for target in chosen]))
 
 
 @dataclass
@@ -86,31 +88,46 @@ def _round(runtime: Runtime, waiting: Sequence[Target]) -> tuple[list[Target], l
     return chosen, deferred
 
 
-def _compute(runtime: Runtime, targets: Sequence[Target], purpose: Purpose, outputs: Outputs) -> None:
+def _compute(runtime: Runtime, targets: Sequence[Target], purpose: Purpose, outputs: Outputs) -> Passes[None]:
     held: list[Segment] = []
     runs = [NewRun(t.branch.leaf, t.missing, t.branch.usage, t.opening, t.cuts) for t in targets]
     starts = [run.leaf.end for run in runs]
+    branches = [target.branch for target in targets]
+    cutter: Cutter | None = None
     try:
-        for chunk in chunks(runtime, runs, held):
-            rows = outputs.rows(chunk, starts)
-            with chunk.plan:
-                kept = [row for _, _, row in rows] or [len(chunk.tokens) - 1]
-                given = runtime.runner.forward(chunk.tokens, chunk.plan, kept)
-            for (number, place, _), output in zip(rows, given, strict=False):
-                outputs.computed[number][place] = output
-        for run, target, segment in zip(runs, targets, held, strict=True):
-            runtime.tree.move(target.branch, segment)
-            _count(run, purpose)
+        with runtime.metered(branches):
+            cutter = Cutter(runtime, runs, held, runtime.prefill_tokens)
+        while cutter.left:
+            with runtime.metered(branches), cutter.chunk() as chunk:
+                _run(runtime, chunk, outputs, starts)
+            for i, tokens in chunk.counts.items():
+                _count(runs[i].usage, tokens, purpose)
+            yield
+            for i in [i for i, branch in enumerate(branches) if branch.released]:
+                cutter.leave_out(i)
+        for branch, segment in zip(branches, held, strict=True):
+            if not branch.released:
+                runtime.tree.move(branch, segment)
     finally:
+        if cutter is not None:
+            cutter.close()
         for segment in held:
             runtime.tree.drop(segment)
 
 
-def _count(run: NewRun, purpose: Purpose) -> None:
-    tokens = len(run.tokens)
+def _run(runtime: Runtime, chunk: Chunk, outputs: Outputs, starts: Sequence[int]) -> None:
+    """One pass, and what the model gives at the places that are asked for."""
+    rows = outputs.rows(chunk, starts)
+    kept = [row for _, _, row in rows] or [len(chunk.tokens) - 1]
+    given = runtime.runner.forward(chunk.tokens, chunk.plan, kept)
+    for (number, place, _), output in zip(rows, given, strict=False):
+        outputs.computed[number][place] = output
+
+
+def _count(usage: Usage, tokens: int, purpose: Purpose) -> None:
     if purpose == "verifier":
-        run.usage.verifier_tokens += tokens
+        usage.verifier_tokens += tokens
     elif purpose == "recompute":
-        run.usage.recomputed_tokens += tokens
+        usage.recomputed_tokens += tokens
     else:
-        run.usage.prompt_tokens += tokens
+        usage.prompt_tokens += tokens

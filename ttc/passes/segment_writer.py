@@ -91,6 +91,18 @@ class SegmentWriter:
             count -= taken
         return places
 
+    def settle(self) -> None:
+        """The pass that fills what has grown was made. All blocks are whole once the last one is full."""
+        if not self.left:
+            for block in self.blocks:
+                block.whole = True
+
+    def abandon(self) -> None:
+        """Let go of what there is; nothing more is computed."""
+        self.tokens = self.tokens[: self.done]
+        self.runtime.tree.drop(self.end)
+        self.held[self.index] = self.runtime.tree.hold(self.runtime.tree.trunk)
+
     def _begin_block(self) -> None:
         residency, tree, above = self.runtime.residency, self.runtime.tree, self.end
         size = residency.block_tokens or len(self.tokens)
@@ -99,5 +111,6 @@ class SegmentWriter:
         self.needed.add(kv)
         self.held[self.index] = tree.hold(tree.attach(above, tokens, kv, self.opening))
         tree.drop(above)
+        self.end.whole = False
         self.blocks.append(self.end)
         self.filled = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import wait
 from threading import RLock
 from typing import Any
 from weakref import WeakSet
@@ -10,6 +11,7 @@ from weakref import WeakSet
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput, RemoteError
 from ttc.locking import one_at_a_time
+from ttc.lookout import look_up
 from ttc.model.generation_settings import GenerationSettings
 from ttc.passes.arguments import (
     checked_extensions,
@@ -20,7 +22,7 @@ from ttc.passes.arguments import (
     step_of,
 )
 from ttc.protocols import Need, Purpose
-from ttc.remote.batch import RemoteBatch
+from ttc.remote.batch import LOOK_S, RemoteBatch
 from ttc.remote.endpoint import Endpoint
 from ttc.remote.replies import TOKEN_ID, Reply
 from ttc.remote.server import Server
@@ -186,6 +188,7 @@ class RemoteBackend:
         try:
             while len(batch):
                 batch.step()
+                look_up()
         finally:
             batch.close()  # breaks off what an error has left
 
@@ -264,6 +267,13 @@ class RemoteBackend:
         return rows
 
     def _replies(self, branch: Branch, futures: list[Any]) -> list[Reply]:
+        try:
+            while wait(futures, LOOK_S).not_done:
+                look_up()
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
         replies: list[Reply] = [future.result() for future in futures]
         for reply in replies:
             self.server.count_prompt(branch.usage, reply)

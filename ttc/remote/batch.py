@@ -20,6 +20,8 @@ from ttc.tree.branch import Branch, StepEnd, check_live
 
 SEEDS = 2**31
 """Seeds are below it: servers differ in how large they may be."""
+LOOK_S = 0.05
+"""So long an answer is waited for before the caller may look up."""
 ANY_LENGTH = 2**62
 """The limit of a branch whose tokens are counted by the server."""
 
@@ -84,14 +86,16 @@ class RemoteBatch:
         self._ask()
 
     def step(self) -> list[Branch]:
-        """Wait until at least one branch has ended its step, and return those that have.
+        """Wait for answers, for `LOOK_S` at most, and return the branches whose step is over with them.
 
         Raises BranchRefused where the server refuses what a branch holds: that one has left, the others stay.
         """
         ended: list[Branch] = []
         try:
             while self.asked and not ended and not self.refused:
-                done, _ = wait(self.asked, return_when=FIRST_COMPLETED)
+                done, _ = wait(self.asked, LOOK_S, FIRST_COMPLETED)
+                if not done:
+                    break
                 for future in [future for future in self.asked if future in done]:
                     ended += self._taken(self.asked.pop(future), future)
                 self._ask()

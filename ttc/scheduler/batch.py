@@ -14,6 +14,7 @@ from torch import Tensor
 from ttc.attention.entry import Reads
 from ttc.attention.plan import DecodePlan, depth_first
 from ttc.errors import InvalidInput
+from ttc.lookout import look_up
 from ttc.memory.kv import KV
 from ttc.passes.arguments import check_step
 from ttc.passes.runtime import Runtime
@@ -127,6 +128,11 @@ class RunningBatch:
         with self.lock:
             while len(self):
                 self._token()
+                try:
+                    look_up()
+                except BaseException:
+                    self.close()
+                    raise
 
     def _token(self) -> list[Branch]:
         charged: list[Branch] = []

@@ -21,6 +21,7 @@ class Segment:
         roots.
     state: of models with recurrent layers, their state after the last token, None where none was
         kept.
+    whole: whether all of its KV is there. What is being computed is not shared with others.
     opening: how many tokens stand before the first generated one of the branch that made the
         segment, for models that compute these differently (`ttc.model.least_time_step`); 0 for all
         others.
@@ -34,6 +35,7 @@ class Segment:
         self.children: list[Segment] = []
         self.state: State | None = None
         self.refs = 0
+        self.whole = True
         self.start = parent.end if parent else 0
         self.serial = next(_serial)
 
@@ -53,8 +55,8 @@ class Segment:
         return min(max(opening - self.start, 0), len(self.tokens))
 
     def serves(self, opening: int) -> bool:
-        """Whether its KV is that of a branch with such an opening and the same tokens."""
-        return self.opens(opening) == self.opens(self.opening)
+        """Whether its KV is there, and is that of a branch with such an opening and the same tokens."""
+        return self.whole and self.opens(opening) == self.opens(self.opening)
 
     def path(self) -> list[Segment]:
         """The segments from the root to this one, the empty trunk left out."""

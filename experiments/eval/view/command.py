@@ -16,10 +16,15 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.view",
         description="Write a run as one page that needs no network and no other file: its figures, its problems, and "
-        "the search tree of each, with the text of every step.",
+        "the search tree of each, with the text of every step. Or draw results that a program has saved.",
     )
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of a run, as outputs/NAME")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the page (FOLDER/view.html)")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        metavar="FOLDER",
+        help="the folder of a run, as outputs/NAME, or a file with what Result.to_dict returned (or a list of these)",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the page (FOLDER/view.html, or FILE.html)")
     parser.add_argument(
         "--limit", type=int, default=LIMIT, metavar="N", help=f"the most problems on the page ({LIMIT})"
     )
@@ -30,14 +35,22 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 def view(arguments: argparse.Namespace) -> None:
     from experiments.eval.compare.runs import Run
     from experiments.eval.view.page import page, page_data
+    from experiments.eval.view.saved import results_of, results_page
     from experiments.runs.screen import as_bytes
 
-    run = Run.load(arguments.folder)
-    data = page_data(run, arguments.limit, arguments.problem)
-    out: Path = arguments.out or arguments.folder / "view.html"
+    if arguments.folder.is_file():
+        results = results_of(arguments.folder)
+        shown = results_page(results[: arguments.limit], arguments.folder.name)
+        text, out, count = shown, arguments.folder.with_suffix(".html"), f"{len(results)} results"
+    else:
+        run = Run.load(arguments.folder)
+        data = page_data(run, arguments.limit, arguments.problem)
+        text, out = page(data), arguments.folder / "view.html"
+        count = f"{len(data['problems'])} of {len(run.records)} problems"
+    out = arguments.out or out
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page(data), encoding="utf-8")
-    print(f"{len(data['problems'])} of {len(run.records)} problems: {out} ({as_bytes(out.stat().st_size)})")
+    out.write_text(text, encoding="utf-8")
+    print(f"{count}: {out} ({as_bytes(out.stat().st_size)})")
 
 
 def main() -> None:

@@ -129,7 +129,7 @@ def measure(config: DictConfig, parts: Sequence[Part], task: Task, allowance: Al
         "generated_tokens": fmean(usage.generated_tokens for usage in usages),
         "verifier_tokens": fmean(usage.verifier_tokens for usage in usages),
         "prompt_tokens": fmean(usage.prompt_tokens for usage in usages),
-        "ended_by_the_budget": sum(result.stopped == "budget" for result in results),
+        "ended_by_the_budget": sum(result.stopped is not None for result in results),
         "failures": sum(errors),
         "seconds": seconds,
         "outcomes": "".join("01"[one] for one in right),

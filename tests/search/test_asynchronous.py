@@ -1,0 +1,159 @@
+"""Searches in asyncio: their results, their steps and tokens as they come, and the end of a task."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import aclosing
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from search import BestOfN, Greedy, SelfConsistency, asolve, astream, solve, stream
+from tests.helpers.backends import FakeBackend
+from tests.helpers.engines import make_engine
+from tests.helpers.ownership import assert_nothing_left
+from ttc import InvalidInput
+from ttc.results import Progress
+from ttc.text.prompt import PromptTemplate
+
+PLAIN = PromptTemplate("{question}", raw=True)
+LONG = SelfConsistency(n=2, max_tokens=4000)
+
+
+def test_asolve_gives_what_solve_gives() -> None:
+    search = SelfConsistency(n=3, max_tokens=6)
+    expected = solve(search, problem=["1", "2"], engine=make_engine(context=160))
+    given = asyncio.run(asolve(search, problem=["1", "2"], engine=make_engine(context=160)))
+    for one, other in zip(given, expected, strict=True):
+        assert [b.tokens for b in one.branches] == [b.tokens for b in other.branches]
+        assert one.answer == other.answer and one.stopped is None
+
+
+def test_an_error_reaches_the_task() -> None:
+    with pytest.raises(InvalidInput, match="beam_siz"):
+        asyncio.run(asolve(Greedy(), problem="q", engine=FakeBackend(), beam_siz=3))  # type: ignore[call-overload]
+
+
+def test_a_task_that_is_cancelled_ends_its_search_within_a_pass() -> None:
+    engine = make_engine(context=8192)
+    passes, begun = list[int](), threading.Event()
+    forward = engine.runner.forward
+
+    def counted(tokens: Any, *rest: Any) -> Any:
+        passes.append(len(tokens))
+        if len(passes) == 5:
+            begun.set()
+        return forward(tokens, *rest)
+
+    engine.runner.forward = counted  # type: ignore[method-assign]
+
+    async def left() -> int:
+        task = asyncio.create_task(asolve(LONG, problem="1", engine=engine, template=PLAIN))
+        assert await asyncio.to_thread(begun.wait, 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 60)
+        assert engine.kv_bytes() == 0
+        made = len(passes)
+        await asyncio.sleep(0.05)
+        return len(passes) - made
+
+    assert asyncio.run(left()) == 0 and len(passes) < 4000
+    assert_nothing_left(engine, [])
+
+
+def test_a_timeout_is_a_cancelled_task() -> None:
+    engine = make_engine(context=8192)
+
+    async def late() -> None:
+        async with asyncio.timeout(0.2):
+            await asolve(LONG, problem="1", engine=engine, template=PLAIN)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(late())
+    assert_nothing_left(engine, [])
+
+
+def test_the_callers_own_token_cancels_too() -> None:
+    cancel = threading.Event()
+    cancel.set()
+    result = asyncio.run(asolve(Greedy(), problem="1", engine=make_engine(), cancel=cancel))
+    assert result.stopped == "cancelled" and result.best is None
+
+
+def seen(events: list[Progress]) -> Any:
+    return [(e.did, [(n.id, n.text, n.tokens, n.score) for n in e.nodes]) for e in events]
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_astream_gives_what_stream_gives(tokens: bool) -> None:
+    search = SelfConsistency(n=2, max_tokens=5)
+    options: dict[str, Any] = {"problem": "1", "tokens": tokens, "template": PLAIN}
+
+    async def read() -> list[Progress]:
+        return [event async for event in astream(search, engine=make_engine(context=160), **options)]
+
+    expected = list(stream(search, engine=make_engine(context=160), **options))
+    given = asyncio.run(read())
+    assert seen(given) == seen(expected)
+    assert given[-1].result is not None and given[-1].result.answer == expected[-1].result.answer  # type: ignore[union-attr]
+
+
+def test_leaving_an_astream_ends_the_search() -> None:
+    engine = make_engine(context=8192)
+
+    async def some() -> int:
+        count = 0
+        async with aclosing(astream(LONG, problem="1", engine=engine, tokens=True, template=PLAIN)) as events:
+            async for _ in events:
+                count += 1
+                if count == 3:
+                    break
+        return count
+
+    assert asyncio.run(some()) == 3
+    assert_nothing_left(engine, [])
+
+
+def test_an_astream_raises_what_its_search_raises() -> None:
+    backend = FakeBackend()
+    backend.fail_at = 1
+
+    async def read() -> list[Progress]:
+        return [event async for event in astream(Greedy(), problem="1", engine=backend)]
+
+    with pytest.raises(RuntimeError, match="device lost"):
+        asyncio.run(read())
+
+
+# ---------------------------------------------------------------- tokens as they come
+
+
+def test_each_token_is_told_as_it_comes() -> None:
+    engine = make_engine(context=160)
+    events = list(stream(SelfConsistency(n=2, max_tokens=6), problem="1", engine=engine, tokens=True, template=PLAIN))
+    result = events[-1].result
+    assert result is not None
+    lengths = [len(branch.generated) for branch in result.branches]
+    wrote = [event for event in events if event.did == "wrote"]
+    assert len(wrote) == max(lengths) - 1  # the last token of a step is told with the step
+    for before, after in pairwise(wrote):
+        assert after.usage.generated_tokens > before.usage.generated_tokens
+    last = {node.id: node for node in result.tree}
+    for event in wrote:
+        for node in event.nodes:
+            assert last[node.id].text.startswith(node.text) and last[node.id].token_ids[: node.tokens] == node.token_ids
+
+
+def test_without_tokens_a_stream_tells_of_requests_alone() -> None:
+    kinds = {
+        event.did for event in stream(BestOfN(n=2, max_tokens=6), problem="1", engine=FakeBackend(), verifier=One())
+    }
+    assert kinds == {"expanded", "rated", "finished"}
+
+
+class One:
+    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
+        return [[1.0] for _ in branches]

@@ -42,6 +42,7 @@ def _barrier() -> int:
 class Program:
     """The operations of `decoder` for passes of at most `capacity` rows, with the memory that they work in.
 
+    The first layers of a model end with their states, a whole one with logits.
     The list is run as a whole, or in parts: part 0 is what comes before the first layer's attention, part n what comes
     after that of layer n - 1, up to the next. x: (rows, hidden), the states between layers. cos, sin: (rows, head_dim).
     q, key, value, found, lse: what attention takes and gives where the list is run as a whole.
@@ -55,7 +56,7 @@ class Program:
         self.dtype = decoder.embedding.weight.dtype
         self.single = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
         layer = decoder.layers[0]
-        self.x, self.normed = self._apart(decoder.head.in_features), self._apart(decoder.head.in_features)
+        self.x, self.normed = self._apart(layer.q.in_features), self._apart(layer.q.in_features)
         self.inner, self.attended = self._apart(layer.down.in_features), self._apart(layer.o.in_features)
         self.q = self._memory(layer.q.out_features)
         self.key, self.value = self._memory(layer.k.out_features), self._memory(layer.v.out_features)
@@ -69,8 +70,9 @@ class Program:
             self.attends.append(len(self._rows))
             self._rows.append({cpu_layers.KIND: cpu_layers.ATTEND})
             self._after_attention(layer)
-        self.normalise(decoder.norm)
-        self._project(decoder.head, self.normed, self.normed)
+        if decoder.head is not None:
+            self.normalise(decoder.norm)
+            self._project(decoder.head, self.normed, self.normed)
         self.parts = [*zip([0, *(a + 1 for a in self.attends)], [*self.attends, len(self._rows)], strict=True)]
         self.table = np.array([[row.get(field, 0) for field in range(cpu_layers.FIELDS)] for row in self._rows])
         columns, panels = self.table[:, cpu_layers.COLUMNS], self.table[:, cpu_layers.PANEL]
@@ -88,13 +90,17 @@ class Program:
 
     # ---------------------------------------------------------------- running
 
-    def begin(self, rows: int, index: Tensor | None, logits: Tensor) -> None:
-        """Begin a pass over so many rows, of which those in `index` (None for all) get logits (kept rows, vocab)."""
+    def begin(self, rows: int) -> None:
+        """Begin a pass over so many rows."""
         at, table = self.at, self.table
         self.rows = rows
         table[:, at.NEXT] = 0
         table[:, at.ROWS] = rows
         table[table[:, at.KIND] == at.PROJECT, at.PANEL] = 2 * PANEL if rows >= at.MANY_ROWS else PANEL
+
+    def write_logits(self, index: Tensor | None, logits: Tensor) -> None:
+        """Let the rows in `index` (None for all) of the pass that begins get logits (kept rows, vocab)."""
+        at, table = self.at, self.table
         table[-2:, at.ROWS] = len(logits)
         table[-2, at.INDEX] = 0 if index is None else index.data_ptr()
         table[-1, at.OUTPUT], table[-1, at.OUTPUT_ROW] = logits.data_ptr(), logits.stride(0) * self.dtype.itemsize

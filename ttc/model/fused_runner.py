@@ -26,58 +26,50 @@ VECTOR_BYTES = 64
 """Rows of weights are whole vectors of so many bytes."""
 
 
-class FusedRunner:
-    """Runs a model of Llama's kind on a CPU from the weights of its modules, which stay as they are.
+class CompiledLayers:
+    """The layers of a decoder on a CPU, run from the weights of its modules, which stay as they are.
 
-    A pass goes through the modules instead while anything about them is not as it was at load:
-    hooks, adapters, other modules or weights in their place, other attributes or code (see `Watch`).
+    decoder: a whole one, or the first layers of one, without norm and head. shapes: what each of its layers stores.
     Raises UnsupportedModel when its numbers are not of a kind that the compiled code multiplies.
     """
 
-    def __init__(self, modules: HuggingFaceRunner, decoder: Decoder):
-        self.modules, self.model = modules, modules.model
-        self.shapes: tuple[LayerShape, ...] = modules.shapes
-        self.recurrent = modules.recurrent
-        self.device, self.dtype = modules.device, modules.dtype
-        self.trace: Trace | None = None
-        self._decoder = decoder
-        _check_weights(self._decoder, self.dtype, self.device)
-        function = layers_kernel(self.dtype)
+    def __init__(self, decoder: Decoder, shapes: Sequence[LayerShape], dtype: torch.dtype):
+        _check_weights(decoder, dtype)
+        function = layers_kernel(dtype)
         if function is None:
             raise UnsupportedModel("numba cannot be imported")
+        self.decoder, self.shapes, self.dtype = decoder, shapes, dtype
         self._function: int = function
-        self.watch = modules.watch
         self._program: Program | None = None
         self._described: tuple[ref[Plan], Program, Calls] | None = None
         self._layers = [
             Layer(index, layer.scale, None, shape.window, shape.chunk)
-            for index, (layer, shape) in enumerate(zip(self._decoder.layers, self.shapes, strict=True))
+            for index, (layer, shape) in enumerate(zip(decoder.layers, shapes, strict=True))
         ]
 
-    @torch.no_grad()
-    def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
-        """See `ModelRunner.forward`. Raises UnsupportedModel when the model's attention is no longer the engine's."""
-        self.modules.check_attention()
-        if not self.watch.may_leave_out_modules():
-            self.modules.trace = self.trace
-            return self.modules.forward(tokens, plan, keep)
-        start, rows = perf_counter(), len(tokens)
-        program = self._program
-        if program is None or program.capacity < rows:
-            program = self._program = Program(self._decoder, 1 << (max(rows, ROWS) - 1).bit_length(), self._function)
-        index = None if keep is None else torch.tensor([*range(rows)])[list(keep)]
-        logits = torch.empty(rows if index is None else len(index), self._decoder.head.out_features, dtype=self.dtype)
-        program.begin(rows, index, logits)
-        program.x[:rows] = self._decoder.embedding.weight[torch.tensor(list(tokens))]
-        for memory, table in zip((program.cos, program.sin), self._rotation(plan.positions), strict=True):
-            memory[:rows] = table[0]
+    def program(self, rows: int) -> Program:
+        """The program for so many rows, whose `x`, `cos` and `sin` are to be filled before `run`."""
+        if self._program is None or self._program.capacity < rows:
+            self._program = Program(self.decoder, 1 << (max(rows, ROWS) - 1).bit_length(), self._function)
+        return self._program
+
+    def run(self, program: Program, plan: Plan) -> None:
+        """Run a program that has begun, in one call where attention is part of it."""
         if self._attends_by_itself(program, plan):
             program.run()
         else:
             self._run_by_parts(program, plan)
-        if self.trace is not None:
-            self.trace.add("compute", f"{rows} rows", start, perf_counter())
-        return logits
+
+    def states(self, states: Tensor, rotation: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
+        """What the first layers of a decoder make of the states (1, rows, hidden). rotation: cos and sin of the rows'
+        positions, (1, rows, head_dim)."""
+        rows = states.shape[1]
+        program = self.program(rows)
+        program.begin(rows)
+        for memory, given in zip((program.x, program.cos, program.sin), (states, *rotation), strict=True):
+            memory[:rows] = given[0]
+        self.run(program, plan)
+        return program.x[:rows][None].clone()
 
     def _run_by_parts(self, program: Program, plan: Plan) -> None:
         rows = program.rows
@@ -107,31 +99,72 @@ class FusedRunner:
         program.attend_by(calls.kernel, calls.parameters)
         return True
 
+
+class FusedRunner:
+    """Runs a model of Llama's kind on a CPU from the weights of its modules, which stay as they are.
+
+    A pass goes through the modules instead while anything about them is not as it was at load:
+    hooks, adapters, other modules or weights in their place, other attributes or code (see `Watch`).
+    Raises UnsupportedModel when its numbers are not of a kind that the compiled code multiplies.
+    """
+
+    def __init__(self, modules: HuggingFaceRunner, decoder: Decoder):
+        self.modules, self.model = modules, modules.model
+        self.shapes: tuple[LayerShape, ...] = modules.shapes
+        self.recurrent = modules.recurrent
+        self.device, self.dtype = modules.device, modules.dtype
+        self.trace: Trace | None = None
+        self._decoder = decoder
+        assert decoder.head is not None
+        self._vocabulary = decoder.head.out_features
+        self._layers = CompiledLayers(decoder, self.shapes, self.dtype)
+        self.watch = modules.watch
+
+    @torch.no_grad()
+    def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
+        """See `ModelRunner.forward`. Raises UnsupportedModel when the model's attention is no longer the engine's."""
+        self.modules.check_attention()
+        if not self.watch.may_leave_out_modules():
+            self.modules.trace = self.trace
+            return self.modules.forward(tokens, plan, keep)
+        start, rows = perf_counter(), len(tokens)
+        program = self._layers.program(rows)
+        index = None if keep is None else torch.tensor([*range(rows)])[list(keep)]
+        logits = torch.empty(rows if index is None else len(index), self._vocabulary, dtype=self.dtype)
+        program.begin(rows)
+        program.write_logits(index, logits)
+        program.x[:rows] = self._decoder.embedding.weight[torch.tensor(list(tokens))]
+        for memory, table in zip((program.cos, program.sin), self._rotation(plan.positions), strict=True):
+            memory[:rows] = table[0]
+        self._layers.run(program, plan)
+        if self.trace is not None:
+            self.trace.add("compute", f"{rows} rows", start, perf_counter())
+        return logits
+
     def _rotation(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
         """cos and sin (1, rows, head_dim) of the rows' positions, as the model's own module gives them."""
         cos, sin = self._decoder.rotary(self._decoder.embedding.weight, torch.tensor([positions]))
         return cos, sin
 
 
-def _check_weights(decoder: Decoder, dtype: torch.dtype, device: torch.device) -> None:
+def _check_weights(decoder: Decoder, dtype: torch.dtype) -> None:
     """Raises UnsupportedModel unless the compiled code multiplies such weights."""
-    if device.type != "cpu":
-        raise UnsupportedModel(f"its weights are on {device}, and the compiled layers run on a CPU")
+    weights, first = list(decoder.weights), decoder.layers[0]
+    elsewhere = {weight.device for weight in weights if weight.device.type != "cpu"}
+    if elsewhere:
+        raise UnsupportedModel(f"its weights are on {elsewhere.pop()}, and the compiled layers run on a CPU")
     if dtype == torch.bfloat16 and not has("avx512bf16"):
         raise UnsupportedModel("this processor does not multiply bfloat16 (AVX512_BF16)")
     if dtype not in (torch.float32, torch.bfloat16):
         raise UnsupportedModel(f"its numbers are {dtype}, and the compiled layers take float32 and bfloat16")
-    first = decoder.layers[0]
-    if any(
-        weight.dtype != dtype or not weight.is_contiguous() or weight.device != device for weight in decoder.weights
-    ):
-        raise UnsupportedModel("its weights differ in type or place, or do not lie row by row")
+    if any(weight.dtype != dtype or not weight.is_contiguous() for weight in weights):
+        raise UnsupportedModel("its weights differ in type, or do not lie row by row")
     for layer in decoder.layers:
         if [x.weight.shape for x in layer.linears] != [x.weight.shape for x in first.linears]:
             raise UnsupportedModel("its layers differ in width")
         if layer.head_dim != first.head_dim or layer.head_dim % 2 or layer.q.out_features % layer.head_dim:
             raise UnsupportedModel(f"its heads are {layer.head_dim} wide")
-    for linear in (*first.linears, decoder.head):
+    for linear in (*first.linears, *([] if decoder.head is None else [decoder.head])):
         if linear.in_features * dtype.itemsize % VECTOR_BYTES:
             raise UnsupportedModel(f"its rows of {linear.in_features} {dtype} numbers are not whole vectors")
 

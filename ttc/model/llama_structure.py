@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
@@ -56,18 +56,22 @@ class DecoderLayer:
 
 @dataclass(frozen=True)
 class Decoder:
-    """The parts of a model of Llama's kind."""
+    """The parts of a model of Llama's kind. norm, head: None of a model's first layers alone."""
 
     embedding: nn.Embedding
     rotary: nn.Module
     layers: tuple[DecoderLayer, ...]
     norm: Any
-    head: nn.Linear
+    head: nn.Linear | None
+
+    def first(self, layers: int) -> Decoder:
+        """The first so many layers."""
+        return replace(self, layers=self.layers[:layers], norm=None, head=None)
 
     @property
     def weights(self) -> Iterator[torch.Tensor]:
         """All weights and biases."""
-        modules: list[Any] = [self.embedding, self.norm, self.head]
+        modules = [part for part in (self.embedding, self.norm, self.head) if part is not None]
         for layer in self.layers:
             modules += [*layer.linears, *layer.norms]
         for module in modules:

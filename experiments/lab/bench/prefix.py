@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,6 @@ SHORT = ((64, 1), (256, 8), (1024, 8), (1024, 32), (4096, 8))
 
 QUICK = ((64, 1), (256, 8), (4096, 8), (4096, 32))
 NEW_TOKENS = 24
-MOST_BATCHED = 1 << 15
-"""Prompt tokens of all branches that `generate_batch` is measured with: it prefilled 32 prompts of 4,096 tokens one by
-one, in nine minutes."""
 Figures = dict[str, float | None]
 
 
@@ -82,19 +79,29 @@ def _repeat(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figure
 
 
 def _continuous(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figures:
-    """transformers' continuous batching: B requests with the same prompt, its own prefix sharing."""
+    """transformers' continuous batching: one request, which it forks when its prompt is prefilled."""
     from transformers import GenerationConfig
 
+    options = {"do_sample": True, "eos_token_id": -1, "pad_token_id": 0}
     model.generate_batch([ids[:8]], generation_config=GenerationConfig(max_new_tokens=1, pad_token_id=0))
-    config = GenerationConfig(max_new_tokens=NEW_TOKENS + 1, do_sample=True, eos_token_id=-1, pad_token_id=0)
+    config = GenerationConfig(max_new_tokens=NEW_TOKENS + 1, num_return_sequences=branches, **options)
     start = time.perf_counter()
-    outputs = model.generate_batch(
-        [ids] * branches, generation_config=config, progress_bar=False, record_timestamps=True
-    )
+    outputs = model.generate_batch([ids], generation_config=config, progress_bar=False, record_timestamps=True)
+    if len(outputs) != branches:  # a version without forks: B requests with the same prompt
+        config.num_return_sequences = 1
+        start = time.perf_counter()
+        outputs = model.generate_batch(
+            [ids] * branches, generation_config=config, progress_bar=False, record_timestamps=True
+        )
     if len(outputs) != branches:
         raise RuntimeError(f"generate_batch answered {len(outputs)} of {branches} requests")
-    # prompts are prefilled one after the other, so early requests may have ended when the last one decodes
-    last = max((output.timestamps for output in outputs.values()), key=lambda stamps: stamps[0])
+    return _batched_figures(start, [output.timestamps for output in outputs.values()])
+
+
+def _batched_figures(start: float, stamps: Sequence[Sequence[float]]) -> Figures:
+    """Of the times of each request's tokens. Prefill ends with the first token of the last request that has one; where
+    prompts are prefilled one after the other, others may have ended by then."""
+    last = max(stamps, key=lambda times: times[0])
     steps = [b - a for a, b in pairwise(last)]
     return {"prefill_s": last[0] - start, "step_ms": statistics.median(steps) * 1e3, "kv_bytes": None}
 
@@ -159,8 +166,6 @@ def run(size: str, model_name: str, out: Path) -> None:
     rows = []
     for tokens, branches in cases:
         for arm in arms:
-            if arm == "generate_batch" and tokens * branches > MOST_BATCHED:
-                continue
             case = {"tokens": tokens, "branches": branches, "arm": arm}
             rows.append(case | _measure(arm, tokens, branches, model_name))
             print(json.dumps(rows[-1]), flush=True)

@@ -89,6 +89,9 @@ def report(profile: Profile) -> str:
     line("a pass's overhead, ms", [f"{device.pass_overhead_s * 1e3:.3f}" for device in devices])
     line("a branch between two passes, µs", [f"{device.row_s * 1e6:.0f}" for device in devices])
     line("and 1,000 logits of it, µs", [f"{device.logit_s * 1e9:.1f}" for device in devices])
+    for rows in devices[0].block_overheads:
+        overheads = [f"{device.block_overheads[rows] * 1e3:.3f}" for device in devices]
+        line(f"a block's overhead, ms, rows: {rows}", overheads)
     for rows in devices[0].flops:
         line(f"GFLOP/s of products, rows: {rows}", [f"{device.flops[rows] / 1e9:.0f}" for device in devices])
     for rows in devices[0].attention_flops:

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import experiments.lab.bench.command as bench
-from experiments.lab.bench import cost_model
-from ttc.cost_model.device_profile import DeviceProfile
+from experiments.lab.bench import cost_model, stored_profile
+from tests.helpers.placements import write_profile
+from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.errors import TTCError
 
 # Each byte read takes a nanosecond, each operation next to nothing, each block a second and each pass two.
@@ -27,19 +28,20 @@ class Timer:
     def prefix(self, context: int) -> None:
         assert self.engine.runner.forward([0], None).shape == (1, 2)  # the model does not run
 
-    def seconds(self, rows: int, context: int) -> float:
+    def seconds(self, rows: int, context: int, enough_s: float = 0.3, prefixes: int = 1) -> float:
         return 10.0
 
 
 def test_a_pass_is_predicted_from_the_shapes_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_model, "PassTimer", Timer)
-    rows = cost_model.measured("Qwen3-0.6B", 2, (1, 16), (128,), DEVICE, torch.bfloat16)
-    assert [(row["model"], row["layers"], row["context"], row["rows"]) for row in rows] == [
-        ("Qwen3-0.6B", 2, 128, 1), ("Qwen3-0.6B", 2, 128, 16)]  # fmt: skip
+    rows = cost_model.measured("Qwen3-0.6B", 2, ((1, 1), (16, 1), (16, 4)), (128,), DEVICE, torch.bfloat16)
+    assert {(row["model"], row["layers"], row["context"]) for row in rows} == {("Qwen3-0.6B", 2, 128)}
+    assert [(row["rows"], row["prompts"]) for row in rows] == [(1, 1), (16, 1), (16, 4)]
     block = 2 * (1024 * (2 * 2048 + 2 * 1024 + 3 * 3072) + 2 * 1024 + 2 * 128)
     head = 2 * (151936 * 1024 + 1024)
-    for row, branches in zip(rows, (1, 16), strict=True):
-        kv = 2 * 8 * 128 * 2 * (128 + branches * (cost_model.OWN_TOKENS + 1))
+    for row in rows:
+        branches = row["rows"]
+        kv = 2 * 8 * 128 * 2 * (row["prompts"] * 128 + branches * (cost_model.OWN_TOKENS + 1))
         embedded = branches * 1024 * 2
         seconds = (embedded + 2 * block + head + 2 * kv) / 1e9 + 2 * 1 + 2
         assert row["predicted_ms"] == pytest.approx(seconds * 1e3)
@@ -49,32 +51,35 @@ def test_a_pass_is_predicted_from_the_shapes_of_the_model(monkeypatch: pytest.Mo
 
 def test_the_turn_counts_whose_error_is_the_median(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_model, "PassTimer", Timer)
-    predicted = cost_model.measured("Qwen3-0.6B", 2, (1,), (128,), DEVICE, torch.bfloat16)[0]["predicted_ms"]
+    predicted = cost_model.measured("Qwen3-0.6B", 2, ((1, 1),), (128,), DEVICE, torch.bfloat16)[0]["predicted_ms"]
 
     class Beside(cost_model.ProfileBeside):
         def __init__(self, *times: float | None) -> None:
             self.times = iter(times)
 
-        def measure(self, timer: Timer, rows: int, context: int, group: float) -> tuple[DeviceProfile, float]:  # type: ignore[override]
+        def measure(  # type: ignore[override]
+            self, timer: Timer, rows: int, context: int, group: float, prefixes: int = 1
+        ) -> tuple[DeviceProfile, float]:
             pass_s = next(self.times)
             if pass_s is None:
                 raise TTCError("too busy")
             return DEVICE, pass_s
 
     for beside in (Beside(1.0, 500.0, 2.0, 400.0, 3.0), Beside(500.0, 3.0, None, None, 1.0)):
-        (row,) = cost_model.measured("Qwen3-0.6B", 2, (1,), (128,), beside, torch.bfloat16)
+        (row,) = cost_model.measured("Qwen3-0.6B", 2, ((1, 1),), (128,), beside, torch.bfloat16)
         assert (row["predicted_ms"], row["measured_ms"]) == (predicted, 3000)
     with pytest.raises(TTCError, match="too busy"):
-        cost_model.measured("Qwen3-0.6B", 2, (1,), (128,), Beside(1.0, None, None, 2.0, None), torch.bfloat16)
+        cost_model.measured("Qwen3-0.6B", 2, ((1, 1),), (128,), Beside(1.0, None, None, 2.0, None), torch.bfloat16)
 
 
 def test_errors_are_summed_up_without_their_signs() -> None:
     times = [(110, 100), (80, 100), (100, 100)]
     rows = [
-        {"model": "m", "layers": 2, "context": 1024, "rows": 4, "predicted_ms": p, "measured_ms": m} for p, m in times
+        {"model": "m", "layers": 2, "context": 1024, "rows": 4, "prompts": 1, "predicted_ms": p, "measured_ms": m}
+        for p, m in times
     ]
     printed = cost_model.table(rows)
-    assert "| m | 2 | 1,024 | 4 | 110.00 | 100.00 | +10.0% |" in printed
+    assert "| m | 2 | 1,024 | 4 | 1 | 110.00 | 100.00 | +10.0% |" in printed
     assert printed.endswith("median error 10.0%, largest 20.0%; 2 of 3 within 15%")
 
 
@@ -86,8 +91,10 @@ def test_the_command_measures_the_machine_beside_each_case(monkeypatch: pytest.M
         def __init__(self, *_: object):
             pass
 
-        def measure(self, timer: Timer, rows: int, context: int, group: float) -> tuple[DeviceProfile, float]:
-            asked.append((rows, context, group))
+        def measure(
+            self, timer: Timer, rows: int, context: int, group: float, prefixes: int = 1
+        ) -> tuple[DeviceProfile, float]:
+            asked.append((rows, prefixes, context, group))
             return DEVICE, 3.0
 
     monkeypatch.setattr(cost_model, "ProfileBeside", Beside)
@@ -96,6 +103,30 @@ def test_the_command_measures_the_machine_beside_each_case(monkeypatch: pytest.M
     bench.main()
     record = json.loads(out.read_text())
     assert record["model"] == "random weights, bfloat16"
-    assert asked == [case for case in ((1, 128, 2), (16, 128, 2), (1, 1024, 2), (16, 1024, 2)) for _ in range(5)]
+    cases = [(*rows, context, 2) for context in (128, 1024) for rows in ((1, 1), (16, 1), (16, 4))]
+    assert asked == [case for case in cases for _ in range(5)]
     assert {row["measured_ms"] for row in record["rows"]} == {3000}
-    assert [(row["context"], row["rows"]) for row in record["rows"]] == [(128, 1), (128, 16), (1024, 1), (1024, 16)]
+    assert [(row["rows"], row["prompts"], row["context"], 2) for row in record["rows"]] == cases
+
+
+def test_errors_of_a_stored_profile_are_added_turn_by_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(stored_profile, "PassTimer", Timer)
+    monkeypatch.setattr(stored_profile, "SHAPES", {"Qwen3-0.6B": cost_model.SHAPES["Qwen3-0.6B"]})
+    monkeypatch.setattr(stored_profile.time, "sleep", lambda _: None)
+    link = LinkProfile(to_device_bandwidth=1e9, to_host_bandwidth=1e9)
+    profile = write_profile(tmp_path / "profile.json", [DEVICE], link)
+    out = tmp_path / "stored.json"
+    for bandwidth in (1e9, 2e9):
+        monkeypatch.setattr(stored_profile, "read_bandwidth", lambda: bandwidth)  # noqa: B023
+        argv = ["experiments.bench", "cost_model", "--stored", "--turns", "1", "--profile", profile, "--out", str(out)]
+        monkeypatch.setattr(sys, "argv", argv)
+        bench.main()
+    record = json.loads(out.read_text())
+    rows = record["rows"]
+    assert [row["bandwidth"] for row in rows] == [1.0] * 4 + [2.0] * 4
+    assert rows[0]["stored_ms"] == rows[0]["now_ms"] == rows[4]["stored_ms"]
+    overhead = (stored_profile.LAYERS * 1 + 2) * 1e3
+    assert rows[4]["now_ms"] - overhead == pytest.approx((rows[4]["stored_ms"] - overhead) / 2)
+    stored = [abs(row["stored_ms"] / 10_000 - 1) for row in rows]
+    assert stored_profile.errors(rows, "stored") == pytest.approx(sorted(stored))
+    assert "as stored: median error" in stored_profile.table(record)

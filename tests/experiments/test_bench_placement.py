@@ -34,8 +34,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arm", "moved"),
     [
         ("resident", 0),
-        ("streamed", LAYERS * LAYER),
-        ("accelerate", LAYERS * LAYER + 2 * TABLE + 4 * 32),  # and the final norm
+        ("streamed", (LAYERS - 1) * LAYER),  # room for a layer beside two buffers, embedding and head
+        ("accelerate", (LAYERS - 3) * LAYER + TABLE + 4 * 32),  # of four layers one is a buffer; head and final norm
         ("split", 4 * (2 * 32 + 2 * 2 * 16) + 2 * 8),  # states, rotations and positions of two rows
         ("helped", 4 * (2 * 32 + 2 * 2 * 16) + 2 * 8 + 5 * (FAR + 4 * 2 * (32 + 64))),  # and what is multiplied
     ],
@@ -43,6 +43,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_arm_moves_what_it_has_to(arm: str, moved: int) -> None:
     row = placement.measured(arm, 2, 1e-5)
     assert row["moved_bytes"] == moved and row["pass_s"] > 0
+    if arm in ("streamed", "accelerate"):
+        assert row["device_bytes"] <= placement.budget_bytes(placement.random_model())
 
 
 def test_a_record_that_broke_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +56,8 @@ def test_a_record_that_broke_off_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
             raise KeyboardInterrupt
         asked.append((arm, branches, layer_s))
         return {
-            "arm": arm, "branches": branches, "pass_s": 0.9, "layer_s": 0.1, "moved_bytes": 0, "link_gbps": None,
+            "arm": arm, "branches": branches, "pass_s": 0.9, "layer_s": 0.1, "moved_bytes": 0, "device_bytes": 0,
+            "link_gbps": None,
         }  # fmt: skip
 
     monkeypatch.setattr(placement, "measured", measured)
@@ -69,12 +72,13 @@ def test_a_record_that_broke_off_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_table_says_how_much_faster_the_split_is() -> None:
     times = {"resident": 0.02, "split": 0.1, "helped": 0.08, "streamed": 0.44, "accelerate": 0.56}
-    rows = [{"arm": arm, "branches": 1, "pass_s": s, "moved_bytes": 2_000_000} for arm, s in times.items()]
+    sizes = {"moved_bytes": 2_000_000, "device_bytes": 7_000_000}
+    rows = [{"arm": arm, "branches": 1, "pass_s": s, **sizes} for arm, s in times.items()]
     lines = placement.table({"rows": rows}).splitlines()
-    assert lines[5] == "| 1 | `placement=streamed` | 440 | 2.00 | 4.4 | 5.5 |"
+    assert lines[5] == "| 1 | `placement=streamed` | 7 | 440 | 2.00 | 4.4 | 5.5 |"
     assert lines[6].endswith("| 560 | 2.00 | 5.6 | 7.0 |") and lines[3].endswith("| 100 | 2.00 | - | - |")
 
 
-def test_the_splits_are_those_of_helms_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_splits_are_those_of_helms_machine() -> None:
     plain, helped = split_of("split"), split_of("helped")
     assert (plain.k, plain.streamed) == (21, 0) and (helped.k, helped.streamed) == (22, 0.3359375)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from ttc import Auto, InvalidInput
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.options import MOST_ROWS
-from ttc.cost_model.profile_file import BY_MODULES
+from ttc.cost_model.profile_file import read
 
 
 @pytest.fixture
@@ -29,10 +28,10 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     save_model(tmp_path / "model")
     save_rows(tmp_path / "rows.jsonl", ROWS)
     monkeypatch.setattr(experiments.runs.build, "last_loaded", {})
+    monkeypatch.setattr("ttc.placement.auto.read_now", read)  # as it is written
     device = DeviceProfile(name="cpu float32", bandwidth=1e9, flops={1: 1e10})
     link = LinkProfile(to_device_bandwidth=1e9, to_host_bandwidth=1e9)
-    devices = [device, replace(device, name=device.name + BY_MODULES)]
-    return f"memory.profile={write_profile(tmp_path / 'profile.json', devices, link)}"
+    return f"memory.profile={write_profile(tmp_path / 'profile.json', [device], link)}"
 
 
 def plan_of(tmp_path: Path, *overrides: str) -> Any:

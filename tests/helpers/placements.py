@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tests.helpers.models import COMMON, FAMILIES
 from tests.helpers.tokenizers import Letters
 from ttc import Engine
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
-from ttc.cost_model.profile_file import hardware
+from ttc.cost_model.profile_file import BY_MODULES, hardware
 from ttc.placement.base import Placement
 
 LAYERS = 4
@@ -49,7 +49,11 @@ def save_without_weights(folder: Path) -> None:
 
 
 def write_profile(file: Path, devices: Sequence[DeviceProfile], link: LinkProfile) -> str:
-    """Write a profile of this machine with made-up figures; the name of the file."""
+    """Write a profile of this machine with made-up figures; the name of the file. Devices that are not given by modules
+    are the same by modules."""
+    names = {device.name for device in devices}
+    by_modules = [replace(d, name=d.name + BY_MODULES) for d in devices if BY_MODULES not in d.name]
+    devices = [*devices, *(d for d in by_modules if d.name not in names)]
     record = {"machine": hardware(), "devices": [asdict(device) for device in devices], "link": asdict(link)}
     file.write_text(json.dumps(record))
     return str(file)

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from math import ceil
+from statistics import median
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import Qwen3Config
 
-from ttc.calibration.bandwidth import best_of_five, measure_cache, read_bandwidth
 from ttc.calibration.pass_timer import PassTimer
+from ttc.cost_model.bandwidth import measure_cache, read_bandwidth
 from ttc.cost_model.device_profile import GROUP, DeviceProfile, LinkProfile
 from ttc.cost_model.profile_file import BY_MODULES, PLAIN
 from ttc.cost_model.unit import Pass
@@ -42,6 +44,9 @@ WIDE: dict[str, Any] = {
 }  # fmt: skip
 """Blocks of Qwen3-1.7B: their weights lie in memory, not in a cache."""
 
+HALF = WIDE | {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 8, "num_key_value_heads": 4}
+"""Blocks of half the width, with a quarter of the products."""
+
 ATTENDING = WIDE | {"hidden_size": 128, "intermediate_size": 256}
 """Blocks with the same heads and little else."""
 DEPTH = 4
@@ -50,6 +55,8 @@ DEPTH = 4
 TURN_S = 0.05
 """After how many seconds the passes of a model end in each turn, after the least number of them."""
 
+PAUSE_S = 0.01
+"""About as long as a pass computes between two copies."""
 VOCABULARIES = 256, 1 << 15
 MANY = 16
 """The branches whose pieces are counted, and the most rows with which what streams is measured."""
@@ -140,10 +147,12 @@ def profile_device(
     by = "" if runner != "modules" else BY_MODULES if pack else PLAIN
     layers = _Layers(device, dtype, runner, pack)
     block_overhead_s, pass_overhead_s = layers.overheads()
+    flops, block_overheads = layers.products_and_overheads(ROWS, block_overhead_s)
     return DeviceProfile(
         name=f"{device.type} {str(dtype).removeprefix('torch.')}{by}",
-        flops=layers.products(ROWS, block_overhead_s),
+        flops=flops,
         block_overhead_s=block_overhead_s,
+        block_overheads=block_overheads,
         pass_overhead_s=pass_overhead_s,
         **(memory or profile_memory(device))._asdict(),
         **(attention or profile_attention(device, dtype))._asdict(),
@@ -161,20 +170,22 @@ class ProfileBeside:
         self._layers = _Layers(device, dtype, "auto")
         self._near, self._far = (_timer(ATTENDING, DEPTH, device=device, dtype=dtype) for _ in range(2))
 
-    def measure(self, timer: PassTimer, rows: int, context: int, group: float) -> tuple[DeviceProfile, float]:
+    def measure(
+        self, timer: PassTimer, rows: int, context: int, group: float, prefixes: int = 1
+    ) -> tuple[DeviceProfile, float]:
         """The profile for so many rows with `group` queries to a KV head, and the seconds of such a pass of the model
-        on a prefix of `context` tokens, all within a second or so.
+        on prefixes of `context` tokens, all within a second or so.
 
         Raises TTCError when the machine was too busy for times to make sense.
         """
-        # one row for what each branch attends alone; the shared prefix is attended as by so many with `GROUP` queries
-        counts = sorted({1, ceil(rows * group / GROUP)})
+        # one row for what each branch attends alone; a shared prefix is attended as by so many with `GROUP` queries
+        counts = sorted({1, ceil(rows / prefixes * group / GROUP)})
         near, far = (
             {count: attending.seconds(count, tokens, TURN_S) for count in counts}
             for attending, tokens in ((self._near, SHORT), (self._far, LONG))
         )
         bandwidth = read_bandwidth(self.device)
-        pass_s = timer.seconds(rows, context, TURN_S)
+        pass_s = timer.seconds(rows, context, TURN_S, prefixes)
         block_overhead_s, pass_overhead_s = self._layers.overheads(_in_a_turn)
         profile = DeviceProfile(
             name=str(self.device),
@@ -188,7 +199,8 @@ class ProfileBeside:
 
 
 def profile_link(device: torch.device, gbps: float) -> LinkProfile:
-    """Measure copies between the host and the device; on a CPU, over a simulated link of `gbps` x 1e9 bytes/s."""
+    """Measure copies between the host and the device; on a CPU, over a simulated link of `gbps` x 1e9 bytes/s. The
+    latency is that of a copy after a pause, as between the passes of a model."""
     simulated = device.type == "cpu"
     link = Link(device, gbps if simulated else None)
     times: dict[tuple[str, int], float] = {}
@@ -196,7 +208,7 @@ def profile_link(device: torch.device, gbps: float) -> LinkProfile:
         host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=not simulated)
         there = torch.zeros(nbytes, dtype=torch.uint8, device=device)
         for way, copy, pair in (("in", link.fetch, (there, host)), ("out", link.store, (host, there))):
-            times[way, nbytes] = best_of_five(partial(_copy, link, copy, pair))
+            times[way, nbytes] = median(_after_a_pause(partial(_copy, link, copy, pair)) for _ in range(5))
     return LinkProfile(
         to_device_bandwidth=(1 << 26) / times["in", 1 << 26],
         to_host_bandwidth=(1 << 26) / times["out", 1 << 26],
@@ -204,6 +216,16 @@ def profile_link(device: torch.device, gbps: float) -> LinkProfile:
         to_host_latency_s=times["out", 8],
         simulated=simulated,
     )
+
+
+def _after_a_pause(call: Callable[[], None]) -> float:
+    """Seconds of a call, while this thread has not rested but others have."""
+    begun = perf_counter()
+    while perf_counter() < begun + PAUSE_S:
+        pass
+    start = perf_counter()
+    call()
+    return perf_counter() - start
 
 
 def _copy(link: Link, copy: Callable[..., Transfer], pair: tuple[Tensor, Tensor]) -> None:
@@ -222,9 +244,9 @@ class _Layers:
     """Models whose layers cost little but their overhead, and models whose layers are mostly products."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, runner: Choice, pack: bool = True):
-        timer = partial(_timer, device=device, dtype=dtype, runner=runner, pack=pack)
-        self.narrow = {layers: timer(NARROW, layers) for layers in (2, 10)}
-        self.wide = {layers: timer(WIDE, layers) for layers in (1, 3)}
+        self.timer = partial(_timer, device=device, dtype=dtype, runner=runner, pack=pack)
+        self.narrow = {layers: self.timer(NARROW, layers) for layers in (2, 10)}
+        self.wide = {layers: self.timer(WIDE, layers) for layers in (1, 3)}
         self.block = partition_units(model_config(WIDE, 1), dtype)[1]
 
     def overheads(self, seconds: Seconds = _seconds) -> tuple[float, float]:
@@ -235,13 +257,28 @@ class _Layers:
 
     def products(self, counts: Iterable[int], block_overhead_s: float, seconds: Seconds = _seconds) -> dict[int, float]:
         """FLOP/s of matrix products, by rows."""
-        found = {}
+        return {rows: self._rate(rows, _layer_s(self.wide, rows, seconds) - block_overhead_s) for rows in counts}
+
+    def products_and_overheads(
+        self, counts: Iterable[int], block_overhead_s: float
+    ) -> tuple[dict[int, float], dict[int, float]]:
+        """FLOP/s of matrix products, and what a layer costs besides, by rows: the line through the times of layers of
+        two widths. It costs no less than with one row, `block_overhead_s`."""
+        half, flops, overheads = {layers: self.timer(HALF, layers) for layers in (1, 5)}, {}, {}
         for rows in counts:
-            (few, shallow_s), (many, deep_s) = ((layers, seconds(x, rows, SHORT)) for layers, x in self.wide.items())
-            layer_s = (deep_s - shallow_s) / (many - few)
-            layer_s = _positive(layer_s - block_overhead_s, f"a wide layer at {rows} rows")
-            found[rows] = self.block.f_proj(rows) / layer_s
-        return found
+            wide_s, half_s = _layer_s(self.wide, rows), _layer_s(half, rows)
+            overheads[rows] = max(block_overhead_s, (4 * half_s - wide_s) / 3)
+            flops[rows] = self._rate(rows, wide_s - overheads[rows])
+        return flops, overheads
+
+    def _rate(self, rows: int, layer_s: float) -> float:
+        return self.block.f_proj(rows) / _positive(layer_s, f"a wide layer at {rows} rows")
+
+
+def _layer_s(timers: Mapping[int, PassTimer], rows: int, seconds: Seconds = _seconds) -> float:
+    """Seconds of a layer, from the passes of two depths."""
+    (few, shallow_s), (many, deep_s) = ((layers, seconds(timer, rows, SHORT)) for layers, timer in timers.items())
+    return (deep_s - shallow_s) / (many - few)
 
 
 def _attention(dtype: torch.dtype, near_s: Mapping[int, float], far_s: Mapping[int, float]) -> dict[int, float]:

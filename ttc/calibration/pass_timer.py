@@ -57,19 +57,19 @@ class PassTimer:
         self.passes_s: list[float] = []
         self.gaps_s: list[float] = []
         self._ended: float | None = None  # when the last pass of a call was over
-        self._root: Branch | None = None
+        self._roots: list[Branch] = []
         self._forward = self.engine.runner.forward
         self.engine.runner.forward = self._timed  # type: ignore[method-assign]
 
-    def seconds(self, rows: int, context: int, enough_s: float = 0.3) -> float:
-        """The median time of a pass of `rows` branches, one token each, on one shared prefix of `context` tokens. Waits
-        for copies are left out.
+    def seconds(self, rows: int, context: int, enough_s: float = 0.3, prefixes: int = 1) -> float:
+        """The median time of a pass of `rows` branches, one token each, on shared prefixes of `context` tokens, as many
+        on each. Waits for copies are left out.
 
         The first pass is not counted, and after `enough_s` no more are timed. A branch has a dozen tokens of its own at
-        most. The prefix is kept for the next call, until that wants another length.
+        most. The prefixes are kept for the next call, until that wants others.
         """
-        root = self.prefix(context)
-        branches = self.engine.fork(root, rows)
+        roots = self.roots(context, prefixes)
+        branches = [branch for root in roots for branch in self.engine.fork(root, rows // prefixes)]
         try:
             self.passes_s.clear()
             self.gaps_s.clear()
@@ -93,19 +93,23 @@ class PassTimer:
 
     def prefix(self, context: int) -> Branch:
         """The branch that others stand on, with a prefix of `context` tokens, which is not computed."""
-        if self._root is None or len(self._root.tokens) != context + 1:
+        return self.roots(context)[0]
+
+    def roots(self, context: int, prefixes: int = 1) -> list[Branch]:
+        """So many branches that others stand on, each with a prefix of its own."""
+        if [len(root.tokens) for root in self._roots] != [context + 1] * prefixes:
             self.release()
             vocabulary = self.engine.limits.vocab_size
+            # the last token has no KV
+            prompts = [[(7 * (n + 1) + first) % vocabulary for n in range(context + 1)] for first in range(prefixes)]
             with uncomputed(self.engine):
-                # the last token has no KV
-                self._root = self.engine.root([7 * (n + 1) % vocabulary for n in range(context + 1)])
-        return self._root
+                self._roots = self.engine.roots(prompts)
+        return self._roots
 
     def release(self) -> None:
-        """Free the prefix."""
-        if self._root is not None:
-            self.engine.release([self._root])
-            self._root = None
+        """Free the prefixes."""
+        self.engine.release(self._roots)
+        self._roots = []
 
     def _timed(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
         if not isinstance(plan, DecodePlan):

@@ -151,10 +151,10 @@ def allocation(times: CaptureTimes, room: int, blocks: int) -> Allocation:
     The paper takes Algorithm 1 as it comes. With what copies and generating cost besides (intercepts), it may lose.
     """
     act_gpu = act_gpu_blocks(times, room, blocks)
-    found = Allocation(act_gpu, *hybrid_cache_allocation(times, act_gpu, blocks - act_gpu))
+    allocated = Allocation(act_gpu, *hybrid_cache_allocation(times, act_gpu, blocks - act_gpu))
     kv_only_s = times.layer_s(blocks, 0, 0)
-    gains = times.layer_s(found.kv_host, found.act_host, found.act_gpu) < kv_only_s
-    return found if gains else Allocation(0, 0, blocks)
+    gains = times.layer_s(allocated.kv_host, allocated.act_host, allocated.act_gpu) < kv_only_s
+    return allocated if gains else Allocation(0, 0, blocks)
 
 
 def _whole(blocks: float, most: float) -> int:
@@ -195,7 +195,7 @@ def mini_batches(
     order, each that lowers F_b; with small requests that ends at the first balance that comes by chance.
     Raises InvalidInput for a request that fits no mini-batch.
     """
-    left, found = dict[tuple[int, int], deque[int]](), list[list[int]]()  # requests that are alike, in order
+    left, batches = dict[tuple[int, int], deque[int]](), list[list[int]]()  # requests that are alike, in order
     for index, (act, kv) in enumerate(requests):
         if act + kv > most:
             raise InvalidInput(
@@ -216,6 +216,6 @@ def mini_batches(
             act, kv, least = act + request[0], kv + request[1], min(least, f_b)
             if f_b <= least * NEAR_LEAST:
                 kept = len(batch)
-        found.append([left[request].popleft() for request in batch[:kept]])
+        batches.append([left[request].popleft() for request in batch[:kept]])
         left = {request: alike for request, alike in left.items() if alike}
-    return found
+    return batches

@@ -20,6 +20,8 @@ GROUP = 2
 """Queries to a KV head, of the layers that attention is measured with."""
 RATES = ("flops", "attention_flops", "streamed_flops")
 """The fields of a profile that hold rates by rows."""
+BY_ROWS = (*RATES, "block_overheads")
+"""The fields of a profile that hold anything by rows."""
 BUFFERS = 2
 """Through which what streams to a device passes: one is worked with, the other takes what comes next meanwhile."""
 
@@ -37,7 +39,8 @@ class DeviceProfile:
     l3_bytes, l3_bandwidth: C_L3 and B_L3; 0 where no such cache counts.
     row_s, logit_s: what a branch costs between two passes, as its token is drawn: besides, and for each token of the
     vocabulary.
-    block_overhead_s: delta of Table 6.5, what a block costs in any pass. pass_overhead_s: what any pass costs besides.
+    block_overhead_s: delta of Table 6.5, what a block costs in any pass. block_overheads: the same by rows; without
+    any, it is always `block_overhead_s`. pass_overhead_s: what any pass costs besides.
     eta_c, eta_m: the shares of P and of M that a model reaches.
     Raises InvalidInput for a rate or share that is not above 0, or a size or time below 0.
     """
@@ -47,6 +50,7 @@ class DeviceProfile:
     flops: Rates
     attention_flops: Rates = field(default_factory=dict)
     streamed_flops: Rates = field(default_factory=dict)
+    block_overheads: Mapping[int, float] = field(default_factory=dict)
     l3_bytes: float = 0
     l3_bandwidth: float = 0
     piece_s: float = 0
@@ -63,7 +67,7 @@ class DeviceProfile:
             raise InvalidInput(f"the profile of {self.name} has no flops; give the rate at one number of rows or more")
         for name in ("bandwidth", "eta_c", "eta_m"):
             _require_above_zero(f"{name} of {self.name}", getattr(self, name))
-        for name in RATES:
+        for name in BY_ROWS:
             for rows, rate in getattr(self, name).items():
                 _require_above_zero(f"{name} of {self.name} at {rows} rows", rate)
         for name in (
@@ -77,6 +81,10 @@ class DeviceProfile:
             "pass_overhead_s",
         ):
             _require_from_zero(f"{name} of {self.name}", getattr(self, name))
+
+    def block_s(self, rows: int) -> float:
+        """What a block costs besides in a pass of so many rows, in seconds."""
+        return _at(self.block_overheads, rows) if self.block_overheads else self.block_overhead_s
 
     def p(self, rows: int) -> float:
         """P at so many rows, FLOP/s; between two measured numbers of rows, on the line through their logarithms."""

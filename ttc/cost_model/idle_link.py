@@ -33,7 +33,7 @@ class HelpedStage:
     """The host's layers with the device's help, times of one pass at a share of 1.
 
     alone_s: without help. saved_s: how much earlier the host is done. crossing_s: of the weights over the link.
-    helping_s: of the device. beside_s: what the device does after the stage, while the link fills the buffers again.
+    helping_s: of the device. after_s: what the device does after the stage, while the link fills the buffers again.
     layers: how many are helped. buffer_bytes: of both buffers.
     """
 
@@ -41,7 +41,7 @@ class HelpedStage:
     saved_s: float
     crossing_s: float
     helping_s: float
-    beside_s: float
+    after_s: float
     layers: int
     buffer_bytes: int
 
@@ -53,7 +53,7 @@ class HelpedStage:
         d_gpu: DeviceProfile,
         link: LinkProfile,
         work: Pass,
-        beside_s: float,
+        after_s: float,
     ) -> HelpedStage:
         """The stage of `stage`, the units on the host."""
         large = [unit.large_bytes for unit in stage if unit.large_bytes]
@@ -63,7 +63,7 @@ class HelpedStage:
             saved_s=part * t_proj(stage, d_cpu, work),
             crossing_s=sum(large) / (LINK_USE * link.to_device_bandwidth),
             helping_s=part * t_proj(stage, d_gpu, work),
-            beside_s=beside_s,
+            after_s=after_s,
             layers=len(large),
             buffer_bytes=BUFFERS * max(large, default=0),
         )
@@ -71,15 +71,15 @@ class HelpedStage:
     def seconds(self, share: float) -> float:
         """What the stage takes: the longest of what the host, the device and the link do at the same time."""
         crossing_s = share * self.crossing_s
-        ahead_s = min(self.beside_s, crossing_s * BUFFERS / max(self.layers, BUFFERS))
+        ahead_s = min(self.after_s, crossing_s * BUFFERS / max(self.layers, BUFFERS))
         return max(self.alone_s - share * self.saved_s, share * self.helping_s, crossing_s - ahead_s)
 
     def best_share(self, room_bytes: float) -> float:
         """The share with which the stage is fastest, 0 for none, whose buffers take no more than `room_bytes`."""
         if self.layers < LEAST_LAYERS:
             return 0.0
-        most = min(1.0, room_bytes / self.buffer_bytes)
-        shares = [n / STEPS for n in range(STEPS) if n / STEPS <= most]
+        largest = min(1.0, room_bytes / self.buffer_bytes)
+        shares = [n / STEPS for n in range(STEPS) if n / STEPS <= largest]
         return min(shares, key=lambda share: (round(self.seconds(share) / self.alone_s / ROUNDING), share), default=0.0)
 
 

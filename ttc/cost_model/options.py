@@ -33,17 +33,20 @@ STATES_ALONE = Policy(lambda _: 0, "", lambda *_: Traffic())
 class Machine:
     """What a plan knows of a machine.
 
-    compiled: the device with the engine's fastest layers. modules: the device with the model's own modules, which run
-    where weights are placed. host: the host's processor, with these. plain: the device with modules whose weights are
-    not packed, as those that stream; None where it is like `modules`. device_bytes, host_bytes: what weights and KV may
-    take together, None for no limit. kv_bytes: of KV, what a run counts on where its policy has no budget, or moves KV
-    to the host. one_processor: whether host and device are the same one, so that neither helps the other.
+    compiled: the device as it runs models whose weights are all there. modules: the device with the model's own
+    modules, which run where weights are placed. host: the host's processor as it runs the layers of a split.
+    host_modules: the same where the device helps, as modules run then; None where it is like `host`. plain: the device
+    with modules whose weights are not packed, as those that stream; None where it is like `modules`. device_bytes,
+    host_bytes: what weights and KV may take together, None for no limit. kv_bytes: of KV, what a run counts on where
+    its policy has no budget, or moves KV to the host. one_processor: whether host and device are the same one, so that
+    neither helps the other.
     """
 
     compiled: DeviceProfile
     modules: DeviceProfile
     host: DeviceProfile
     link: LinkProfile
+    host_modules: DeviceProfile | None = None
     plain: DeviceProfile | None = None
     device_bytes: int | None = None
     host_bytes: int | None = None
@@ -124,22 +127,22 @@ def options(
     for name in placements:
         if name not in PLACEMENTS:
             raise InvalidInput(f"placement={name!r} is unknown; use one of {', '.join(PLACEMENTS)}")
-    found, usual = [], search.times(problems or max(1, MOST_ROWS // search.branches))
+    ways, usual = list[Option](), search.times(problems or max(1, MOST_ROWS // search.branches))
     for placement in placements:
         layouts = [
             at for at in _layouts(placement, units, machine, usual, share) if number is None or at.number == number
         ]
         for memory in POLICIES:
-            ways = [_with_problems(at, memory, kv_heads, machine, search, problems) for at in layouts]
-            found.append(
-                _fastest(ways) if ways else Option(placement=placement, memory=memory, reason="too few layers")
+            alike = [_with_problems(at, memory, kv_heads, machine, search, problems) for at in layouts]
+            ways.append(
+                _fastest(alike) if alike else Option(placement=placement, memory=memory, reason="too few layers")
             )
-    return found
+    return ways
 
 
-def best(found: Sequence[Option]) -> Option:
+def best(ways: Sequence[Option]) -> Option:
     """The fastest; of equals the first. Raises OutOfMemory with the bytes that would do where none is possible."""
-    option = _fastest(found)
+    option = _fastest(ways)
     if option.feasible:
         return option
     raise OutOfMemory(
@@ -149,10 +152,10 @@ def best(found: Sequence[Option]) -> Option:
     )
 
 
-def _fastest(found: Sequence[Option]) -> Option:
+def _fastest(ways: Sequence[Option]) -> Option:
     """The fastest for each problem, of equals the first; where none is possible, the one that lacks least."""
-    chosen = found[0]
-    for option in found[1:]:
+    chosen = ways[0]
+    for option in ways[1:]:
         faster = option.problem_s < chosen.problem_s * (1 - ROUNDING)
         if faster or (not chosen.feasible and _lack(option) < _lack(chosen)):
             chosen = option
@@ -180,8 +183,8 @@ def _layouts(
         for k in range(1, layers + 1):
             host = held_bytes(units[:k])
             stage = _helped(units[:k], units[k:], machine, search.work_of(search.branches))
-            most = 0.0 if machine.one_processor else stage.best_share(inf)
-            for part in sorted({0.0, most / 2, most}) if share is None else [share]:
+            largest = 0.0 if machine.one_processor else stage.best_share(inf)
+            for part in sorted({0.0, largest / 2, largest}) if share is None else [share]:
                 weights = sum(sizes[k:]) + ceil(part * stage.buffer_bytes), host
                 yield Layout(placement, k, units[:k], units[k:], 0, weights, part)
     else:
@@ -299,8 +302,8 @@ def _step_s(layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Mac
 
 
 def _helped(host: Sequence[Unit], device: Sequence[Unit], machine: Machine, work: Pass) -> HelpedStage:
-    beside_s = roofline_time(device, machine.modules, work)
-    return HelpedStage.of(host, machine.host, machine.modules, machine.link, work, beside_s)
+    after_s = roofline_time(device, machine.modules, work)
+    return HelpedStage.of(host, machine.host_modules or machine.host, machine.modules, machine.link, work, after_s)
 
 
 def _pass_s(layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Machine, work: Pass) -> float:
@@ -309,7 +312,10 @@ def _pass_s(layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Mac
     rest_s = roofline_time(layout.device, rates, work) - layers_s
     rest_s += work.rows * (rates.row_s + rates.logit_s * layout.device[-1].vocabulary)
     if layout.host:
-        rest_s += _helped(layout.host, layout.device, machine, work).seconds(layout.share)
+        if layout.share:
+            rest_s += _helped(layout.host, layout.device, machine, work).seconds(layout.share)
+        else:
+            rest_s += roofline_time(layout.host, machine.host, work)
         rest_s += t_comm(layout.host[-1], link, work)
         rest_s += link.to_device_latency_s  # what layers are given beside the states, as the positions' rotations
     reads = iter(traffic.reads)

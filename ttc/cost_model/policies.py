@@ -185,7 +185,7 @@ def _reads(
 ) -> list[Read | None]:
     """What each layer reads of the first `shared` tokens of each prompt and the first `own` of each branch, as far as
     its window reaches, with `tail` tokens of each branch's tail. fetches: None for as many as there are pieces."""
-    search, found = cache.search, list[Read | None]()
+    search, reads = cache.search, list[Read | None]()
     prompts = search.prompts(branches)
     for block in cache.blocks:
         there = search.prompt_tokens + search.frozen_tokens
@@ -199,8 +199,8 @@ def _reads(
         pieces = prompts * pieces[0], pieces[1]
         count = pieces[0] + branches * pieces[1]
         load = (prompts * prompt + branches * (branch + tail)) * block.kv_token_bytes
-        found.append(Read(load, prompt, branch, *pieces, fetches or count) if load else None)
-    return found
+        reads.append(Read(load, prompt, branch, *pieces, fetches or count) if load else None)
+    return reads
 
 
 # ---------------------------------------------------------------- each policy

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ttc.cost_model.device_profile import RATES, DeviceProfile, LinkProfile
+from ttc.cost_model.device_profile import BY_ROWS, DeviceProfile, LinkProfile
 from ttc.errors import InvalidInput
 
 SAME = ("cpu", "gpu", "threads")
@@ -56,7 +56,7 @@ def read(path: str | os.PathLike[str]) -> Profile:
     """
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
-        devices = [_device(found) for found in record["devices"]]
+        devices = [_device(figures) for figures in record["devices"]]
         link, made_on = LinkProfile(**record["link"]), dict(record["machine"])
     except OSError as error:
         raise InvalidInput(
@@ -75,6 +75,6 @@ def read(path: str | os.PathLike[str]) -> Profile:
     return Profile({device.name: device for device in devices}, link)
 
 
-def _device(found: dict[str, Any]) -> DeviceProfile:
-    rates = {name: {int(rows): rate for rows, rate in found[name].items()} for name in RATES}
-    return DeviceProfile(**(found | rates))
+def _device(figures: dict[str, Any]) -> DeviceProfile:
+    rates = {name: {int(rows): rate for rows, rate in figures[name].items()} for name in BY_ROWS}
+    return DeviceProfile(**(figures | rates))

@@ -53,7 +53,7 @@ def roofline_time(stage: Stage, device: DeviceProfile, work: Pass) -> float:
     if not stage:
         return 0.0
     blocks = sum(unit.is_block for unit in stage)
-    overhead_s = device.pass_overhead_s + blocks * device.block_overhead_s
+    overhead_s = device.pass_overhead_s + blocks * device.block_s(work.rows)
     return t_proj(stage, device, work) + t_attn(stage, device, work) + overhead_s
 
 

@@ -94,10 +94,10 @@ def fitting(plans: Sequence[SplitPlan], vram_bytes: int, host_bytes: int | None)
     host_bytes: None for enough. Raises OutOfMemory when none fits, naming the bytes that would do.
     """
     room = inf if host_bytes is None else host_bytes
-    found = [plan for plan in plans if plan.device_bytes <= vram_bytes and plan.host_bytes <= room]
-    if not found:
+    fits = [plan for plan in plans if plan.device_bytes <= vram_bytes and plan.host_bytes <= room]
+    if not fits:
         raise OutOfMemory(_nothing_fits(plans, vram_bytes, host_bytes))
-    return found
+    return fits
 
 
 class Timed(Protocol):

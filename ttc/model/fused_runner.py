@@ -34,7 +34,9 @@ class CompiledLayers:
     """
 
     def __init__(self, decoder: Decoder, shapes: Sequence[LayerShape], dtype: torch.dtype):
-        _check_weights(decoder, dtype)
+        check_numbers(decoder, dtype)
+        if elsewhere := {weight.device for weight in decoder.weights if weight.device.type != "cpu"}:
+            raise UnsupportedModel(f"its weights are on {elsewhere.pop()}, and the compiled layers run on a CPU")
         function = layers_kernel(dtype)
         if function is None:
             raise UnsupportedModel("numba cannot be imported")
@@ -147,12 +149,9 @@ class FusedRunner:
         return cos, sin
 
 
-def _check_weights(decoder: Decoder, dtype: torch.dtype) -> None:
-    """Raises UnsupportedModel unless the compiled code multiplies such weights."""
+def check_numbers(decoder: Decoder, dtype: torch.dtype) -> None:
+    """Raises UnsupportedModel unless the compiled code multiplies such weights, wherever they are now."""
     weights, first = list(decoder.weights), decoder.layers[0]
-    elsewhere = {weight.device for weight in weights if weight.device.type != "cpu"}
-    if elsewhere:
-        raise UnsupportedModel(f"its weights are on {elsewhere.pop()}, and the compiled layers run on a CPU")
     if dtype == torch.bfloat16 and not has("avx512bf16"):
         raise UnsupportedModel("this processor does not multiply bfloat16 (AVX512_BF16)")
     if dtype not in (torch.float32, torch.bfloat16):

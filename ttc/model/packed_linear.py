@@ -81,12 +81,13 @@ def is_plain(module: nn.Module) -> bool:
     return "forward" not in vars(module) and all(type(weight) is nn.Parameter for weight in weights)
 
 
-def pack_linears(model: nn.Module) -> None:
+def pack_linears(model: nn.Module, leave: Sequence[nn.Module] = ()) -> None:
     """Replace every `nn.Linear` of `model`, a few at a time, where that is of use (`can_pack`); a weight that nothing
-    else uses is freed."""
+    else uses is freed. leave: parts of the model that stay as they are."""
     if not can_pack(model):
         return
-    for parent in list(model.modules()):
+    staying = {module for part in leave for module in part.modules()}
+    for parent in [module for module in model.modules() if module not in staying]:
         linears = {
             name: child
             for name, child in parent.named_children()

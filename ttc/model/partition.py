@@ -27,6 +27,7 @@ from ttc.memory.states import StateBatch
 from ttc.model.extra_arguments import ExtraArguments
 from ttc.model.recording import REPLAY
 from ttc.model.recurrent_search import FIND_TOKENS, find_recurrent, layers_without_tokens
+from ttc.model.runner_choice import compiled_decoder
 
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 ROUTED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k")
@@ -42,11 +43,13 @@ class Partition:
     runs: of each block, whether it runs where there is text alone.
     begun: of each module outside the blocks, by name, how many blocks had begun when it first ran and when it last ran;
     modules that are not called are not there.
+    compiled: whether the blocks run compiled on a CPU of this machine's kind (see `ttc.model.choice`).
     """
 
     units: tuple[Unit, ...]
     runs: tuple[bool, ...]
     begun: Mapping[str, tuple[int, int]]
+    compiled: bool = False
 
 
 def partition_units(config: Any, dtype: torch.dtype = torch.bfloat16, kind: Any = None) -> tuple[Unit, ...]:
@@ -69,9 +72,10 @@ def partition(config: Any, dtype: torch.dtype = torch.bfloat16, kind: Any = None
             from_config = AutoModelForCausalLM.from_config if kind is None else kind._from_config
             model = from_config(config, dtype=dtype).eval()
         uninstall(model)
+        compiled = compiled_decoder(model) is not None
         vars(model.config)["pad_token_id"] = None  # with one, transformers looks at the tokens for padding
         seen = _seen(model)
-        return Partition(_units(model, seen, dtype), tuple(seen.runs), seen.begun)
+        return Partition(_units(model, seen, dtype), tuple(seen.runs), seen.begun, compiled)
     except UnsupportedModel:
         raise
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -11,16 +12,18 @@ from torch import Tensor
 
 from ttc.attention.fused import SWITCH
 from ttc.attention.kernels import Layer, Partial
-from ttc.attention.plan import ExtendPlan, Piece
+from ttc.attention.plan import ExtendPlan, Piece, Plan
 from ttc.errors import InvalidInput, UnsupportedModel
-from ttc.memory.kv import KV, LayerKV
+from ttc.memory.kv import KV, LayerKV, LayerShape
 from ttc.model.check import CHECK_TOKENS
-from ttc.model.fused_runner import FusedRunner, has
-from ttc.model.llama_structure import decoder_of
+from ttc.model.fused_runner import FusedRunner, check_numbers, has
+from ttc.model.llama_structure import Decoder, decoder_of
 from ttc.model.packed_linear import pack_linears
 from ttc.model.runner import HuggingFaceRunner, ModelRunner
 
 Choice = Literal["auto", "fused", "modules"]
+Pass = Callable[[Sequence[int], Plan], Tensor]
+"""What tokens and a plan become."""
 
 
 class Differs(UnsupportedModel):
@@ -40,9 +43,7 @@ def runner_for(model: Any, choice: Choice | ModelRunner = "modules", pack: bool 
         return choice
     if choice not in get_args(Choice):
         raise InvalidInput(f"runner={choice!r} is unknown; use one of {', '.join(get_args(Choice))}")
-    reason = "it was asked for"
-    if choice == "auto":
-        reason = _why_not(model.dtype)
+    reason = "it was asked for" if choice == "modules" else _why_not() if choice == "auto" else ""
     if choice == "fused" or not reason:
         try:
             decoder = decoder_of(model)
@@ -62,8 +63,23 @@ def runner_for(model: Any, choice: Choice | ModelRunner = "modules", pack: bool 
     return runner
 
 
-def _why_not(dtype: torch.dtype) -> str:
-    """Why compiled layers are not tried, "" if they are."""
+def compiled_decoder(model: Any) -> Decoder | None:
+    """The parts of a model whose layers run compiled on a CPU; None where its own modules run.
+
+    model: as it was built, without hooks; may be without memory, on PyTorch's "meta" device.
+    """
+    if _why_not():
+        return None
+    try:
+        decoder = decoder_of(model)
+        check_numbers(decoder, model.dtype)
+    except UnsupportedModel:
+        return None
+    return decoder
+
+
+def _why_not() -> str:
+    """Why compiled layers are not tried on this machine, "" if they are."""
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH}=0"
     try:
@@ -88,35 +104,39 @@ class _Watched(ExtendPlan):
         return found
 
 
-@torch.inference_mode()
 def check_runner(runner: FusedRunner) -> None:
-    """On a few tokens, near and far, each layer's queries, keys and values and the logits must be those of the modules.
-    Attention is computed once and answered from the record the second time, so that layers are compared one by one.
+    """`check_layers` of a whole model. Raises Differs."""
+    config = runner.model.config.get_text_config()
+    check_layers(config, runner.shapes, runner.dtype, runner.modules.forward, runner.forward)
 
-    Raises Differs.
+
+@torch.inference_mode()
+def check_layers(config: Any, shapes: Sequence[LayerShape], dtype: torch.dtype, modules: Pass, compiled: Pass) -> None:
+    """On a few tokens, near and far, each layer's queries, keys and values and the results of two passes must be the
+    same. Attention is computed once and answered from the record the second time, so that layers are compared one by
+    one.
+
+    config: of the model's text. shapes: what each layer stores, on the CPU. Raises Differs.
     """
-    config, half = runner.model.config.get_text_config(), CHECK_TOKENS // 2
+    half = CHECK_TOKENS // 2
     far = max(half, min(getattr(config, "max_position_embeddings", None) or 1000, 1000) - half)
     tokens = [7 * (n + 1) % config.vocab_size for n in range(CHECK_TOKENS)]
     positions = [*range(half), *range(far, far + half)]
 
     def watched(answers: list[Partial] | None = None) -> _Watched:
-        kv = KV(len(runner.shapes), CHECK_TOKENS)
-        kv.device = [
-            LayerKV.empty(shape, CHECK_TOKENS, None, runner.dtype, runner.device, on_host=False)
-            for shape in runner.shapes
-        ]
+        kv, cpu = KV(len(shapes), CHECK_TOKENS), torch.device("cpu")
+        kv.device = [LayerKV.empty(shape, CHECK_TOKENS, None, dtype, cpu, on_host=False) for shape in shapes]
         pieces = [Piece(slice(n, n + half), [(kv, n, half)]) for n in (0, half)]
         return _Watched([], positions, pieces, answers=answers)
 
     by_modules = watched()
-    expected = runner.modules.forward(tokens, by_modules)
+    expected = modules(tokens, by_modules)
     fused = watched(by_modules.found)
-    found = runner.forward(tokens, fused)
+    result = compiled(tokens, fused)
     for layer, (theirs, ours) in enumerate(zip(by_modules.given, fused.given, strict=True)):
         for what, a, b in zip(("queries", "keys", "values"), theirs, ours, strict=True):
             _same(f"the {what} of layer {layer}", a, b, 0.1)
-    _same("the logits", expected, found, 0.25)
+    _same("the results", expected, result, 0.25)
 
 
 def _same(what: str, expected: Tensor, found: Tensor, rounded: float) -> None:

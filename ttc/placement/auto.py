@@ -13,13 +13,14 @@ from ttc.checks import check_fields, check_kind, check_whole
 from ttc.cost_model.device_profile import LinkProfile
 from ttc.cost_model.options import PLACEMENTS, Machine, Option, best, options
 from ttc.cost_model.policies import Steps
-from ttc.cost_model.profile_file import BY_MODULES, PLAIN, read
+from ttc.cost_model.profile_file import BY_MODULES, PLAIN
+from ttc.cost_model.read_now import read_now
 from ttc.cost_model.unit import Unit
 from ttc.errors import InvalidInput
 from ttc.model.binding import check_resident
 from ttc.model.device_map import Over
 from ttc.model.loading import chosen_device, configuration
-from ttc.model.partition import partition_units
+from ttc.model.partition import partition
 from ttc.placement.base import Placement
 from ttc.placement.split import Split
 from ttc.placement.streamed import Streamed
@@ -81,8 +82,8 @@ class Auto:
     def search(self) -> Steps:
         """The search that is planned for. A step is no longer than what is generated."""
         names = "branches", "prompt_tokens", "output_tokens", "step_tokens"
-        wanted = replace(SEARCH, **{n: getattr(self, n) for n in names if getattr(self, n) is not None})
-        return replace(wanted, step_tokens=min(wanted.step_tokens, wanted.output_tokens))
+        search = replace(SEARCH, **{n: getattr(self, n) for n in names if getattr(self, n) is not None})
+        return replace(search, step_tokens=min(search.step_tokens, search.output_tokens))
 
     def plan(
         self,
@@ -100,20 +101,25 @@ class Auto:
         """
         place = chosen_device(device)
         config, precision = configuration(name, device=place, dtype=dtype, **source)
-        machine = self.machine(place, precision)
+        parts = partition(config, precision)
+        machine = self.machine(place, precision, parts.compiled)
         text = config.get_text_config()
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        units = partition_units(config, precision)
+        units = parts.units
         return Planned(units, heads, machine, self.search, self.link_gbps, *_settled(placement), self.problems)
 
-    def machine(self, device: torch.device, dtype: torch.dtype) -> Machine:
-        """This machine as the profile has it, with these budgets."""
-        profile, words = read(self.profile), str(dtype).removeprefix("torch.")
-        here = f"{device.type} {words}"
+    def machine(self, device: torch.device, dtype: torch.dtype, compiled: bool) -> Machine:
+        """This machine as the profile has it and as fast as it is now, with these budgets.
+
+        compiled: whether the model's layers run compiled on a CPU.
+        """
+        profile, words = read_now(self.profile), str(dtype).removeprefix("torch.")
+        here, by = f"{device.type} {words}", "" if compiled else BY_MODULES
         machine = Machine(
-            compiled=profile.device(here),
+            compiled=profile.device(here if device.type == "cuda" else here + by),
             modules=profile.device(here + BY_MODULES),
-            host=profile.device(f"cpu {words}{BY_MODULES}"),
+            host=replace(profile.device(f"cpu {words}{by}"), pass_overhead_s=0),
+            host_modules=replace(profile.device(f"cpu {words}{BY_MODULES}"), pass_overhead_s=0),
             link=profile.link,
             plain=profile.devices.get(here + PLAIN),
             device_bytes=free_device_bytes(device) if self.budget_gib is None else to_bytes(self.budget_gib),
@@ -171,14 +177,14 @@ class Planned:
             layer = max(unit.param_bytes for unit in self.units if unit.is_block)
             spare = layer // 2  # weights are laid out with gaps of some bytes
             placement = Streamed(budget_gib=(option.weight_bytes + spare) / 2**30, link_gbps=link)
-        own_link = {} if option.memory == "resident" or placement is not None else {"link_gbps": link}
-        return placement, MEMORY[option.memory](budget_gib=budget_gib, **own_link)
+        alone = option.memory != "resident" and placement is None
+        return placement, MEMORY[option.memory](budget_gib=budget_gib, **({"link_gbps": link} if alone else {}))
 
     def predicted(self, option: Option, search: Steps) -> Option:
         """Another search, with all problems that are under way, run as `option`."""
         kept: Any = {"placements": [option.placement], "number": option.number, "share": option.share, "problems": 1}
         again = replace(self, search=search, **kept).options()
-        return next(found for found in again if found.memory == option.memory)
+        return next(way for way in again if way.memory == option.memory)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -17,13 +18,16 @@ from ttc.attention.plan import Plan
 from ttc.checks import check_whole
 from ttc.cost_model.device_profile import BUFFERS, DeviceProfile, LinkProfile
 from ttc.cost_model.idle_link import HelpedPlan, helped_selector, with_help
-from ttc.cost_model.profile_file import read
+from ttc.cost_model.profile_file import BY_MODULES
+from ttc.cost_model.read_now import read_now
 from ttc.cost_model.split_search import Generation, split_plan
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.memory.link import Link
 from ttc.memory.tiers import as_budget
+from ttc.model.choice import compiled_decoder
 from ttc.model.packed_linear import pack_linears
 from ttc.placement.base import Device, PlacedRunner, Placement, common_weights, move_own, outside, weight_bytes
+from ttc.placement.compiled_host import CompiledHost, compiled_host
 from ttc.placement.divided import divide
 from ttc.placement.sides import host_names, partition_of, split_layers, take_apart, weights_of
 from ttc.residency.base import Residency, to_bytes
@@ -110,14 +114,29 @@ class Split(Placement):
         share = None if self.streamed == "auto" and device.type != "cpu" else self._share
         if self.profile is None or (self.k != "auto" and share is not None):
             return Division(k, self._share)
-        profile, words = read(self.profile), str(model.dtype).removeprefix("torch.")
-        machine = profile.device(f"cpu {words}"), profile.device(f"{device.type} {words}"), profile.link
-        found = helped_selector(
-            units, *machine, sys.maxsize if budget is None else budget, generation,
-            "decode", self.kv_offload, self.host_budget(),
-            ks=range(most + 1) if self.k == "auto" else [k], share=share,
-        )  # fmt: skip
-        return Division(found.split.k, found.share)
+        return self._fastest(model, device, budget, range(most + 1) if self.k == "auto" else [k], share)
+
+    def _fastest(
+        self, model: Any, device: torch.device, budget: int | None, ks: Sequence[int], share: float | None
+    ) -> Division:
+        """The fastest of some splits by the profile. Without help the host's layers run compiled, where they can;
+        with it, and on the device, by modules. share: None to choose it."""
+        assert self.profile is not None
+        profile, words, parts = read_now(self.profile), str(model.dtype).removeprefix("torch."), partition_of(model)
+        modules = profile.device(f"cpu {words}{BY_MODULES}")
+        compiled = profile.device(f"cpu {words}") if parts.compiled else modules
+
+        def fastest(host: DeviceProfile, share: float | None) -> HelpedPlan:
+            return helped_selector(
+                parts.units, host, profile.device(f"{device.type} {words}{BY_MODULES}"), profile.link,
+                sys.maxsize if budget is None else budget, self._generation(),
+                "decode", self.kv_offload, self.host_budget(), ks=ks, share=share,
+            )  # fmt: skip
+
+        plans = [fastest(compiled, 0.0)] if not share else []
+        plans += [fastest(modules, share)] if share != 0 else []
+        plan = min(plans, key=lambda plan: plan.total_s)
+        return Division(plan.split.k, plan.share)
 
     @property
     def _share(self) -> float:
@@ -160,6 +179,7 @@ class Split(Placement):
         device = torch.device(device)
         k, share = self.decide(model, device) if decided is None else decided
         layers = split_layers(model)
+        decoder = None if share else compiled_decoder(model)
         rest, first = outside(model, layers), max(0, k - 1)
         names = host_names(model, rest, k)
         on_host = [m for layer in layers[:first] for m in layer.modules()] + [rest[name] for name in names]
@@ -182,9 +202,13 @@ class Split(Placement):
             running = [layer for n, layer in enumerate(layers[:first]) if runs[n]]
             on_device_bytes += divide(running, share, crossing.link, device, common_weights(model, layers))
         for part in [model] if device == HOST else layers[:first]:
-            pack_linears(part)
+            pack_linears(part, leave=layers[:first] if decoder else ())
         budget = None if self.kv_offload else to_bytes(self.budget_gib)
-        return SplitRunner(model, crossing, self.link_gbps, on_device_bytes, on_host_bytes, Division(k, share), budget)
+        runner = SplitRunner(
+            model, crossing, self.link_gbps, on_device_bytes, on_host_bytes, Division(k, share), budget
+        )
+        runner.host = compiled_host(model, layers[:first], decoder, runner.shapes, runner.watch)
+        return runner
 
     def _generation(self) -> Generation:
         return Generation(self.prompt_tokens, self.output_tokens, self.branches)
@@ -195,7 +219,10 @@ class SplitRunner(PlacedRunner):
 
     budget_bytes: what the device may hold of weights and KV, None where KV has a budget of its own or none.
     fixed_layers: how many calls of attention are in the host's layers, whose KV stays there.
+    host: what runs the host's layers compiled, None where their modules run.
     """
+
+    host: CompiledHost | None = None
 
     def __init__(
         self,
@@ -228,7 +255,8 @@ class SplitRunner(PlacedRunner):
 
     def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
         try:
-            return super().forward(tokens, plan, keep)
+            with nullcontext() if self.host is None else self.host.instead_of_modules(plan):
+                return super().forward(tokens, plan, keep)
         finally:
             self.crossing.sent.clear()
 

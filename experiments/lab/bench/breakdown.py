@@ -15,7 +15,7 @@ import torch
 from experiments.lab.bench.prefix import prompt
 from experiments.runs.provenance import provenance
 from ttc.attention.plan import Plan
-from ttc.calibration.bandwidth import read_bandwidth
+from ttc.cost_model.bandwidth import read_bandwidth
 from ttc.engine import Engine
 from ttc.model.cpu_program import Program
 from ttc.model.loading import load

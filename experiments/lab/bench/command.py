@@ -105,7 +105,9 @@ def parser() -> argparse.ArgumentParser:
     costs = commands.add_parser("cost_model", help="HELM's cost model: passes predicted and measured on this CPU")
     costs.add_argument("--quick", action="store_true", help="four cases")
     costs.add_argument("--profile", type=Path, help="from experiments.profile; default: measure now")
-    costs.add_argument("--out", type=Path, default=RESULTS / "cost_model.json")
+    costs.add_argument("--stored", action="store_true", help="only: errors of --profile (profile.json) over time")
+    costs.add_argument("--turns", type=int, default=3, help="of --stored, added to the record; default: 3")
+    costs.add_argument("--out", type=Path, help=f"default: cost_model.json or stored_profile.json in {RESULTS}")
     placed = commands.add_parser("placement", help="a model larger than the device: split, streamed, or by Accelerate")
     placed.add_argument("--out", type=Path, default=RESULTS / "placement.json")
     chosen = commands.add_parser("plan", help="every placement and memory policy, predicted and measured on this CPU")
@@ -253,9 +255,13 @@ def _reward_model(arguments: argparse.Namespace) -> None:
 
 
 def _cost_model(arguments: argparse.Namespace) -> None:
-    from experiments.lab.bench import cost_model
+    from experiments.lab.bench import cost_model, stored_profile
 
-    cost_model.run(arguments.quick, arguments.profile, arguments.out)
+    if arguments.stored:
+        out = arguments.out or RESULTS / "stored_profile.json"
+        stored_profile.run(arguments.profile or Path("profile.json"), arguments.turns, out)
+    else:
+        cost_model.run(arguments.quick, arguments.profile, arguments.out or RESULTS / "cost_model.json")
 
 
 def _placement(arguments: argparse.Namespace) -> None:

@@ -32,8 +32,13 @@ SHAPES: dict[str, tuple[type, dict[str, int]]] = {
 }  # fmt: skip
 """Published shapes; their weights are random here."""
 
-LAYERS, ROWS, CONTEXTS = (2, 8), (1, 4, 16, 64), (128, 1024, 8192)
-QUICK = {"Qwen3-0.6B": ((2,), (1, 16), (128, 1024))}
+Cases = tuple[tuple[int, ...], tuple[tuple[int, int], ...], tuple[int, ...]]
+"""Numbers of layers; of branches and of the prompts that they stand on; and of a prompt's tokens."""
+ALONE: Cases = (2, 8), ((1, 1), (4, 1), (16, 1), (64, 1)), (128, 1024, 8192)
+SEVERAL: Cases = (2, 8), ((16, 4), (64, 4), (64, 16)), (128, 1024)
+"""Several problems at once."""
+CASES = [*((name, ALONE) for name in SHAPES), ("Qwen3-0.6B", SEVERAL)]
+QUICK: list[tuple[str, Cases]] = [("Qwen3-0.6B", ((2,), ((1, 1), (16, 1), (16, 4)), (128, 1024)))]
 TURNS = 5
 """How often a case is predicted and measured, where that is done beside each other."""
 OWN_TOKENS = 4
@@ -48,10 +53,9 @@ def run(quick: bool, profile: Path | None, out: Path) -> None:
     """
     dtype, name = torch.bfloat16, "cpu bfloat16"
     device = ProfileBeside(torch.device("cpu"), dtype) if profile is None else read(profile).devices[name]
-    cases = QUICK if quick else dict.fromkeys(SHAPES, (LAYERS, ROWS, CONTEXTS))
     rows = [
         row
-        for model, (depths, branches, contexts) in cases.items()
+        for model, (depths, branches, contexts) in (QUICK if quick else CASES)
         for layers in depths
         for row in measured(model, layers, branches, contexts, device, dtype)
     ]
@@ -63,26 +67,28 @@ def run(quick: bool, profile: Path | None, out: Path) -> None:
 def measured(
     model: str,
     layers: int,
-    branches: tuple[int, ...],
+    branches: tuple[tuple[int, int], ...],
     contexts: tuple[int, ...],
     device: ProfileBeside | DeviceProfile,
     dtype: torch.dtype,
 ) -> list[dict[str, Any]]:
-    """One row per context and number of branches, times in ms, memory's bandwidth in GB/s: of the turn whose error is
-    the median. Turns in which the machine was too busy are left out; raises TTCError when these are most of them."""
+    """One row per context and pair of branches and prompts, times in ms, memory's bandwidth in GB/s: of the turn whose
+    error is the median. Turns in which the machine was too busy are left out; raises TTCError when these are most of
+    them."""
     kind, shape = SHAPES[model]
     config = kind(**shape, **CONTEXT, num_hidden_layers=layers)
     units, timer = partition_units(config, dtype), PassTimer(config, torch.device("cpu"), dtype)
     rows = []
     for context in contexts:
-        for count in branches:
-            work, turns, busy = Pass(count, own_tokens=OWN_TOKENS, shared_tokens=context), [], None
+        for count, prompts in branches:
+            work = Pass(count, own_tokens=OWN_TOKENS, shared_tokens=context, prefixes=prompts)
+            turns, busy = list[dict[str, float]](), None
             for _ in range(1 if isinstance(device, DeviceProfile) else TURNS):
                 try:
                     if isinstance(device, DeviceProfile):
-                        profile, pass_s = device, timer.seconds(count, context)
+                        profile, pass_s = device, timer.seconds(count, context, prefixes=prompts)
                     else:
-                        profile, pass_s = device.measure(timer, count, context, units[1].group)
+                        profile, pass_s = device.measure(timer, count, context, units[1].group, prompts)
                 except TTCError as refused:
                     busy = refused
                     continue
@@ -92,7 +98,8 @@ def measured(
                 )
             if busy and len(turns) <= TURNS // 2:
                 raise busy
-            case = {"model": model, "layers": layers, "context": context, "rows": count}
+            case: dict[str, Any] = {"model": model, "layers": layers, "context": context}
+            case |= {"rows": count, "prompts": prompts}
             rows.append(case | sorted(turns, key=error)[len(turns) // 2])
             print(_line(rows[-1]), file=sys.stderr, flush=True)
     return rows
@@ -109,8 +116,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     within = f"{sum(e <= 0.15 for e in errors)} of {len(rows)} within 15%"
     return "\n".join(
         [
-            "| model | layers | context | rows | predicted, ms | measured, ms | error |",
-            "|---|---|---|---|---|---|---|",
+            "| model | layers | context | rows | prompts | predicted, ms | measured, ms | error |",
+            "|---|---|---|---|---|---|---|---|",
             *map(_line, rows),
             "",
             f"median error {statistics.median(errors):.1%}, largest {max(errors):.1%}; {within}",
@@ -120,6 +127,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def _line(row: dict[str, Any]) -> str:
     return (
-        f"| {row['model']} | {row['layers']} | {row['context']:,} | {row['rows']} | {row['predicted_ms']:.2f} "
+        f"| {row['model']} | {row['layers']} | {row['context']:,} | {row['rows']} | {row.get('prompts', 1)} "
+        f"| {row['predicted_ms']:.2f} "
         f"| {row['measured_ms']:.2f} | {error(row):+.1%} |"
     )

@@ -1,9 +1,10 @@
-"""A model that is larger than the device: split over host and device, or its weights streamed, by itself or by
-Accelerate.
+"""A model that is larger than the device: split over host and device, or streamed by the engine or by Accelerate.
 
-Host, device and link have the proportions of HELM's smallest machine (RTX 4060, Qwen3-8B). The device is this CPU. A
-layer takes as much longer on the host, and on the link, as the paper's bandwidths say. Where the device computes some
-of it, the host takes less by that part of its weights, and the layer is done when both are.
+Host, device and link have the proportions of HELM's smallest machine (RTX 4060, Qwen3-8B), and every arm has the same
+room for weights on the device. The device is this CPU. A layer takes as much longer on the host as the paper's
+bandwidths say. Where the device computes some of it, the host takes less by that part of its weights, and the layer is
+done when both are. What any arm copies to the device goes through the same `Link`: a copy is over when its bytes would
+have crossed a link of the paper's proportion, real copying included.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from statistics import median
 from typing import Any
 
 import torch
-from accelerate import cpu_offload
+from accelerate import infer_auto_device_map
+from accelerate.hooks import attach_align_device_hook_on_blocks
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -39,7 +41,7 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 """Qwen3-8B's layers, with an eighth of its widths and of its vocabulary."""
 VRAM_BYTES = 7 * 2**30
-"""What HELM's machine has for Qwen3-8B."""
+"""What HELM's machine has for the weights of Qwen3-8B."""
 HOST_GBPS, LINK_GBPS, DEVICE_GBPS = (rate / 1e9 for rate in (CPU.bandwidth, LINK.to_device_bandwidth, GPU.bandwidth))
 """The paper's bandwidths."""
 PREFIX, PASSES, BRANCHES = 128, 5, (1, 16)
@@ -49,7 +51,7 @@ ARMS = {
     "split": "`placement=split placement.streamed=0`",
     "helped": "`placement=split placement.streamed=0.34`",
     "streamed": "`placement=streamed`",
-    "accelerate": "Accelerate's `cpu_offload`",
+    "accelerate": "Accelerate's `device_map='auto'`",
 }
 
 
@@ -60,9 +62,16 @@ def split_of(arm: str) -> Split:
     return Split(k=plan.split.k, streamed=plan.share)
 
 
+def budget_bytes(model: nn.Module) -> int:
+    """What a model's weights may take on the device: the part of them that HELM's machine has room for."""
+    whole = sum(unit.param_bytes for unit in qwen3("Qwen3-8B"))
+    return VRAM_BYTES * sum(weight.nbytes for weight in model.parameters()) // whole
+
+
 def run(out: Path) -> None:
     """Time the decoding passes of each arm, print the table, and write the figures. A record that broke off goes on."""
     settings = {"shape": SHAPE, "host": HOST_GBPS, "link": LINK_GBPS, "device": DEVICE_GBPS, "prefix": PREFIX}
+    settings |= {"vram_bytes": VRAM_BYTES}
     rows: list[dict[str, Any]] = []
     if out.exists():
         before = json.loads(out.read_text(encoding="utf-8"))
@@ -90,33 +99,38 @@ def measured(arm: str, branches: int, layer_s: float = 0.0) -> dict[str, Any]:
 
     layer_s: what a layer takes on the device with so many branches.
     """
-    model = _model()
+    model = random_model()
     layers = decoder_layers(model)
     layer_bytes = sum(weight.numel() * weight.element_size() for weight in layers[0].parameters())
     link_gbps = layer_bytes / 1e9 / (layer_s * DEVICE_GBPS / LINK_GBPS) if layer_s else None
     engine = _engine(arm, model, link_gbps)
     if isinstance(engine.runner, SplitRunner):
-        for layer in layers[: engine.runner.k - 1]:
-            _slow_down(layer, layer_s * DEVICE_GBPS / HOST_GBPS * (1 - _far_bytes(layer) / layer_bytes))
+        on_host, host_layer_s = layers[: engine.runner.k - 1], layer_s * DEVICE_GBPS / HOST_GBPS
+        if engine.runner.host is not None:
+            compiled = engine.runner.host.compiled
+            compiled.states = _slow(compiled.states, len(on_host) * host_layer_s)  # type: ignore[method-assign]
+        for layer in on_host if engine.runner.host is None else ():
+            layer.forward = _slow(layer.forward, host_layer_s * (1 - _far_bytes(layer) / layer_bytes))
     link = engine.memory.link if arm != "accelerate" else model.ttc_link
     link.gbps = None
     branch = engine.root([7 * (n + 1) % SHAPE["vocab_size"] for n in range(PREFIX + 1)])
     rows = engine.fork(branch, branches)
     link.gbps = link_gbps
     seconds, moved = _timed(engine, link)
-    layer_seconds = _timed_layers(layers)
+    layer_seconds = _timed_layers(layers) if arm == "resident" else []
     engine.generate(rows, 1 + PASSES)
     return {
         "arm": arm,
         "branches": branches,
         "pass_s": median(seconds[1:]),
-        "layer_s": median(layer_seconds[len(layers) :]),
+        "layer_s": median(layer_seconds[len(layers) :]) if layer_seconds else layer_s,
         "moved_bytes": int(median(moved[1:])),
+        "device_bytes": getattr(engine.runner, "device_bytes", sum(w.nbytes for w in _on_device(model))),
         "link_gbps": link_gbps,
     }
 
 
-def _model() -> Any:
+def random_model() -> Any:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(Qwen3Config(**SHAPE), dtype=torch.float32)
     return model.eval().requires_grad_(False)
@@ -127,14 +141,34 @@ def _engine(arm: str, model: Any, link_gbps: float | None) -> Engine:
         placement = replace(split_of(arm), link_gbps=link_gbps)
         engine = Engine(model, None, runner=placement.place(model, "cpu"))
     elif arm == "streamed":
-        engine = Engine(model, None, runner=Streamed(link_gbps=link_gbps).place(model, "cpu"))
+        streamed = Streamed(budget_gib=budget_bytes(model) / 2**30, link_gbps=link_gbps)
+        engine = Engine(model, None, runner=streamed.place(model, "cpu"))
     else:
         engine = Engine(model, None)
     if arm == "accelerate":
-        model.ttc_link = Link(torch.device("cpu"))
-        cpu_offload(model, torch.device("cpu"), state_dict=_OverLink(model.state_dict(), model.ttc_link))
+        _dispatch(model)
     engine.limits.eos_ids = frozenset()
     return engine
+
+
+def _dispatch(model: Any) -> None:
+    """What `device_map="auto"` does with a device that has the budget: the device is filled first, in order, and the
+    other weights come to it whenever they are needed (`accelerate.dispatch_model`, whose device is this CPU here)."""
+    places = infer_auto_device_map(
+        model, {0: budget_bytes(model), "cpu": sys.maxsize}, no_split_module_classes=model._no_split_modules
+    )
+    model.ttc_link, cpu = Link(torch.device("cpu")), torch.device("cpu")
+    attach_align_device_hook_on_blocks(
+        model,
+        execution_device=dict.fromkeys(["", *places], cpu),
+        offload={name: place == "cpu" for name, place in places.items()},
+        weights_map=_OverLink(model.state_dict(), model.ttc_link),
+    )
+
+
+def _on_device(model: nn.Module) -> list[Tensor]:
+    """The weights that Accelerate has not taken away."""
+    return [weight for weight in model.parameters() if weight.device.type != "meta"]
 
 
 class _OverLink(Mapping[str, Tensor]):
@@ -162,22 +196,21 @@ def _far_bytes(layer: nn.Module) -> int:
     return sum(n * weight.shape[1] * weight.element_size() for n, weight in rows)
 
 
-def _slow_down(layer: nn.Module, seconds: float) -> None:
-    """Let a layer take so long at least."""
-    forward: Callable[..., Any] = layer.forward
+def _slow(call: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    """A call that takes so long at least."""
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
-        output = forward(*args, **kwargs)
+        output = call(*args, **kwargs)
         time.sleep(max(0.0, start + seconds - time.perf_counter()))
         return output
 
-    layer.forward = slow
+    return slow
 
 
 def _timed_layers(layers: Sequence[nn.Module]) -> list[float]:
     """Seconds of each call of a layer from now on."""
-    found: list[float] = []
+    seconds: list[float] = []
 
     def watch(layer: nn.Module) -> None:
         forward: Callable[..., Any] = layer.forward
@@ -185,14 +218,14 @@ def _timed_layers(layers: Sequence[nn.Module]) -> list[float]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
             output = forward(*args, **kwargs)
-            found.append(time.perf_counter() - start)
+            seconds.append(time.perf_counter() - start)
             return output
 
         layer.forward = timed
 
     for layer in layers:
         watch(layer)
-    return found
+    return seconds
 
 
 def _timed(engine: Engine, link: Link) -> tuple[list[float], list[int]]:
@@ -214,8 +247,9 @@ def _timed(engine: Engine, link: Link) -> tuple[list[float], list[int]]:
 def table(record: dict[str, Any]) -> str:
     """Markdown: what a pass takes and moves, and how much faster the split is, without and with the device's help."""
     lines = [
-        "| branches | where layers run | a pass, ms | MB to the device | HELM's split is faster by | with help |",
-        "|---|---|---|---|---|---|",
+        "| branches | where layers run | weights on the device, MB | a pass, ms | MB to the device "
+        "| HELM's split is faster by | with help |",
+        "|---|---|---|---|---|---|---|",
     ]
     times = {(row["arm"], row["branches"]): row["pass_s"] for row in record["rows"]}
     for row in record["rows"]:
@@ -224,7 +258,7 @@ def table(record: dict[str, Any]) -> str:
             splits = [times.get((arm, row["branches"])) for arm in ("split", "helped")]
             faster = [f"{row['pass_s'] / split:.1f}" if split else "-" for split in splits]
         lines.append(
-            f"| {row['branches']} | {ARMS[row['arm']]} | {row['pass_s'] * 1e3:.0f} | {row['moved_bytes'] / 1e6:.2f} "
-            f"| {' | '.join(faster)} |"
+            f"| {row['branches']} | {ARMS[row['arm']]} | {row['device_bytes'] / 1e6:.0f} | {row['pass_s'] * 1e3:.0f} "
+            f"| {row['moved_bytes'] / 1e6:.2f} | {' | '.join(faster)} |"
         )
     return "\n".join(lines)

@@ -18,22 +18,22 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig
 from transformers.initialization import no_init_weights
 
 from experiments.lab.bench.placement import DEVICE_GBPS, HOST_GBPS, LINK_GBPS
 from experiments.runs.provenance import provenance
-from ttc import Engine, Sampling, Split
+from ttc import Engine, Sampling
 from ttc.calibration.contexts import uncomputed
 from ttc.calibration.device_profile import Memory, profile_attention, profile_device, profile_link, profile_memory
 from ttc.cost_model.device_profile import RATES, DeviceProfile, LinkProfile
 from ttc.cost_model.options import Machine, Option, best
 from ttc.cost_model.policies import Steps
 from ttc.decoder_layers import decoder_layers
-from ttc.model.partition import partition_units
+from ttc.model.partition import partition
 from ttc.model.runner_choice import runner_for
 from ttc.placement.auto import Planned
+from ttc.placement.split import SplitRunner
 
 DTYPE = torch.bfloat16
 SLOWER = DEVICE_GBPS / HOST_GBPS
@@ -111,7 +111,8 @@ def planned(
     link: LinkProfile | None = None,
 ) -> Planned:
     """What the plan of a setting knows. link: None for one in the paper's proportion to `compiled`, without latency."""
-    units, search = partition_units(setting.config, DTYPE), setting.search
+    parts, search = partition(setting.config, DTYPE), setting.search
+    units = parts.units
     gbps = link_gbps(compiled)
     link = link or LinkProfile(to_device_bandwidth=gbps * 1e9, to_host_bandwidth=gbps * 1e9, simulated=True)
     budget = None
@@ -120,10 +121,12 @@ def planned(
         budget = int(setting.weights * sum(u.param_bytes for u in units) + setting.kv * kv)
     text = setting.config
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    fast = compiled if parts.compiled else modules
     machine = Machine(
-        compiled=compiled,
+        compiled=fast,
         modules=modules,
-        host=slower(modules),
+        host=slower(fast),
+        host_modules=slower(modules),
         link=link,
         plain=plain,
         device_bytes=budget,
@@ -138,6 +141,7 @@ def slower(device: DeviceProfile) -> DeviceProfile:
     return replace(
         device, name="the host", bandwidth=device.bandwidth / SLOWER, l3_bandwidth=device.l3_bandwidth / SLOWER,
         block_overhead_s=device.block_overhead_s * SLOWER, pass_overhead_s=0, **rates,
+        block_overheads={rows: seconds * SLOWER for rows, seconds in device.block_overheads.items()},
     )  # fmt: skip
 
 
@@ -193,7 +197,9 @@ def fastest(found: Sequence[DeviceProfile]) -> DeviceProfile:
         name: {n: max(getattr(one, name)[n] for one in found) for n in getattr(found[0], name)} for name in RATES
     }
     names = [field.name for field in fields(DeviceProfile) if field.name.endswith("_s")]
-    return replace(found[0], **rates, **{name: median(getattr(one, name) for one in found) for name in names})
+    overheads = {n: median(one.block_overheads[n] for one in found) for n in found[0].block_overheads}
+    times = {name: median(getattr(one, name) for one in found) for name in names}
+    return replace(found[0], block_overheads=overheads, **rates, **times)
 
 
 def engine_of(setting: Setting, plan: Planned, option: Option) -> Engine:
@@ -210,25 +216,27 @@ def engine_of(setting: Setting, plan: Planned, option: Option) -> Engine:
     placement, memory = plan.parts(option)
     runner = runner_for(model, "auto", pack=True) if placement is None else placement.place(model, "cpu")
     engine = Engine(model, None, runner=runner, memory=memory)
-    if isinstance(placement, Split):  # once the engine has seen how often a pass calls each layer
-        for layer in decoder_layers(model)[: int(placement.k) - 1]:
-            _slow_down(layer)
+    if isinstance(runner, SplitRunner):  # once the engine has seen how often a pass calls each layer
+        if runner.host is not None:
+            compiled = runner.host.compiled
+            compiled.states = _slow(compiled.states)  # type: ignore[method-assign]
+        for layer in decoder_layers(model)[: runner.k - 1] if runner.host is None else ():
+            layer.forward = _slow(layer.forward)
     engine.limits.eos_ids = frozenset()
     return engine
 
 
-def _slow_down(layer: nn.Module) -> None:
-    """Let a layer take `SLOWER` times as long."""
-    forward: Callable[..., Any] = layer.forward
+def _slow(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A call that takes `SLOWER` times as long."""
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         start, whole = time.perf_counter(), int(SLOWER)
         for _ in range(whole):  # again and again the same, as a processor that rests is slower afterwards
-            output = forward(*args, **kwargs)
+            output = call(*args, **kwargs)
         time.sleep((SLOWER / whole - 1) * (time.perf_counter() - start))
         return output
 
-    layer.forward = slow
+    return slow
 
 
 class Way:

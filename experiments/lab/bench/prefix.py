@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from experiments.runs.provenance import provenance
-from ttc.calibration.bandwidth import read_bandwidth
+from ttc.cost_model.bandwidth import read_bandwidth
 from ttc.engine import Engine
 from ttc.model.loading import load
 from ttc.model.runner_choice import runner_for

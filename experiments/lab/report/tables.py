@@ -22,6 +22,7 @@ from experiments.lab.bench import (
     remote,
     reward_model,
     search_tables,
+    stored_profile,
 )
 from experiments.lab.paper import capture
 from experiments.lab.paper.rksc import plots
@@ -49,6 +50,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "placement": ("placement", placement.table),
         "plan": ("plan", plan.table),
         "cost_model": ("cost_model", lambda record: cost_model.table(record["rows"])),
+        "stored_profile": ("stored_profile", stored_profile.table),
         "cache": ("cache", cache.table),
         "capture": ("capture", capture.table),
         "reward_model": ("reward_model", reward_model.table),

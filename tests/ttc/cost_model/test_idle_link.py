@@ -26,20 +26,20 @@ ATTENDED = (10 + 1 + 1) * 10
 
 
 def test_a_stage_takes_the_longest_of_what_goes_on_at_once() -> None:
-    stage = HelpedStage.of(UNITS[:5], CPU, GPU, LINK, CHAT.work("decode"), beside_s=50)
+    stage = HelpedStage.of(UNITS[:5], CPU, GPU, LINK, CHAT.work("decode"), after_s=50)
     alone = 5 * (1000 + ATTENDED) / 10
     assert stage.seconds(0) == pytest.approx(alone)
     assert stage.seconds(0.25) == pytest.approx(alone - 5 * 200 / 10)
     assert stage.seconds(0.5) == pytest.approx(5 * 400 / 4 - 50)  # the link is late; it began 50 s before
-    assert replace(stage, beside_s=1e9).seconds(0.6) == pytest.approx(3 * 480 / 4)  # two layers fit the buffers
-    slow = HelpedStage.of(UNITS[:5], CPU, CPU, LINK, CHAT.work("decode"), beside_s=1e9)
+    assert replace(stage, after_s=1e9).seconds(0.6) == pytest.approx(3 * 480 / 4)  # two layers fit the buffers
+    slow = HelpedStage.of(UNITS[:5], CPU, CPU, LINK, CHAT.work("decode"), after_s=1e9)
     fast_link = replace(slow, crossing_s=0.0)
     assert fast_link.seconds(1.0) == pytest.approx(5 * 800 / 10)  # what the device computes
     assert stage.buffer_bytes == 2 * 800
 
 
 def test_the_best_share_keeps_host_and_link_at_work() -> None:
-    stage = HelpedStage.of(UNITS[:5], CPU, GPU, LINK, CHAT.work("decode"), beside_s=50)
+    stage = HelpedStage.of(UNITS[:5], CPU, GPU, LINK, CHAT.work("decode"), after_s=50)
     share = stage.best_share(1e9)
     assert share == pytest.approx((stage.alone_s + 50) / (stage.saved_s + stage.crossing_s), abs=1 / 256)
     assert stage.best_share(2 * 800 * 0.2) == 51 / 256  # the last step that there is room for

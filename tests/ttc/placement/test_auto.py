@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from tests.helpers.models import prompt
 from tests.helpers.placements import deeper, write_profile
 from ttc import Auto, Engine, InvalidInput, OutOfMemory, Sampling, Split, Streamed
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
-from ttc.cost_model.profile_file import BY_MODULES
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
 
@@ -26,8 +24,7 @@ SEARCH: dict[str, Any] = {"branches": 3, "prompt_tokens": 24, "output_tokens": 1
 def folder(tmp_path: Path, letters: None) -> Path:
     """A small model of four layers, and a profile of this machine with made-up figures."""
     deeper("llama").save_pretrained(tmp_path)
-    devices = [DEVICE, replace(DEVICE, name=DEVICE.name + BY_MODULES)]
-    write_profile(tmp_path / "profile.json", devices, LINK)
+    write_profile(tmp_path / "profile.json", [DEVICE], LINK)
     return tmp_path
 
 

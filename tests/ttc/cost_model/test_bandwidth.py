@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ttc.calibration import bandwidth
-from ttc.calibration.bandwidth import measure_cache, read_bandwidth
+from ttc.cost_model import bandwidth
+from ttc.cost_model.bandwidth import measure_cache, read_bandwidth
 
 
 def test_the_cache_ends_where_reading_slows_down(monkeypatch: pytest.MonkeyPatch) -> None:

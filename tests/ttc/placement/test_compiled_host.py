@@ -67,11 +67,11 @@ def test_the_hosts_layers_run_in_one_call_and_give_the_same(
 
 def test_kv_that_streams_is_attended_between_the_parts(programs: list[tuple[int, int | None]]) -> None:
     plain = deeper("llama")
-    engine = placed(plain, Split(k=3, kv_offload=True), memory=Paged(1e-5, block_tokens=16))
+    engine = placed(plain, Split(k=3, kv_offload=True), memory=Paged(12 / 2**20, block_tokens=16))
     programs.clear()
     for branch in grow(engine):
         assert_like_plain(plain, branch)
-    assert engine.memory.link.to_device_bytes["kv"] > 0
+    assert engine.memory.link.to_device_bytes["stream"] > 0
     assert {part for _, part in programs} >= {0, 1, 2}
 
 
@@ -117,7 +117,7 @@ STEP: dict[str, Any] = {"prompt_tokens": 16, "output_tokens": 8, "branches": 2}
 def test_auto_goes_by_what_runs_the_hosts_layers(family: str, k: int, tmp_path: Path) -> None:
     # a layer takes 0.1 ms by compiled layers of the host, 5 ms by its modules, and 1 ms on the device
     profile = write_profile(tmp_path / "profile.json", [COMPILED, SLOW, GPU], LINK)
-    decided = Split(profile=profile, **STEP).decide(deeper(family), torch.device("cuda"))
+    decided = Split(profile=profile, budget_gib=1, **STEP).decide(deeper(family), torch.device("cuda"))
     assert decided == (k, 0.0)
 
 

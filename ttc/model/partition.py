@@ -43,7 +43,7 @@ class Partition:
     runs: of each block, whether it runs where there is text alone.
     begun: of each module outside the blocks, by name, how many blocks had begun when it first ran and when it last ran;
     modules that are not called are not there.
-    compiled: whether the blocks run compiled on a CPU of this machine's kind (see `ttc.model.choice`).
+    compiled: whether the blocks run compiled on a CPU of this machine's kind (see `ttc.model.runner_choice`).
     """
 
     units: tuple[Unit, ...]

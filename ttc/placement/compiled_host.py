@@ -14,10 +14,10 @@ from ttc.attention.hf_hook import attending
 from ttc.attention.plan import Plan
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import LayerShape
-from ttc.model.choice import check_layers
 from ttc.model.fused_runner import CompiledLayers
-from ttc.model.structure import Decoder
-from ttc.model.unchanged import Noted, Watch
+from ttc.model.llama_structure import Decoder
+from ttc.model.model_changes import Noted, Watch
+from ttc.model.runner_choice import check_layers
 
 
 class CompiledHost:

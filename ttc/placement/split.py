@@ -24,8 +24,8 @@ from ttc.cost_model.split_search import Generation, split_plan
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.memory.link import Link
 from ttc.memory.tiers import as_budget
-from ttc.model.choice import compiled_decoder
 from ttc.model.packed_linear import pack_linears
+from ttc.model.runner_choice import compiled_decoder
 from ttc.placement.base import Device, PlacedRunner, Placement, common_weights, move_own, outside, weight_bytes
 from ttc.placement.compiled_host import CompiledHost, compiled_host
 from ttc.placement.divided import divide

@@ -263,12 +263,16 @@ class _Layers:
         self, counts: Iterable[int], block_overhead_s: float
     ) -> tuple[dict[int, float], dict[int, float]]:
         """FLOP/s of matrix products, and what a layer costs besides, by rows: the line through the times of layers of
-        two widths. It costs no less than with one row, `block_overhead_s`."""
+        two widths. It costs no less than with one row, `block_overhead_s`, and with more than `MANY`, where products
+        are nearly all, as much as with these."""
         half, flops, overheads = {layers: self.timer(HALF, layers) for layers in (1, 5)}, {}, {}
-        for rows in counts:
-            wide_s, half_s = _layer_s(self.wide, rows), _layer_s(half, rows)
-            overheads[rows] = max(block_overhead_s, (4 * half_s - wide_s) / 3)
-            flops[rows] = self._rate(rows, wide_s - overheads[rows])
+        overhead_s = block_overhead_s
+        for rows in sorted(counts):
+            wide_s = _layer_s(self.wide, rows)
+            if rows <= MANY:
+                overhead_s = max(block_overhead_s, (4 * _layer_s(half, rows) - wide_s) / 3)
+                overheads[rows] = overhead_s
+            flops[rows] = self._rate(rows, wide_s - overhead_s)
         return flops, overheads
 
     def _rate(self, rows: int, layer_s: float) -> float:

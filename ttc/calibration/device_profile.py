@@ -1,4 +1,4 @@
-"""Measuring what a device and a link can do (HELM, section 4.1.2), in well under a minute.
+"""Measuring what a device and a link can do (HELM, section 4.1.2), in about a minute for a dtype.
 
 The paper times products and copies by themselves. Here products, attention and overheads are those of the engine's own
 decoding passes over random models: a layer's time is the difference between two depths. So what is measured is whatever

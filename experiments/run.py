@@ -1,4 +1,7 @@
-"""The command `python -m experiments.run`: a search over a data set."""
+"""The command `python -m experiments.run`: a search over a data set, or several in a sweep.
+
+The loop over a data set's problems is in `experiments.runs.problem_loop`.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,15 @@ import os
 import sys
 from pathlib import Path
 
-from experiments.cli.command import FULL_ERRORS, perform
+from experiments.cli.command import FULL_ERRORS, perform_or_help
 
 UNTOUCHED = "stopped before anything was run; nothing is lost\nrun the same command to go on"
 
 
 def main() -> None:
     """Answer at once, then import what takes seconds and hand over to Hydra."""
-    arguments = sys.argv[1:]
-    if {"-h", "--help"} & set(arguments):
-        from experiments.cli.help import page
-
-        print(page(), end="")
-        return
-    perform(launch, " ".join(arguments) or "the default settings; --help shows others", stopped=UNTOUCHED)
+    given = " ".join(sys.argv[1:]) or "the default settings; --help shows others"
+    perform_or_help(launch, "run", given, UNTOUCHED)
 
 
 def launch() -> int:
@@ -29,14 +27,14 @@ def launch() -> int:
     from hydra.types import RunMode
     from omegaconf import DictConfig
 
-    from experiments.cli.refusals import reason
+    from experiments.cli.refusals import explained
     from experiments.eval.compare.show import compared
-    from experiments.runs.job import run
-    from experiments.runs.own_classes import as_choices, checked_parts
+    from experiments.runs.problem_loop import run
     from experiments.runs.records import run_folder
     from experiments.runs.schema import register
     from experiments.runs.screen import sweep_table
     from experiments.runs.sweep import Outcome, Outcomes, for_each_job, sweeps
+    from experiments.runs.user_classes import as_choices, checked_parts
 
     register()
     os.environ[FULL_ERRORS] = "1"  # Hydra then leaves it to `perform` to show them
@@ -57,8 +55,7 @@ def launch() -> int:
                     folder = None if config.run.shard else str(run_folder(config))
                     outcomes.add(number, Outcome(overrides, summary, folder))
             except Exception as error:
-                if (text := reason(error)) is None:
-                    raise
+                text = explained(error)
                 if not sweep:
                     raise SystemExit(f"error: {text}") from error
                 print(f"error: {text}", file=sys.stderr)  # the other jobs of a sweep go on

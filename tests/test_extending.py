@@ -21,7 +21,8 @@ from omegaconf import OmegaConf
 import experiments.run
 from experiments.cli.refusals import reason
 from experiments.runs.build import engine_options, loaded, make_search
-from experiments.runs.own_classes import as_choices, checked_parts, code_fingerprint
+from experiments.runs.user_classes import as_choices, checked_parts
+from experiments.runs.user_code import code_fingerprint
 from search import solve
 from tests.helpers.configurations import configuration
 from tests.helpers.engines import make_engine

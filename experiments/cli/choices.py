@@ -33,6 +33,6 @@ def written(group: str) -> list[str]:
 
 def conf() -> Path:
     """The folder of the settings."""
-    import conf  # this project's, as `experiments.cli.own_packages.check` has seen
+    import conf  # this project's, as `experiments.cli.package_check.check` has seen
 
     return Path(next(iter(conf.__path__)))

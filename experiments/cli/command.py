@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from experiments.cli.own_packages import check
+from experiments.cli.package_check import check
 from experiments.cli.quiet import quiet
 
 STOPPED = 130
@@ -15,6 +15,16 @@ STOPPED = 130
 
 FULL_ERRORS = "HYDRA_FULL_ERROR"
 """Hydra's environment variable: where it is 1, an error comes with its traceback."""
+
+
+def perform_or_help(work: Callable[[], Any], page: str, given: str, stopped: str = "stopped") -> None:
+    """As `perform`, or where --help was typed, print that page of `experiments.cli.help`."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        from experiments.cli.help import shown
+
+        print(shown(page), end="")
+    else:
+        perform(work, given, stopped)
 
 
 def perform(work: Callable[[], Any], given: str, stopped: str = "stopped") -> None:

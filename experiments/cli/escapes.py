@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -19,31 +20,26 @@ def typed(text: str) -> str:
 
     All else stays, two backslashes too: `\\n` is LaTeX's line break and an n.
     """
-    return _TYPED.sub(lambda found: {r"\n": "\n", r"\t": "\t"}.get(found[0], found[0]), text)
+    return _TYPED.sub(lambda match: {r"\n": "\n", r"\t": "\t"}.get(match[0], match[0]), text)
 
 
 def resolve_escapes(config: DictConfig) -> None:
     """Apply `typed`, in place, to every text of a run's configuration that is put to the model or looked for in what it
-    writes: the prompt's parts, the ends of answers, and the search's and verifier's own."""
-    for part, keys in (
-        (config.dataset, ("instruction", "system", "end", "examples")),
-        (config.search, None),
-        (config.verifier, ("question", "inner")),
-    ):
-        for key in list(part) if keys is None else keys:
-            if key in part and key != "_target_" and not OmegaConf.is_missing(part, key):
-                _resolve(part, key)
+    writes."""
+    _resolve(config.dataset, ("instruction", "system", "end", "examples"))
+    _resolve(config.search, list(config.search))
+    _resolve(config.verifier, ("question", "inner"))
 
 
-def _resolve(parent: Any, key: Any) -> None:
-    value = parent[key]
-    if isinstance(value, str):
-        if not OmegaConf.is_interpolation(parent, key):
-            parent[key] = typed(value)
-    elif OmegaConf.is_dict(value):
-        for inner in value:
-            if inner != "_target_" and not OmegaConf.is_missing(value, inner):
-                _resolve(value, inner)
-    elif OmegaConf.is_list(value):
-        for index in range(len(value)):
-            _resolve(value, index)
+def _resolve(part: Any, keys: Iterable[Any]) -> None:
+    for key in keys:
+        if OmegaConf.is_dict(part) and (key not in part or key == "_target_" or OmegaConf.is_missing(part, key)):
+            continue
+        value = part[key]
+        if isinstance(value, str):
+            if not OmegaConf.is_interpolation(part, key):
+                part[key] = typed(value)
+        elif OmegaConf.is_dict(value):
+            _resolve(value, list(value))
+        elif OmegaConf.is_list(value):
+            _resolve(value, range(len(value)))

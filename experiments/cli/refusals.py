@@ -12,6 +12,14 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from ttc.errors import TTCError
 
 
+def explained(error: Exception) -> str:
+    """What to tell the user of an error; one that is a fault of this project is raised again."""
+    text = reason(error)
+    if text is None:
+        raise error
+    return text
+
+
 def reason(error: BaseException | None) -> str | None:
     """What to tell the user of an error; None for one that is a fault of this project."""
     if isinstance(error, TTCError):

@@ -20,22 +20,22 @@ class Table:
     notes: Sequence[str] = ()
 
     def markdown(self) -> str:
+        """The title, unless it is empty, the table and the notes."""
         cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in (self.columns, *self.lines)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        head, *rest = [
-            " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells
-        ]
-        rule = "|".join("-" * (width + 2) if i == 0 else "-" * (width + 1) + ":" for i, width in enumerate(widths))
-        text = "\n".join([f"**{self.title}**", "", f"| {head} |", f"|{rule}|", *(f"| {line} |" for line in rest)])
-        return "\n\n".join([text, *self.notes])
+        head, *rest = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in cells]
+        rule = "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])])
+        text = "\n".join([head, f"|{rule}|", *rest])
+        return "\n\n".join([*([f"**{self.title}**"] if self.title else []), text, *self.notes])
 
     def html(self) -> str:
-        def line(cells: Sequence[str], tag: str) -> str:
-            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-        lines = [line(self.columns, "th"), *(line(cells, "td") for cells in self.lines)]
+        lines = [_html_row(self.columns, "th"), *(_html_row(cells, "td") for cells in self.lines)]
         notes = [f"<p>{html.escape(note)}</p>" for note in self.notes]
         return "\n".join([f"<h2>{html.escape(self.title)}</h2>", "<table>", *lines, "</table>", *notes])
+
+
+def _html_row(cells: Sequence[str], tag: str) -> str:
+    return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
 
 STYLE = (
@@ -53,8 +53,14 @@ def page(title: str, tables: Sequence[Table], svg: str | None = None, above: Seq
     return "\n".join([f"{head}<style>{STYLE}</style>", f"<h1>{html.escape(title)}</h1>", *parts, "</html>\n"])
 
 
+def labelled(rows: Sequence[tuple[str, str]]) -> str:
+    """A line for each (label, value), indented and aligned."""
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(f"  {label:<{width}}  {value}" for label, value in rows)
+
+
 def write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A line for each row, a column for each key; what is nested becomes dotted keys, None an empty cell."""
+    """A line for each row, a column for each key; nested keys are joined by dots."""
     lines = [_flat(row) for row in rows]
     columns = list(dict.fromkeys(key for line in lines for key in line))
     with file.open("w", encoding="utf-8", newline="") as out:
@@ -64,15 +70,13 @@ def write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    cells: dict[str, Any] = {}
     for key, value in row.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, list | tuple):
-            found[f"{prefix}{key}"] = " ".join(map(str, value))
+            cells |= _flat(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            cells[f"{prefix}{key}"] = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+    return cells
 
 
 def percent(value: float) -> str:

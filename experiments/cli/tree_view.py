@@ -36,8 +36,8 @@ def steps_under_way(active: ActiveSearch) -> list[Step]:
     steps = []
     for branch, node in active.nodes.items():
         if branch in growing:
-            texts = branch.text, "" if branch.parent is None else branch.parent.text
-            steps.append(Step(node, texts[0].removeprefix(texts[1]), "growing"))
+            before = "" if branch.parent is None else branch.parent.text
+            steps.append(Step(node, branch.text.removeprefix(before), "growing"))
         else:
             done = "finished" if branch.finished and node.status == "kept" else node.status
             steps.append(Step(node, node.text, done))
@@ -105,10 +105,10 @@ def _rank(step: Step) -> float:
 def _label(step: Step, count: int, span: tuple[float, float]) -> Text:
     label = Text(no_wrap=True, overflow="ellipsis")
     if step.node.score is not None:
-        place = (step.node.score - span[0]) / (span[1] - span[0]) if span[1] > span[0] else 1.0
-        label.append(
-            f"{step.node.score:.2f} ", style="green" if place > 2 / 3 else "yellow" if place > 1 / 3 else "red"
-        )
+        low, high = span
+        place = (step.node.score - low) / (high - low) if high > low else 1.0
+        colour = "green" if place > 2 / 3 else "yellow" if place > 1 / 3 else "red"
+        label.append(f"{step.node.score:.2f} ", style=colour)
     label.append(_line(step.text) or "...", style="italic" if step.state == "growing" else "")
     if step.state == "finished":
         label.append(" (end)", style="dim")

@@ -11,7 +11,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from experiments.runs.records import read_records
+from experiments.cli.tables import Table
+from experiments.runs.records import read_json, read_records
 from experiments.runs.stats import wilson
 from experiments.runs.summary import counted
 from search.selection import Measure, Rule, Sample, all_rules
@@ -60,8 +61,7 @@ def load(folder: Path) -> list[Solved]:
 
 def problems_left(folder: Path, solved: Collection[str]) -> int:
     """How many problems a run has not come to, as it was stopped or goes on."""
-    file = folder / "fingerprint.json"
-    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    known = read_json(folder / "fingerprint.json", {})
     return len(known.get("data", {}).keys() - set(solved))
 
 
@@ -110,37 +110,29 @@ def score(problems: Sequence[Solved], rules: Sequence[Rule], draws: int = 0, see
                     hits += sum(chance for chance, mark in zip(chances, marks, strict=True) if mark)
                 shares[rule.name].append(hits / len(chosen))
         for name, values in shares.items():
-            low, high = wilson(sum(values), len(values))
-            rows.append(
-                {
-                    "rule": name,
-                    "n": n,
-                    "accuracy": sum(values) / len(values),
-                    "accuracy_95": [low, high],
-                    "tokens": sum(tokens) / len(tokens),
-                }
-            )
+            figures = {"accuracy": sum(values) / len(values), "accuracy_95": list(wilson(sum(values), len(values)))}
+            rows.append({"rule": name, "n": n, **figures, "tokens": sum(tokens) / len(tokens)})
     return rows
 
 
 # ---------------------------------------------------------------- what is shown
 
 
-def shown_numbers(most: int) -> list[int]:
+def shown_numbers(last: int) -> list[int]:
     """The values of n in a table: all up to 8, then powers of two and the last."""
-    return [n for n in range(1, most + 1) if most <= 8 or n == most or n & (n - 1) == 0]
+    return [n for n in range(1, last + 1) if last <= 8 or n == last or n & (n - 1) == 0]
 
 
 def cells(rows: Sequence[dict[str, Any]], numbers: Sequence[int]) -> list[list[str]]:
     """A table's cells: a line for each rule, a column for each n, and the interval of the last."""
-    found = {(row["rule"], row["n"]): row for row in rows}
+    by_rule = {(row["rule"], row["n"]): row for row in rows}
     names = list(dict.fromkeys(row["rule"] for row in rows))
     lines = [["rule", *(f"n={n}" for n in numbers), f"95% interval, n={numbers[-1]}"]]
     for name in names:
-        low, high = found[name, numbers[-1]]["accuracy_95"]
-        accuracies = [f"{100 * found[name, n]['accuracy']:.1f}" for n in numbers]
+        low, high = by_rule[name, numbers[-1]]["accuracy_95"]
+        accuracies = [f"{100 * by_rule[name, n]['accuracy']:.1f}" for n in numbers]
         lines.append([name, *accuracies, f"{100 * low:.1f} to {100 * high:.1f}"])
-    lines.append(["tokens", *(f"{found[names[0], n]['tokens']:.0f}" for n in numbers), ""])
+    lines.append(["tokens", *(f"{by_rule[names[0], n]['tokens']:.0f}" for n in numbers), ""])
     return lines
 
 
@@ -148,11 +140,6 @@ def plain(lines: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
     return "\n".join("  ".join(line).rstrip() for line in padded)
-
-
-def markdown(lines: Sequence[Sequence[str]]) -> str:
-    head, *rest = ["| " + " | ".join(line) + " |" for line in lines]
-    return "\n".join([head, "|---|" + "---:|" * (len(lines[0]) - 1), *rest])
 
 
 def about(folder: Path, problems: Sequence[Solved], draws: int, seed: int) -> list[str]:
@@ -173,30 +160,28 @@ def report(arguments: argparse.Namespace) -> str:
         raise InvalidInput(f"--draws={arguments.draws} must be 0 (the first n candidates) or more")
     problems = load(arguments.folder)
     rules = all_rules(arguments.measure, arguments.window, arguments.temperature)
-    if unknown := [name for name in arguments.rules or () if name not in {rule.name for rule in rules}]:
-        raise InvalidInput(f"--rules: {unknown[0]!r} is unknown; use {', '.join(rule.name for rule in rules)}")
-    rules, missing = usable([rule for rule in rules if rule.name in (arguments.rules or [rule.name])], problems)
-    if wanted := [name for name in arguments.rules or () if name in missing]:
-        raise InvalidInput(f"--rules: {wanted[0]} cannot be scored: {missing[wanted[0]]}")
+    names = [rule.name for rule in rules]
+    asked = arguments.rules or names
+    if unknown := [name for name in asked if name not in names]:
+        raise InvalidInput(f"--rules: {unknown[0]!r} is unknown; use {', '.join(names)}")
+    rules, missing = usable([rule for rule in rules if rule.name in asked], problems)
+    for name in arguments.rules or ():
+        if name in missing:
+            raise InvalidInput(f"--rules: {name} cannot be scored: {missing[name]}")
     rows = score(problems, rules, arguments.draws, arguments.seed)
     notes = about(arguments.folder, problems, arguments.draws, arguments.seed)
     if left := problems_left(arguments.folder, {problem.id for problem in problems}):
         notes.append(f"{left} problems are not solved yet and count nowhere")
     if arguments.format == "json":
-        found = {"about": notes, "not_scored": missing, "rows": rows}
-        return json.dumps(found, indent=1)
+        return json.dumps({"about": notes, "not_scored": missing, "rows": rows}, indent=1)
     lines = cells(rows, shown_numbers(max(row["n"] for row in rows)))
-    left_out = [f"{', '.join(names)}: {why}" for why, names in _by_reason(missing).items()]
-    if arguments.format == "markdown":
-        return "\n\n".join([*notes, markdown(lines), *left_out])
-    return "\n".join([*notes, "", plain(lines), *(["", "not scored:"] if left_out else []), *left_out])
-
-
-def _by_reason(missing: dict[str, str]) -> dict[str, list[str]]:
     reasons: dict[str, list[str]] = {}
     for name, why in missing.items():
         reasons.setdefault(why, []).append(name)
-    return reasons
+    left_out = [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
+    if arguments.format == "markdown":
+        return "\n\n".join([*notes, Table("", lines[0], lines[1:]).markdown(), *left_out])
+    return "\n".join([*notes, "", plain(lines), *(["", "not scored:"] if left_out else []), *left_out])
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -3,7 +3,7 @@
 Every run is one strategy, on the same problems with the same model. How hard a problem is comes from the mean score of
 the first samples of the first run that has scored samples. For each bin of difficulty the strategy with the highest
 accuracy is chosen, within a budget of tokens that the first samples count towards. What that is worth is measured in
-two folds: fitted on one half of the problems, applied to the other, beside the single strategy that was best on the
+two folds: fitted on one half of the problems, applied to the other, against the single strategy that was best on the
 same half.
 """
 
@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 
 from experiments.cli.command import perform
 from experiments.runs.bootstrap import difference
-from experiments.runs.records import read_records
+from experiments.runs.finished import Run
 from experiments.runs.stats import wilson
 from experiments.runs.summary import is_right
 from search.budget import LIMITS
@@ -28,30 +28,6 @@ from ttc.errors import InvalidInput
 
 SAMPLING = ("search.BestOfN", "search.SelfConsistency")
 """Searches whose candidates are plain samples of the prompt."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """One strategy: its folder, its configuration and its records by problem."""
-
-    folder: Path
-    config: Any
-    records: dict[str, dict[str, Any]]
-
-    @classmethod
-    def of(cls, folder: Path) -> Run:
-        for name in ("config.yaml", "records.jsonl"):
-            if not (folder / name).is_file():
-                raise InvalidInput(f"{folder} holds no {name}; give folders of runs, as outputs/NAME")
-        return cls(folder, OmegaConf.load(folder / "config.yaml"), read_records(folder / "records.jsonl")[0])
-
-    def solved(self, problem: str) -> bool:
-        return is_right(self.records[problem])
-
-    def samples(self, problem: str, count: int) -> list[dict[str, Any]]:
-        """The first scored samples of a problem by index, [] where there are not so many."""
-        branches = sorted(self.records[problem]["branches"], key=lambda branch: branch["path"])[:count]
-        return branches if len(branches) == count and all(b["score"] is not None for b in branches) else []
 
 
 @dataclass(frozen=True)
@@ -88,23 +64,22 @@ def measured(runs: Sequence[Run], samples: int) -> tuple[Table, Run, int]:
 
     Those without so many scored samples are not in the table.
     """
-    first = runs[0].config
     for run in runs[1:]:
         for part in ("model", "dataset"):
-            one, other = first[part].name, run.config[part].name
+            one, other = (side.config[f"{part}.name"] for side in (runs[0], run))
             if one != other:
                 raise InvalidInput(f"{run.folder} has {part} {other}, and {runs[0].folder} has {one}; give runs of one")
     for run in runs:
         for name in LIMITS:  # of a whole run, which a strategy within a search does not have
-            if (limit := OmegaConf.select(run.config, f"run.{name}")) is not None:
+            if (limit := run.config.get(f"run.{name}")) is not None:
                 raise InvalidInput(
                     f"{run.folder} was limited by run.{name}={limit}, which a strategy does not carry along; give runs "
                     "that their own settings end, such as search.n"
                 )
     common = [name for name in runs[0].records if all(name in run.records for run in runs)]
     for source in runs:
-        if source.config.search._target_ in SAMPLING:
-            problems = [name for name in common if source.samples(name, samples)]
+        if source.config["search._target_"] in SAMPLING:
+            problems = [name for name in common if scored_samples(source, name, samples)]
             if problems:
                 break
     else:
@@ -112,19 +87,31 @@ def measured(runs: Sequence[Run], samples: int) -> tuple[Table, Run, int]:
             f"no run has {samples} scored samples of a problem that all runs have; give one of search=best_of_n with "
             f"search.n={samples} or more"
         )
-    spent = [[run.records[name]["usage"] for run in runs] for name in problems]
-    estimates = []
+    ease, estimates = [], []
     for name in problems:
-        record, chosen = source.records[name], source.samples(name, samples)
+        chosen = scored_samples(source, name, samples)
+        record = source.records[name]
         verifier = record["usage"]["verifier_tokens"] * samples / len(record["branches"])
+        ease.append(np.mean([branch["score"] for branch in chosen]))
         estimates.append(sum(branch["tokens"] for branch in chosen) + verifier)
+    records = [[run.records[name] for run in runs] for name in problems]
     table = Table(
-        np.array([np.mean([branch["score"] for branch in source.samples(name, samples)]) for name in problems]),
+        np.array(ease),
         np.array(estimates),
-        np.array([[run.solved(name) for run in runs] for name in problems], float),
-        np.array([[usage["generated_tokens"] + usage["verifier_tokens"] for usage in row] for row in spent], float),
+        np.array([[is_right(record) for record in row] for row in records], float),
+        np.array([[_spent(record["usage"]) for record in row] for row in records], float),
     )
     return table, source, len(common)
+
+
+def _spent(usage: dict[str, Any]) -> int:
+    return int(usage["generated_tokens"] + usage["verifier_tokens"])
+
+
+def scored_samples(run: Run, problem: str, count: int) -> list[dict[str, Any]]:
+    """The first samples of a problem by index, [] where there are not so many with a score."""
+    branches = sorted(run.records[problem]["branches"], key=lambda branch: branch["path"])[:count]
+    return branches if len(branches) == count and all(b["score"] is not None for b in branches) else []
 
 
 def best_fixed(table: Table, budget: float) -> int:
@@ -156,8 +143,10 @@ def two_fold(table: Table, bins: int, budget: float, seed: int) -> dict[str, Any
     halves = np.array_split(np.random.default_rng(seed).permutation(len(table.ease)), 2)
     rows: list[list[float]] = []
     for train, test in (halves, halves[::-1]):
-        known, new = table.rows(train), table.rows(test)
-        chosen, fixed = fit(known, bins, budget).of(new.ease), best_fixed(known, budget)
+        known = table.rows(train)
+        new = table.rows(test)
+        chosen = fit(known, bins, budget).of(new.ease)
+        fixed = best_fixed(known, budget)
         each = np.arange(len(test))
         rows += np.stack(
             [
@@ -182,7 +171,7 @@ def report(arguments: argparse.Namespace) -> str:
     for name, least in (("samples", 1), ("bins", 2)):
         if (value := getattr(arguments, name)) < least:
             raise InvalidInput(f"--{name}={value} must be at least {least}")
-    runs = [Run.of(folder) for folder in arguments.folders]
+    runs = [Run.load(folder) for folder in arguments.folders]
     if len(runs) < 2:
         raise InvalidInput("one run is one strategy, and there is nothing to choose; give two or more folders")
     table, source, common = measured(runs, arguments.samples)
@@ -195,36 +184,35 @@ def report(arguments: argparse.Namespace) -> str:
     budget = arguments.budget
     if budget is None:
         budget = float((table.tokens + table.estimate[:, None]).max() + 1)  # every strategy is within it
-    found, choice = two_fold(table, arguments.bins, budget, arguments.seed), fit(table, arguments.bins, budget)
+    worth = two_fold(table, arguments.bins, budget, arguments.seed)
+    choice = fit(table, arguments.bins, budget)
+    search = source.settings["search"]
+    sampling = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "aggregation")
     text = OmegaConf.to_yaml(
         {
             "_target_": "search.ComputeOptimal",
-            **{name: source.config.search[name] for name in ("temperature", "top_k", "top_p", "min_p", "max_tokens")},
-            "aggregation": source.config.search.aggregation,
+            **{name: search[name] for name in sampling},
             "n": arguments.samples,
             "edges": choice.edges,
-            "strategies": [runs[i].config.search for i in choice.strategies],
+            "strategies": [runs[i].settings["search"] for i in choice.strategies],
         }
     )
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    about = f"# fitted on {problems} problems of {source.config.dataset.name} with {source.config.model.name}"
+    about = f"# fitted on {problems} problems of {source.config['dataset.name']} with {source.config['model.name']}"
     arguments.out.write_text(f"{about}\n{text}", encoding="utf-8")
-    gain, low, high = (f"{100 * value:+.1f}" for value in found["difference"])
-    return "\n".join(
-        [
-            f"{problems} problems of {common} with {arguments.samples} scored samples, {arguments.bins} bins, 2 folds",
-            "accuracy in percent [95% interval], tokens per problem",
-            *(
-                f"{name:<12} {100 * mean:.1f} [{100 * least:.1f} to {100 * most:.1f}]  {tokens:.0f}"
-                for name, (mean, least, most, tokens) in (("by bins", found["fitted"]), ("best fixed", found["fixed"]))
-            ),
-            f"difference   {gain} [{low} to {high}], paired bootstrap",
-            "",
-            "fitted on all problems, hardest bin first:",
-            *(f"  {place + 1}  {runs[i].folder}" for place, i in enumerate(choice.strategies)),
-            f"written to {arguments.out}",
-        ]
-    )
+    lines = [
+        f"{problems} problems of {common} with {arguments.samples} scored samples, {arguments.bins} bins, 2 folds",
+        "accuracy in percent [95% interval], tokens per problem",
+    ]
+    for name, part in (("by bins", "fitted"), ("best fixed", "fixed")):
+        *accuracy, tokens = worth[part]
+        mean, low, high = (100 * value for value in accuracy)
+        lines.append(f"{name:<12} {mean:.1f} [{low:.1f} to {high:.1f}]  {tokens:.0f}")
+    gain, low, high = (f"{100 * value:+.1f}" for value in worth["difference"])
+    lines += [f"difference   {gain} [{low} to {high}], paired bootstrap", ""]
+    lines.append("fitted on all problems, hardest bin first:")
+    lines += [f"  {place}  {runs[i].folder}" for place, i in enumerate(choice.strategies, 1)]
+    return "\n".join([*lines, f"written to {arguments.out}"])
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:

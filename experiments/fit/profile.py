@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 
 from experiments.cli.command import perform
+from experiments.cli.tables import Table
+from ttc.cost_model.device_profile import DeviceProfile
 from ttc.cost_model.profile_file import Profile, hardware
 from ttc.errors import InvalidInput
 
@@ -53,14 +56,12 @@ def measure(arguments: argparse.Namespace) -> None:
         memory = profile_memory(torch.device(kind))
         for name in dtypes:
             print(f"measuring {kind} {name}", file=sys.stderr, flush=True)
-            attention = profile_attention(torch.device(kind), getattr(torch, name))
+            device, dtype = torch.device(kind), getattr(torch, name)
+            attention = profile_attention(device, dtype)
             for runner in ("auto", "modules"):
-                devices.append(profile_device(torch.device(kind), getattr(torch, name), runner, memory, attention))
-            if packs(torch.device(kind), getattr(torch, name)):
-                plain = profile_device(
-                    torch.device(kind), getattr(torch, name), "modules", memory, attention, pack=False
-                )
-                devices.append(plain)
+                devices.append(profile_device(device, dtype, runner, memory, attention))
+            if packs(device, dtype):
+                devices.append(profile_device(device, dtype, "modules", memory, attention, pack=False))
     link = profile_link(torch.device(kinds[0]), arguments.link_gbps)
     record = provenance(
         f"python -m experiments.profile {' '.join(sys.argv[1:])}".strip(),
@@ -77,30 +78,24 @@ def measure(arguments: argparse.Namespace) -> None:
 def report(profile: Profile) -> str:
     """Markdown: a column for each device, and the link."""
     devices = list(profile.devices.values())
-    lines = [f"| | {' | '.join(device.name for device in devices)} |", "|---" * (len(devices) + 1) + "|"]
-
-    def line(what: str, values: list[str]) -> None:
-        lines.append(f"| {what} | {' | '.join(values)} |")
-
-    line("read bandwidth, GB/s", [f"{device.bandwidth / 1e9:.1f}" for device in devices])
-    line("last cache, MiB", [f"{device.l3_bytes / 2**20:.0f}" for device in devices])
-    line("its bandwidth, GB/s", [f"{device.l3_bandwidth / 1e9:.1f}" for device in devices])
-    line("a block's overhead, ms", [f"{device.block_overhead_s * 1e3:.3f}" for device in devices])
-    line("a pass's overhead, ms", [f"{device.pass_overhead_s * 1e3:.3f}" for device in devices])
-    line("a branch between two passes, µs", [f"{device.row_s * 1e6:.0f}" for device in devices])
-    line("and 1,000 logits of it, µs", [f"{device.logit_s * 1e9:.1f}" for device in devices])
-    for rows in devices[0].block_overheads:
-        overheads = [f"{device.block_overheads[rows] * 1e3:.3f}" for device in devices]
-        line(f"a block's overhead, ms, rows: {rows}", overheads)
-    for rows in devices[0].flops:
-        line(f"GFLOP/s of products, rows: {rows}", [f"{device.flops[rows] / 1e9:.0f}" for device in devices])
-    for rows in devices[0].attention_flops:
-        line(f"GFLOP/s of attention, rows: {rows}", [f"{device.attention_flops[rows] / 1e9:.0f}" for device in devices])
+    rows: dict[str, Callable[[DeviceProfile], str]] = {
+        "read bandwidth, GB/s": lambda d: f"{d.bandwidth / 1e9:.1f}",
+        "last cache, MiB": lambda d: f"{d.l3_bytes / 2**20:.0f}",
+        "its bandwidth, GB/s": lambda d: f"{d.l3_bandwidth / 1e9:.1f}",
+        "a block's overhead, ms": lambda d: f"{d.block_overhead_s * 1e3:.3f}",
+        "a pass's overhead, ms": lambda d: f"{d.pass_overhead_s * 1e3:.3f}",
+        "a branch between two passes, µs": lambda d: f"{d.row_s * 1e6:.0f}",
+        "and 1,000 logits of it, µs": lambda d: f"{d.logit_s * 1e9:.1f}",
+    }
+    lines = [[what, *map(cell, devices)] for what, cell in rows.items()]
+    for n in devices[0].block_overheads:
+        lines.append([f"a block's overhead, ms, rows: {n}", *(f"{d.block_overheads[n] * 1e3:.3f}" for d in devices)])
+    for n in devices[0].flops:
+        lines.append([f"GFLOP/s of products, rows: {n}", *(f"{d.flops[n] / 1e9:.0f}" for d in devices)])
+    for n in devices[0].attention_flops:
+        lines.append([f"GFLOP/s of attention, rows: {n}", *(f"{d.attention_flops[n] / 1e9:.0f}" for d in devices)])
     link = profile.link
-    lines += [
-        "",
-        f"link{' (simulated)' if link.simulated else ''}: {link.to_device_bandwidth / 1e9:.1f} GB/s and "
-        f"{link.to_device_latency_s * 1e6:.0f} µs to the device, {link.to_host_bandwidth / 1e9:.1f} GB/s and "
-        f"{link.to_host_latency_s * 1e6:.0f} µs to the host",
-    ]
-    return "\n".join(lines)
+    to_device = f"{link.to_device_bandwidth / 1e9:.1f} GB/s and {link.to_device_latency_s * 1e6:.0f} µs to the device"
+    to_host = f"{link.to_host_bandwidth / 1e9:.1f} GB/s and {link.to_host_latency_s * 1e6:.0f} µs to the host"
+    note = f"link{' (simulated)' if link.simulated else ''}: {to_device}, {to_host}"
+    return Table("", ["", *(device.name for device in devices)], lines, [note]).markdown()

@@ -12,12 +12,13 @@ from typing import Any
 class Answers:
     """Answers by their questions, apart for each configuration.
 
-    file: where they are kept, None for nowhere. identity: all that an answer depends on beside its question.
-    found: how many were there already.
+    file: where they are kept, None for nowhere. identity: all that an answer depends on apart from its question.
+    reused: how many were there already.
     """
 
     def __init__(self, file: str | None, identity: Mapping[str, Any]):
-        self.found, self.identity = 0, json.dumps(identity, sort_keys=True, default=str)
+        self.reused = 0
+        self.identity = json.dumps(identity, sort_keys=True, default=str)
         self.known: Any = {}
         if file is not None:
             from sqlitedict import SqliteDict
@@ -29,7 +30,7 @@ class Answers:
     def get(self, question: Sequence[Any]) -> Any:
         """The answer, None where it is not known."""
         answer = self.known.get(self._key(question)) if self.kept else None
-        self.found += answer is not None
+        self.reused += answer is not None
         return answer
 
     def keep(self, question: Sequence[Any], answer: Any) -> None:

@@ -100,7 +100,8 @@ class SearchModel(ModelAPI):
         return self._output(result)
 
     def _problem(self, messages: Sequence[ChatMessage], config: GenerateConfig) -> Problem:
-        prompt, active = self.prompt(messages), sample_active()
+        prompt = self.prompt(messages)
+        active = sample_active()
         sample = (None, None) if active is None else (active.sample.id, active.epoch)
         about = (*sample, config.seed)
         self.asked_before[*about, prompt] += 1
@@ -125,12 +126,12 @@ class SearchModel(ModelAPI):
 
     def _solve(self, requests: Sequence[tuple[Problem, Asked]]) -> list[Result]:
         """The results of requests; those that ask alike share one batch."""
-        found: dict[str, Result] = {}
+        results: dict[str, Result] = {}
         template = Verbatim(chat_turns=getattr(self.tokenizer, "chat_template", None) is not None)
         for asked in dict.fromkeys(asked for _, asked in requests):
-            problems = [problem for problem, own in requests if own == asked]
-            found |= {result.problem.id: result for result in self.solver.solve(problems, template, asked)}
-        return [found[problem.id] for problem, _ in requests]
+            problems = [problem for problem, options in requests if options == asked]
+            results |= {result.problem.id: result for result in self.solver.solve(problems, template, asked)}
+        return [results[problem.id] for problem, _ in requests]
 
     def _output(self, result: Result) -> ModelOutput:
         if result.error is not None:
@@ -168,7 +169,9 @@ class Together:
     """Calls from many threads, answered in batches: who comes first works for all who wait by then."""
 
     def __init__(self, work: Callable[[list[Any]], Sequence[Any]]):
-        self.work, self.turn, self.guard = work, Lock(), Lock()
+        self.work = work
+        self.turn = Lock()
+        self.guard = Lock()
         self.waiting: list[tuple[Any, Future[Any]]] = []
 
     def __call__(self, request: Any) -> Any:
@@ -196,7 +199,6 @@ class Together:
 
 def _asked(config: GenerateConfig) -> Asked:
     """What a task's settings ask of the search."""
-    samples = bool(config.temperature)
-    given = ((name, getattr(config, name)) for name in SAMPLING)
-    sampling = tuple((name, value) for name, value in given if value is not None) if samples else ()
+    given = [(name, getattr(config, name)) for name in SAMPLING if getattr(config, name) is not None]
+    sampling = tuple(given) if config.temperature else ()
     return Asked(config.max_tokens, tuple(config.stop_seqs or ()), sampling)

@@ -37,8 +37,6 @@ from ttc.results import Result
 from ttc.usage import Usage
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
-HARNESS = ("batch_size", "max_batch_size", "device")
-"""What the harness gives every model beside `model_args`; here `run.batch` and `model.device` say it."""
 TOGETHER = 16
 """Contexts whose keys and values are held at once, where `run.batch` does not say."""
 
@@ -79,13 +77,14 @@ class SearchLM(TemplateLM):
         cache: str | None = None,
     ):
         super().__init__()
-        self.solver, self.tokenizer = solver, solver.backend.tokenizer
+        self.solver = solver
+        self.tokenizer = solver.backend.tokenizer
         self.max_length = max_length or solver.context_length or DEFAULT_MAX_LENGTH
         if solver.context_length is not None and self.max_length > solver.context_length:
             raise InvalidInput(f"max_length={max_length} is more than the model's context of {solver.context_length}")
         self.max_gen_toks, self.think_end_token = int(max_gen_toks), think_end_token
-        own = {"max_length": self.max_length, "max_gen_toks": self.max_gen_toks, "think_end_token": think_end_token}
-        self.identity = {"version": __version__, **solver.identity, **own}
+        lengths = {"max_length": self.max_length, "max_gen_toks": self.max_gen_toks}
+        self.identity = {"version": __version__, **solver.identity, **lengths, "think_end_token": think_end_token}
         self.answers = Answers(cache, self.identity)
         self.chat = False  # whether the prompts went through the chat template
         self.usage, self.solved = Usage(), 0
@@ -95,11 +94,13 @@ class SearchLM(TemplateLM):
         cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
     ) -> SearchLM:
         """From `model_args`. Raises InvalidInput for settings that are wrong or not used."""
-        own = {name: arg_dict[name] for name in ("max_length", "max_gen_toks", "think_end_token") if name in arg_dict}
+        options = {
+            name: arg_dict[name] for name in ("max_length", "max_gen_toks", "think_end_token") if name in arg_dict
+        }
         if "cache_file" in arg_dict:
-            own["cache"] = str(arg_dict["cache_file"])
-        settings = {k: v for k, v in arg_dict.items() if k not in (*own, "cache_file", "trust_remote_code")}
-        return cls(Solver.of(settings), **own)
+            options["cache"] = str(arg_dict["cache_file"])
+        settings = {k: v for k, v in arg_dict.items() if k not in (*options, "cache_file", "trust_remote_code")}
+        return cls(Solver.of(settings), **options)
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> SearchLM:
@@ -155,7 +156,7 @@ class SearchLM(TemplateLM):
             "ttc_commit": commit(),
             "ttc_usage": self.usage.to_dict(),
             "ttc_searches": self.solved,
-            "ttc_cached_answers": self.answers.found,
+            "ttc_cached_answers": self.answers.reused,
         }
 
     # ---------------------------------------------------------------- answers
@@ -177,21 +178,21 @@ class SearchLM(TemplateLM):
                 problem = Problem(context, f"{about[0]}-{about[1]}-{about[2]}")
                 todo.setdefault(json.dumps(options, sort_keys=True), []).append((place, problem, key))
         with tqdm(total=len(requests), initial=len(answers), disable=disable_tqdm, desc="searches") as bar:
-            for text, wanted in todo.items():
-                for place, answer in self._searched(json.loads(text), wanted):
+            for text, asked in todo.items():
+                for place, answer in self._searched(json.loads(text), asked):
                     answers[place] = answer
                     bar.update()
         return [answers[place] for place in range(len(requests))]
 
     def _searched(
-        self, options: dict[str, Any], wanted: Sequence[tuple[int, Problem, tuple[Any, ...]]]
+        self, options: dict[str, Any], todo: Sequence[tuple[int, Problem, tuple[Any, ...]]]
     ) -> Iterator[tuple[int, str]]:
         """The places of these problems, each with its answer."""
         until, asked = self.read_options(options)
-        places = {problem.id: (place, key) for place, problem, key in wanted}
+        places = {problem.id: (place, key) for place, problem, key in todo}
         assert asked.max_tokens is not None  # a task always says how much it asks for
-        template = Context(most=self.max_length - asked.max_tokens, chat_turns=self.chat)
-        for result in self.solver.solve([problem for _, problem, _ in wanted], template, asked):
+        template = Context(keep=self.max_length - asked.max_tokens, chat_turns=self.chat)
+        for result in self.solver.solve([problem for _, problem, _ in todo], template, asked):
             place, key = places[result.problem.id]
             self.usage += result.usage
             self.solved += 1
@@ -203,8 +204,7 @@ class SearchLM(TemplateLM):
             yield place, answer
 
     def _said(self, result: Result) -> str:
-        """What follows the thoughts of a result's text; nothing where they have no end. All of it where the harness is
-        told what ends them, or where there are none."""
+        """What follows the thoughts of a result's text; all of it where the harness is told what ends them."""
         if result.best is None:
             return ""
         if self.think_end_token or result.best.answer_text == result.best.text:
@@ -216,10 +216,12 @@ class SearchLM(TemplateLM):
         given = dict(normalize_gen_kwargs(options, self.max_gen_toks))
         eos = None if self.tokenizer.eos_token_id is None else self.tokenizer.decode([self.eot_token_id])
         until = handle_stop_sequences(given.pop("until"), eos=eos)
-        most, samples = int(given.pop("max_gen_toks")), given.pop("do_sample")
-        if not 0 < most < self.max_length:
+        max_tokens = int(given.pop("max_gen_toks"))
+        samples = given.pop("do_sample")
+        if not 0 < max_tokens < self.max_length:
             raise InvalidInput(
-                f"max_gen_toks={most} leaves no room for a prompt in the model's context of {self.max_length} tokens"
+                f"max_gen_toks={max_tokens} leaves no room for a prompt in the model's context of {self.max_length} "
+                "tokens"
             )
         sampling = {name: given.pop(name) for name in SAMPLING if name in given}
         if given:
@@ -227,17 +229,18 @@ class SearchLM(TemplateLM):
                 f"the generation setting {', '.join(given)} means nothing to a search; use until, max_gen_toks, "
                 f"do_sample, {', '.join(SAMPLING)}"
             )
-        asked = Asked(most, tuple(string for string in until if string), tuple(sampling.items()) if samples else ())
+        end = tuple(filter(None, until))
+        asked = Asked(max_tokens, end, tuple(sampling.items()) if samples else ())
         self.solver.check(asked)
         return until, asked
 
     # ---------------------------------------------------------------- log-likelihoods
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        known = {i: self.answers.get(("loglikelihood", *request.args)) for i, request in enumerate(requests)}
-        todo = [request for i, request in enumerate(requests) if known[i] is None]
+        known = [self.answers.get(("loglikelihood", *request.args)) for request in requests]
+        todo = [request for request, answer in zip(requests, known, strict=True) if answer is None]
         new = iter(super().loglikelihood(todo, disable_tqdm) if todo else [])
-        return [next(new) if (found := known[i]) is None else (found[0], found[1]) for i in range(len(requests))]
+        return [next(new) if answer is None else (answer[0], answer[1]) for answer in known]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log-likelihood of each text, in windows of the model's context where it is longer."""
@@ -257,19 +260,20 @@ class SearchLM(TemplateLM):
     ) -> list[tuple[float, bool]]:
         """(log-probability of the tokens, whether each is the likeliest) of each request.
 
-        A context is computed once for all that follows it. Contexts that begin alike are neighbours, and one is let go
-        after the next ones have taken over what they share.
+        A context is computed once for all that follows it, and let go once its neighbours, which begin alike, have
+        taken over what they share.
         """
         if not isinstance(self.solver.backend, Engine):
             raise InvalidInput(
                 "log-likelihoods need the model on this machine: use backend=local, or the harness's own "
                 "--model local-completions for a server"
             )
-        cut = [(*self._cut(context, wanted), place) for place, (_, context, wanted) in enumerate(requests)]
+        cut = [(*self._cut(context, scored), place) for place, (_, context, scored) in enumerate(requests)]
         groups = [list(group) for _, group in groupby(sorted(cut), key=lambda row: row[0])]
-        found: dict[int, tuple[float, bool]] = {}
+        answers: dict[int, tuple[float, bool]] = {}
         held: list[Any] = []
-        engine, step = self.solver.backend, self.solver.batch or TOGETHER
+        engine = self.solver.backend
+        step = self.solver.batch or TOGETHER
         try:
             with tqdm(total=len(requests), disable=disable_tqdm, desc="log-likelihoods") as bar:
                 for now in (groups[i : i + step] for i in range(0, len(groups), step)):
@@ -282,23 +286,23 @@ class SearchLM(TemplateLM):
                     for group, rows, tops in zip(now, scores, best, strict=True):
                         for request, row, top in zip(group, rows, tops, strict=True):
                             skip, place = request[2:]
-                            found[place] = sum(row[skip:]), row[skip:] == top[skip:]
+                            answers[place] = sum(row[skip:]), row[skip:] == top[skip:]
                             if (key := requests[place][0]) is not None:
-                                self.answers.keep(("loglikelihood", *key), found[place])
+                                self.answers.keep(("loglikelihood", *key), answers[place])
                             bar.update()
                     for root in roots:
                         self.usage += replace(root.usage)
         finally:
             engine.release(held)
-        return [found[place] for place in range(len(requests))]
+        return [answers[place] for place in range(len(requests))]
 
-    def _cut(self, context: list[int], wanted: list[int]) -> tuple[list[int], list[int], int]:
+    def _cut(self, context: list[int], scored: list[int]) -> tuple[list[int], list[int], int]:
         """(context, tokens to score, how many of them are the context's) that the model can take: as `hf` does, tokens
         on the left are left out. A branch leaves room for a token, so a full context gives its last one away."""
-        tokens = (context + wanted)[-(self.max_length + 1) :]
-        if len(wanted) >= len(tokens):
+        tokens = (context + scored)[-(self.max_length + 1) :]
+        if len(scored) >= len(tokens):
             raise InvalidInput(
-                f"{len(wanted)} tokens to score are more than the model's context of {self.max_length}; shorten them"
+                f"{len(scored)} tokens to score are more than the model's context of {self.max_length}; shorten them"
             )
-        start = min(len(tokens) - len(wanted), max(1, self.max_length - 1))
-        return tokens[:start], tokens[start:], len(tokens) - start - len(wanted)
+        start = min(len(tokens) - len(scored), max(1, self.max_length - 1))
+        return tokens[:start], tokens[start:], len(tokens) - start - len(scored)

@@ -26,17 +26,6 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def configured(overrides: Sequence[str]) -> Any:
-    from hydra import compose, initialize_config_module
-
-    from experiments.runs.own_classes import as_choices, checked_parts
-    from experiments.runs.schema import register
-
-    register()
-    with initialize_config_module("conf", version_base="1.3"):
-        return checked_parts(compose("config", overrides=as_choices(overrides)))
-
-
 class Worker:
     """Solves shards in one of Ray's processes, where the model stays loaded."""
 
@@ -45,18 +34,17 @@ class Worker:
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         """The files of a solved shard, or why it failed."""
-        from experiments.cli.refusals import reason
-        from experiments.runs.job import run
+        from experiments.cli.refusals import explained
+        from experiments.runs.hydra_command import composed
+        from experiments.runs.problem_loop import run
         from experiments.runs.records import run_folder
 
         with tempfile.TemporaryDirectory() as place:
-            config = configured([*self.overrides, f"run.shard={row['shard']}", f"run.output_dir={place}"])
+            config = composed([*self.overrides, f"run.shard={row['shard']}", f"run.output_dir={place}"])
             try:
                 run(config)
             except Exception as error:
-                if (text := reason(error)) is None:
-                    raise
-                return {"folder": None, "names": [], "texts": [text]}
+                return {"folder": None, "names": [], "texts": [explained(error)]}
             folder = run_folder(config)
             files = sorted(file for file in folder.iterdir() if file.suffix in (".json", ".jsonl", ".yaml"))
             return {
@@ -69,6 +57,7 @@ class Worker:
 def solve(workers: int, shards: int | None, gpus: float, cpus: float, overrides: Sequence[str]) -> Path:
     """Write the shards' folders and the merged run; returns the latter. Shards that are here already are kept."""
     from experiments.eval.merge.merging import merge
+    from experiments.runs.hydra_command import composed
     from experiments.runs.records import run_folder
     from experiments.runs.screen import say
     from experiments.runs.shards import Shard
@@ -79,7 +68,7 @@ def solve(workers: int, shards: int | None, gpus: float, cpus: float, overrides:
         raise InvalidInput(f"--workers={workers} and --shards={count} must be at least 1")
     if not any(override.startswith("run.name=") for override in overrides):
         raise InvalidInput("give the run a name, as run.name=NAME")
-    config = configured(overrides)
+    config = composed(overrides)
     if config.run.shard is not None:
         raise InvalidInput(f"run.shard={config.run.shard} is set here by --shards; leave it out")
     whole = run_folder(config)

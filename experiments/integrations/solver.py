@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.cli.refusals import reason
+from experiments.cli.refusals import explained
 from experiments.runs.build import (
     check_backend,
     check_run,
@@ -19,11 +18,11 @@ from experiments.runs.build import (
     resolved,
     thinking_marks,
 )
+from experiments.runs.config_values import as_dict
 from experiments.runs.fingerprint import model_fingerprint, reward_fingerprint
+from experiments.runs.hydra_command import composed
 from experiments.runs.overrides import as_override
-from experiments.runs.own_classes import as_choices, checked_parts, code_fingerprint
-from experiments.runs.plain import as_dict
-from experiments.runs.schema import register
+from experiments.runs.user_code import code_fingerprint
 from search import Search
 from search.budget import LIMITS
 from search.config import SearchConfig
@@ -55,19 +54,19 @@ DEFAULTS = {"search": "greedy", "verifier": "none"}
 class Verbatim(PromptTemplate):
     """A prompt that another program has made, as it stands.
 
-    most: so many of its last tokens are kept, None for all. chat_turns: the prompt has gone through the chat template,
+    keep: so many of its last tokens are kept, None for all. chat_turns: the prompt has gone through the chat template,
     and so does what a search says in further turns.
     """
 
     instruction: str = "{question}"
     raw: bool = True
-    most: int | None = None
+    keep: int | None = None
     chat_turns: bool = False
 
     def tokens(self, question: str, tokenizer: Any) -> list[int]:
         text = self.text(question, tokenizer)
         tokens = encoded(text, tokenizer) if self.has_special_tokens(text, tokenizer) else raw_tokens(text, tokenizer)
-        return tokens if self.most is None else tokens[-self.most :]
+        return tokens if self.keep is None else tokens[-self.keep :]
 
     def has_special_tokens(self, text: str, tokenizer: Any) -> bool:
         """Whether the text holds all special tokens that it is to have, as what a chat template has written does."""
@@ -92,7 +91,7 @@ class Verbatim(PromptTemplate):
 class Asked:
     """What a program asks of an answer; what the search's own settings say goes first.
 
-    max_tokens: of the answer, None for the search's own. end: strings that end it. sampling: temperature, top_k, top_p
+    max_tokens: of the answer, None for the search's. end: strings that end it. sampling: temperature, top_k, top_p
     and min_p, where given.
     """
 
@@ -146,9 +145,9 @@ class Solver:
 
     def check(self, asked: Asked) -> Search:
         """The search that answers what is asked. Raises InvalidInput where a task samples and the search does not."""
-        own = {f.name for f in fields(self.search)}
+        names = {f.name for f in fields(self.search)}
         changes: dict[str, Any] = {}
-        if asked.max_tokens is not None and "max_tokens" in own and "search.max_tokens" not in self.settings:
+        if asked.max_tokens is not None and "max_tokens" in names and "search.max_tokens" not in self.settings:
             changes["max_tokens"] = asked.max_tokens
         for name, value in asked.sampling:
             if f"search.{name}" not in self.settings:
@@ -182,17 +181,13 @@ def configuration(settings: Mapping[str, Any]) -> DictConfig:
             )
     given = {**DEFAULTS, **settings, "run.name": "unused"}
     overrides = [f"{name}={as_override(value) if '.' in name else value}" for name, value in given.items()]
-    register()
-    with initialize_config_module("conf", version_base="1.3"):
-        try:
-            config = checked_parts(compose("config", overrides=as_choices(overrides)))
-            if missing := sorted(OmegaConf.missing_keys(config)):
-                raise InvalidInput(f"{' and '.join(missing)} must be given")
-            config = resolved(config)
-        except Exception as error:
-            if (text := reason(error)) is None:
-                raise
-            raise InvalidInput(text) from error
+    try:
+        config = composed(overrides)
+        if missing := sorted(OmegaConf.missing_keys(config)):
+            raise InvalidInput(f"{' and '.join(missing)} must be given")
+        config = resolved(config)
+    except Exception as error:
+        raise InvalidInput(explained(error)) from error
     check_backend(config)
     check_run(config)
     return config

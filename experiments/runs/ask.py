@@ -53,7 +53,6 @@ def main() -> None:
 
 def ask(arguments: argparse.Namespace) -> int:
     """Answer one question. Returns the exit code: 1 where the search failed."""
-    from hydra import compose, initialize_config_module
     from hydra.utils import instantiate
 
     from experiments.runs.build import (
@@ -65,8 +64,7 @@ def ask(arguments: argparse.Namespace) -> int:
         solve_options,
     )
     from experiments.runs.grading import Reading
-    from experiments.runs.own_classes import as_choices, checked_parts
-    from experiments.runs.schema import register
+    from experiments.runs.hydra_command import composed
     from experiments.runs.screen import show_logged
     from search.config import SearchConfig
     from ttc.errors import InvalidInput
@@ -76,18 +74,16 @@ def ask(arguments: argparse.Namespace) -> int:
         if "=" not in setting:
             raise InvalidInput(f"{setting!r} is no SETTING=VALUE; put the whole question into quotes")
     show_logged()
-    register()
     chosen = [f"search={arguments.search}", f"verifier={arguments.verifier}", f"run.seed={arguments.seed}"]
-    overrides = as_choices([*chosen, *arguments.settings])
-    with initialize_config_module("conf", version_base="1.3"):
-        config = checked_parts(compose("ask", overrides=overrides))
+    config = composed([*chosen, *arguments.settings], "ask")
     if arguments.model is not None:
         config.model.name = arguments.model
     config = resolved(config)
     check_backend(config)
     search = instantiate(config.search, _convert_="all")
     verifier = make_verifier(config) if search.needs_verifier else None
-    template, backend = make_template(config), make_backend(config)
+    template = make_template(config)
+    backend = make_backend(config)
     try:
         options = solve_options(config, Reading.of(config.dataset), verifier, template)
         result = watched(arguments.question, SearchConfig.of(search, backend, options), backend)
@@ -109,7 +105,8 @@ def watched(question: str, config: SearchConfig, backend: Backend, console: Cons
     from ttc.results import Problem
 
     console = console or Console()
-    driver, shown = Driver(backend, Admission.of(backend, 1), strict=True), 0.0
+    driver = Driver(backend, Admission.of(backend, 1), strict=True)
+    shown = 0.0
     result: Result | None = None
     number = driver.add(Problem(question), config)
     try:
@@ -143,7 +140,8 @@ def outcome(result: Result, backend: Backend) -> str:
     """The answer and what it cost."""
     from experiments.runs.screen import as_bytes
 
-    usage, lines = result.usage, [""]
+    usage = result.usage
+    lines = [""]
     if result.error is not None:
         lines.append(f"error: {result.error}")
     if (best := result.best) is not None:  # marks that are special tokens would be lost in its text

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import gc
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli.escapes import resolve_escapes
+from experiments.runs.auto_memory import auto_of, is_auto
+from experiments.runs.config_values import as_dict
 from experiments.runs.data import load_examples
 from experiments.runs.grading import Reading
-from experiments.runs.plain import as_dict
-from experiments.runs.planned import auto_of, is_auto
 from experiments.runs.schema import VERIFIERS, CalibratedExitConfig, schema_of
 from experiments.runs.screen import say
 from search import Search
@@ -40,61 +40,65 @@ from ttc.tree.sharing import Sharing
 
 
 def resolved(config: DictConfig) -> DictConfig:
-    """The configuration with typed escapes resolved, and with an inner verifier and calibrations, where they are named,
-    replaced by what they hold.
+    """The configuration with typed escapes resolved, and with inner verifiers and calibrations in place of their names,
+    so that the run's folder shows the settings that are used.
 
-    So the run's folder shows the settings that are used. Raises InvalidInput for an unknown name, and for a
-    calibration that was made for another model, data set or search, or on the same problems.
+    Raises InvalidInput for an unknown name, and for a calibration that was made for another model, data set or search,
+    or on the same problems.
     """
     config = config.copy()
     resolve_escapes(config)
-    gate, plain = (
-        config.verifier,
-        [as_dict(part, resolve=True) for part in (config.dataset, config.search)],
-    )
-    if isinstance(name := gate.get("inner"), str):
-        gate.inner = _by_name(name, "verifier.inner")
-    if "parts" in gate:
-        gate.parts = [_by_name(part, "verifier.parts") if isinstance(part, str) else part for part in gate.parts]
-    if (file := gate.get("calibration")) is not None:
-        found = GateCalibration.load(file, model=config.model.name, dataset=config.dataset.name)
-        found.check_use(file, *plain)
-        gate.tau_conf, gate.r_gap = found.tau_conf, found.r_gap
-    for where, verifier in (("verifier", gate), ("verifier.inner", gate.get("inner") or DictConfig({}))):
-        exit = verifier.get("exit")
+    verifier = config.verifier
+    if isinstance(name := verifier.get("inner"), str):
+        verifier.inner = _by_name(name, "verifier.inner")
+    if "parts" in verifier:
+        parts = verifier.parts
+        verifier.parts = [_by_name(part, "verifier.parts") if isinstance(part, str) else part for part in parts]
+    if (file := verifier.get("calibration")) is not None:
+        gate = _calibration(GateCalibration, file, config)
+        verifier.tau_conf = gate.tau_conf
+        verifier.r_gap = gate.r_gap
+    for where, part in (("verifier", verifier), ("verifier.inner", verifier.get("inner") or DictConfig({}))):
+        exit = part.get("exit")
         if exit is not None and OmegaConf.get_type(exit) is CalibratedExitConfig:
             if OmegaConf.is_missing(exit, "calibration"):
                 raise InvalidInput(f"{where}.exit.calibration is not given; name a file of experiments.calibrate")
-            made = ExitCalibration.load(exit.calibration, model=config.model.name, dataset=config.dataset.name)
-            made.check_use(exit.calibration, *plain)
-            verifier.exit = OmegaConf.structured(schema_of(EarlyExit)(**asdict(made.exit)))
+            made = _calibration(ExitCalibration, exit.calibration, config).exit
+            part.exit = OmegaConf.structured(schema_of(EarlyExit)(**asdict(made)))
     return config
 
 
+C = TypeVar("C", GateCalibration, ExitCalibration)
+
+
+def _calibration(kind: type[C], file: str, config: DictConfig) -> C:
+    made = kind.load(file, model=config.model.name, dataset=config.dataset.name)
+    made.check_use(file, as_dict(config.dataset, resolve=True), as_dict(config.search, resolve=True))
+    return made
+
+
 def _by_name(name: str, where: str) -> Any:
-    """The settings of a verifier that another one names."""
     if name not in VERIFIERS:
         raise InvalidInput(f"{where}={name} is unknown; use one of {', '.join(VERIFIERS)}")
     return OmegaConf.structured(schema_of(VERIFIERS[name]))
 
 
 def make_verifier(config: DictConfig) -> Verifier | None:
-    if not config.verifier.get("_target_"):
-        return None
     loaded = {"calibration": None} if "calibration" in config.verifier else {}  # its thresholds stand in `resolved`
-    verifier: Verifier = instantiate(config.verifier, _convert_="all", **loaded)
+    verifier: Verifier | None = _made(config.verifier, **loaded)
     return verifier
 
 
 def make_search(config: DictConfig) -> tuple[Search, Verifier | None]:
-    """The search, and the verifier if it asks for one; `config` then names none else. Raises InvalidInput where the two
-    do not go together."""
+    """The search, and the verifier if it asks for one, else `config` names none. Raises InvalidInput where the two do
+    not go together."""
     search: Search = instantiate(config.search, _convert_="all")
     verifier = make_verifier(config)
     if search.needs_verifier and verifier is None:
         raise InvalidInput(f"{type(search).__name__} selects by score; choose a verifier other than none")
     if not search.needs_verifier:  # it would not be asked, so the run's folder must not name it
-        verifier, config.verifier = None, OmegaConf.create({"_target_": None})
+        verifier = None
+        config.verifier = OmegaConf.create({"_target_": None})
     exit = getattr(getattr(verifier, "inner", verifier), "exit", None)
     if search.compares_ratings and exit is not None and (exit.rule == "ranking" or exit.common_depth):
         raise InvalidInput(
@@ -105,7 +109,7 @@ def make_search(config: DictConfig) -> tuple[Search, Verifier | None]:
 
 
 def thinking_marks(config: DictConfig) -> Setting:
-    """What tells the model's thoughts from its answers. Raises InvalidInput for a setting that is none."""
+    """What tells the model's thoughts from its answers."""
     given = config.model.thinking_marks
     if given is None or given is False:
         return given
@@ -127,14 +131,12 @@ def make_template(config: DictConfig) -> PromptTemplate:
 
 
 def make_budget(config: DictConfig) -> Budget:
-    """What each problem may cost. Raises InvalidInput for a limit with which nothing would be solved."""
     return Budget(**{name: config.run[name] for name in LIMITS})
 
 
 def solve_options(
     config: DictConfig, reading: Reading, verifier: Verifier | None = None, template: PromptTemplate | None = None
 ) -> SolveOptions:
-    """How the problems of a configuration are solved."""
     return SolveOptions(
         verifier=verifier,
         seed=config.run.seed,
@@ -157,13 +159,19 @@ def make_backend(config: DictConfig) -> Engine | RemoteBackend:
     """What the searches of a run go on: an engine here, or a server."""
     if not is_remote(config):
         return make_engine(config)
-    name, source = config.model.name, source_options(config)
+    name = config.model.name
+    source = source_options(config)
     tokenizer = load_tokenizer(name, **source)
     settings = settings_beside(name, tokenizer, **source) if config.model.generation_settings else None
     backend = RemoteBackend(instantiate(config.backend), tokenizer, settings)
     say_settings(settings)
     say(f"{backend.capabilities.model} at {config.backend.base_url}: {backend.capabilities.describe()}")
     return backend
+
+
+LOCAL_GROUPS = ("memory", "placement", "cache", "sharing", "gate")
+DEFAULTS = {"memory": Resident, "sharing": Sharing}
+"""The classes of those groups whose default does something."""
 
 
 def is_remote(config: DictConfig) -> bool:
@@ -188,18 +196,17 @@ def check_backend(config: DictConfig) -> None:
     instantiate(config.backend)  # refuses wrong settings before anything is loaded
 
 
-LOCAL_GROUPS = ("memory", "placement", "cache", "sharing", "gate")
-DEFAULTS = {"memory": Resident, "sharing": Sharing}
-"""The classes of those groups whose default does something."""
-
-
 def make_engine(config: DictConfig) -> Engine:
     """An engine of this machine, for what cannot be done elsewhere."""
     if is_remote(config):
         raise InvalidInput("a server cannot do this; it needs the model on this machine: use backend=local")
-    name, dtype, source, options = config.model.name, config.model.dtype, source_options(config), engine_options(config)
-    (device, over), placement = devices_in(config), make_placement(config)
-    placement, options["memory"], chosen = settled(options["memory"], placement, name, device, dtype, over, **source)
+    name, dtype = config.model.name, config.model.dtype
+    source = source_options(config)
+    options = engine_options(config)
+    device, over = devices_in(config)
+    placement, options["memory"], chosen = settled(
+        options["memory"], make_placement(config), name, device, dtype, over, **source
+    )
     if chosen is not None:
         say(f"chosen: {' '.join(chosen.settings)}, {chosen.option.step_s * 1e3:.0f} ms a step")
     model, tokenizer, runner = loaded(name, device, dtype, placement, over, **source)
@@ -212,17 +219,14 @@ def make_engine(config: DictConfig) -> Engine:
 
 
 def say_settings(settings: GenerationSettings | None) -> None:
-    """What of the model's generation_config changes the texts."""
     if settings is not None and settings.asked:
         say(f"as the model's generation_config asks: {settings.describe()} (model.generation_settings=false: without)")
 
 
 def make_placement(config: DictConfig) -> Placement | None:
-    """The placement that is configured. Which units a split has on the host may be left to memory=auto."""
-    if not config.placement.get("_target_"):
-        return None
+    """Which units a split has on the host may be left to memory=auto."""
     profile = {"profile": config.memory.profile} if is_auto(config) and "profile" in config.placement else {}
-    placement: Placement = instantiate(config.placement, **profile)
+    placement: Placement | None = _made(config.placement, **profile)
     return placement
 
 
@@ -253,8 +257,7 @@ last_loaded: dict[tuple[str, str, str, str], tuple[Any, Any, ModelRunner]] = {}
 def loaded(
     name: str, device: str, dtype: str, placement: Placement | None = None, over: Over | None = None, **source: Any
 ) -> tuple[Any, Any, ModelRunner]:
-    """(model, tokenizer, runner). The last one stays loaded, so that the jobs of a sweep share it. source: see
-    `source_options`."""
+    """(model, tokenizer, runner). The last one stays loaded, so that the jobs of a sweep share it."""
     key = (name, device, dtype, repr((placement, over, source)))
     if key not in last_loaded:
         say(f"loading {name}")
@@ -265,11 +268,13 @@ def loaded(
 
 
 def engine_options(config: DictConfig) -> dict[str, Any]:
-    """How the engine of a run differs from the default one."""
     return {
         "memory": auto_of(config) if is_auto(config) else instantiate(config.memory, _convert_="all"),
-        "cache": instantiate(config.cache, _convert_="all") if config.cache.get("_target_") else None,
-        "sharing": instantiate(config.sharing, _convert_="all"),
-        "gate": instantiate(config.gate, _convert_="all") if config.gate.get("_target_") else None,
+        **{group: _made(config[group]) for group in ("cache", "sharing", "gate")},
         "generation_settings": config.model.generation_settings,
     }
+
+
+def _made(part: DictConfig, **settings: Any) -> Any:
+    """What a part of a configuration describes; None where it is left out."""
+    return instantiate(part, _convert_="all", **settings) if part.get("_target_") else None

@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
 from experiments.runs.grading import IsCorrect, Reading
-from experiments.runs.own_classes import find
 from experiments.runs.rows import UNREADABLE, Row, rows_of_file, rows_of_hub
 from experiments.runs.schema import DatasetConfig
 from experiments.runs.shards import Shard
+from experiments.runs.user_code import find
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem, Result
 from ttc.text.answers import check_gold
@@ -32,8 +32,8 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass(frozen=True)
 class Task:
-    """Problems, how answers to them are read, and their grader, which raises InvalidInput where a
-    function of one's own fails. failures: (id, reason) of rows that could not become problems."""
+    """failures: (id, reason) of rows that could not become problems. is_correct: raises InvalidInput where a user's
+    grader fails."""
 
     problems: list[Problem]
     failures: list[tuple[str, str]]
@@ -71,7 +71,6 @@ def part_of(task: Task, shard: Shard | None) -> Task:
 
 
 def _padded(question: str, chars: int) -> str:
-    """The question after as much of FILLER, over and over, as makes `chars` characters of both."""
     missing = chars - len(question) - 2
     if missing <= 0:
         return question
@@ -118,19 +117,15 @@ def _load(config: DatasetConfig) -> Task:
 
 
 def checked_grader(task: Task) -> Task:
-    """The task, once a grader of one's own has graded a gold answer as if it were an answer,
-    whatever it says of it: one that cannot take a text is known before the run."""
+    """The task, once a user's grader has graded a gold answer: one that cannot take a text is known before the run."""
     if task.reading.same is not None:
         task.is_correct(task.problems[0], task.problems[0].answer)
     return task
 
 
 def load_examples(config: DatasetConfig) -> list[tuple[str, str]]:
-    """The `dataset.shots` solved (question, answer) pairs that stand before each question.
-
-    An answer is the row's worked solution where it has one, else "The answer is ...". They are the first rows, or drawn
-    by `dataset.shots_seed`; rows that cannot be used are left out.
-    """
+    """The `dataset.shots` solved (question, answer) pairs that stand before each question: the first usable rows, or
+    drawn by `dataset.shots_seed`. An answer is the row's worked solution where it has one."""
     if config.shots == 0:
         return []
     if config.shots < 0:
@@ -165,7 +160,9 @@ def _rows(config: DatasetConfig) -> list[Row]:
 
 def _read(rows: list[tuple[int, Row]], config: DatasetConfig) -> tuple[list[Problem], list[tuple[str, str]]]:
     """The problems of numbered rows, and (name, reason) of each row that cannot be one."""
-    read, problems, failures = find_reader(config.reader), dict[str, Problem](), []
+    read = find_reader(config.reader)
+    problems: dict[str, Problem] = {}
+    failures = []
     for number, row in rows:
         name = f"{config.name}-{number}"
         try:
@@ -193,15 +190,11 @@ def _checked_row(row: Any) -> Row:
 
 
 def _checked(problem: Any, config: DatasetConfig) -> Problem:
-    """The problem, once its texts can be put to a model and its gold answer can be given."""
     if not isinstance(problem, Problem):
         raise InvalidInput(f"dataset.reader={config.reader} gave a {type(problem).__name__}, not a ttc Problem")
-    for value, what in (
-        (problem.question, "the question"),
-        (problem.id, "the id"),
-        (problem.answer, "the gold answer"),
-    ):
-        check_text(value, what)
+    check_text(problem.question, "the question")
+    check_text(problem.id, "the id")
+    check_text(problem.answer, "the gold answer")
     if config.grader is None:  # which knows its own gold answers
         check_gold(problem.answer or "", config.answer_kind)
     return problem
@@ -216,10 +209,9 @@ def find_reader(name: str) -> Reader:
             f"dataset.reader={name} is unknown; use one of {', '.join(READERS)}, or the dotted path of your own "
             "function (row, id, dataset) -> Problem"
         )
-    found = find(name, "dataset.reader")
-    if not callable(found):
-        raise InvalidInput(f"dataset.reader={name} is a {type(found).__name__}, not a function (row, id, dataset)")
-    reader: Reader = found
+    reader: Reader = find(name, "dataset.reader")
+    if not callable(reader):
+        raise InvalidInput(f"dataset.reader={name} is a {type(reader).__name__}, not a function (row, id, dataset)")
     return reader
 
 
@@ -246,7 +238,8 @@ def _gsm8k(row: Row, name: str, config: DatasetConfig) -> Problem:
 
 
 def _math500(row: Row, name: str, config: DatasetConfig) -> Problem:
-    question, answer = _text(row, config.fields.question or "problem"), _text(row, config.fields.answer or "answer")
+    question = _text(row, config.fields.question or "problem")
+    answer = _text(row, config.fields.answer or "answer")
     about = {"level": row.get("level"), "solution": row.get(config.fields.solution or "solution")}
     return Problem(question, name, answer, about)
 
@@ -269,7 +262,7 @@ def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:
     if gold not in choices:
         raise InvalidInput(f"the gold answer {gold!r} is none of the choices {', '.join(choices)}")
     asked = _text(row, config.fields.question or "question")
-    question = "\n".join([asked, *(f"({letter}) {text}" for letter, text in choices.items())])
+    question = with_choices(asked, choices)
     worked = str(row.get(config.fields.solution or "cot_content") or "").strip().removeprefix("A:").strip()
     about = {"category": row.get("category"), "choices": "".join(choices)}
     about |= {"solution": worked} if worked else {}
@@ -277,34 +270,32 @@ def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:
 
 
 def _arc(row: Row, name: str, config: DatasetConfig) -> Problem:
-    choices, labels = row["choices"]["text"], list(map(str, row["choices"]["label"]))
+    labels = list(map(str, row["choices"]["label"]))
     gold = str(row["answerKey"])
     if gold not in labels:
         raise InvalidInput(f"the gold answer {gold!r} is none of the choices {labels}")
-    asked, letters = with_choices(_text(row, "question"), choices), LETTERS[: len(choices)]
-    return Problem(asked, name, letters[labels.index(gold)], {"choices": letters})
+    return _with_letters(_text(row, "question"), name, row["choices"]["text"], labels.index(gold))
 
 
 def _gpqa(row: Row, name: str, config: DatasetConfig) -> Problem:
     """The right answer comes first in the file; the order is shuffled by a seed and the question itself."""
     columns = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
-    question, choices = _text(row, "Question"), [_text(row, column) for column in columns]
-    order = list(range(len(choices)))
+    question = _text(row, "Question")
+    order = list(range(len(columns)))
     random.Random(f"{config.shuffle_seed}:{question}").shuffle(order)
-    letters = LETTERS[: len(choices)]
-    asked = with_choices(question, [choices[i] for i in order])
-    return Problem(asked, name, letters[order.index(0)], {"choices": letters})
+    return _with_letters(question, name, [_text(row, columns[i]) for i in order], order.index(0))
 
 
 def _plain(row: Row, name: str, config: DatasetConfig) -> Problem:
     """Fields `question` and `answer`, and if there are any, an `id` and a worked `solution`."""
     fields = config.fields
-    given, solution = row.get(fields.id or "id"), row.get(fields.solution or "solution")
-    problem = Problem(_text(row, fields.question or "question"), name, _text(row, fields.answer or "answer"))
-    return replace(
-        problem,
-        id=name if given in (None, "") else str(given),
-        metadata={} if solution is None else {"solution": _text(row, fields.solution or "solution")},
+    id = row.get(fields.id or "id")
+    solution = fields.solution or "solution"
+    return Problem(
+        _text(row, fields.question or "question"),
+        name if id in (None, "") else str(id),
+        _text(row, fields.answer or "answer"),
+        {} if row.get(solution) is None else {"solution": _text(row, solution)},
     )
 
 
@@ -319,16 +310,21 @@ READERS: dict[str, Reader] = {
 }
 
 
-def with_choices(question: str, choices: list[str]) -> str:
-    """A question followed by its lettered choices."""
-    return "\n".join([question, *(f"({letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=False))])
+def _with_letters(question: str, name: str, choices: list[str], right: int) -> Problem:
+    """A problem whose question is followed by its lettered choices."""
+    lettered = dict(zip(LETTERS, choices, strict=False))
+    return Problem(with_choices(question, lettered), name, LETTERS[right], {"choices": "".join(lettered)})
+
+
+def with_choices(question: str, choices: Mapping[str, str]) -> str:
+    return "\n".join([question, *(f"({letter}) {choice}" for letter, choice in choices.items())])
 
 
 # ---------------------------------------------------------------- reasoning-gym
 
 
 def _import_reasoning_gym() -> Any:
-    """The package, also where its pycosat, which takes a compiler to install and which one task uses, is missing."""
+    """The package, also without pycosat, which takes a compiler to install and serves one task."""
     try:
         import pycosat  # noqa: F401
     except ImportError:

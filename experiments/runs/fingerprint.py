@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.runs.parameters import cached_config, models_of
 from ttc.protocols import Problem
 
 WHOLE_BYTES = 64 * 2**20
@@ -32,33 +33,23 @@ def data_fingerprint(problems: Sequence[Problem], failures: Sequence[tuple[str, 
 
 
 def model_fingerprint(name: str) -> dict[str, str]:
-    """What the weights under `name` are; the empty dictionary for a model of the hub that is not in the cache yet.
-
-    A folder or .gguf file: each file with its size, a hash and, where only a sample is hashed, its time. A model of the
-    hub: its revision.
-    """
+    """What the weights under `name` are: the size and a hash of each file, or the revision of a model of the hub; the
+    empty dictionary for one that is not in the cache yet."""
     from ttc.model.loading import SMOLLM2, SMOLLM2_PACKAGE, SMOLLM2_VERSION, local_path
 
     if name == SMOLLM2:
         return {SMOLLM2_PACKAGE: f"version {SMOLLM2_VERSION}"}
     path = local_path(name)
     if path is None:
-        revision = _cached_revision(name)
-        return {} if revision is None else {name: f"revision {revision}"}
+        config = cached_config(name)
+        return {} if config is None else {name: f"revision {config.parent.name}"}
     files = [path] if path.is_file() else sorted(f for f in path.iterdir() if _counts(f))
     return {file.name: _file(file) for file in files}
 
 
 def reward_fingerprint(verifier: Any) -> dict[str, str]:
     """The same of every model that a verifier's configuration names, its inner verifiers' included."""
-    found: dict[str, str] = {}
-    for key, value in verifier.items():
-        if key == "model" and isinstance(value, str):
-            found |= {f"{value}, {part}": mark for part, mark in model_fingerprint(value).items()}
-        for inner in [value] if isinstance(value, Mapping) else value if isinstance(value, list) else []:
-            if isinstance(inner, Mapping):
-                found |= reward_fingerprint(inner)
-    return found
+    return {f"{name}, {part}": mark for name in models_of(verifier) for part, mark in model_fingerprint(name).items()}
 
 
 def differences(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> list[str]:
@@ -106,11 +97,3 @@ def _file(path: Path) -> str:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
-
-
-def _cached_revision(name: str) -> str | None:
-    """The commit of the copy in the hub's cache."""
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(name, "config.json")
-    return Path(found).parent.name if isinstance(found, str) else None

@@ -1,4 +1,4 @@
-"""How a data set's answers are read and graded: by its answer_kind, or by functions of one's own."""
+"""How a data set's answers are read and graded: by its answer_kind, or by a user's functions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from experiments.runs.own_classes import find
 from experiments.runs.schema import DatasetConfig
+from experiments.runs.user_code import find
 from search.selection import Candidate, answer_of
 from ttc.errors import InvalidInput
 from ttc.protocols import Extract, Problem, Result
@@ -28,37 +28,33 @@ REMEMBERED = 4096
 class Reading:
     """How answers are read out of texts, and which of them are one answer in a vote.
 
-    kind: the data set's answer_kind. own: `dataset.extract`, which reads in its place. same:
-    `dataset.grader`, which compares in its place. Both raise InvalidInput where they fail.
+    kind: the answer_kind. extract: `dataset.extract`, which reads in its place. same: `dataset.grader`, which
+    compares in its place. Both raise InvalidInput where they fail.
     """
 
     kind: str
-    own: Extract | None = None
+    extract: Extract | None = None
     same: Same | None = None
 
     @classmethod
     def of(cls, config: DatasetConfig) -> Reading:
         """Raises InvalidInput for an unknown kind, and for functions that cannot be used."""
         extract_answer("", config.answer_kind)
-        return cls(config.answer_kind, own_extract(config.extract), own_grader(config.grader))
+        return cls(config.answer_kind, user_extract(config.extract), user_grader(config.grader))
 
     def answer(self, problem: Problem, candidate: Candidate) -> str | None:
         """Read from what follows its thoughts. Raises InvalidInput where `dataset.extract` fails."""
-        return answer_of(candidate, self.voting(problem) if self.own is None else self.own)
+        return answer_of(candidate, self.voting(problem) if self.extract is None else self.extract)
 
     def strict(self, result: Result) -> str | None:
-        """The answer as it counts for strict accuracy: stated in the form that is asked for.
-
-        Texts of kind "text", and what a function of one's own reads, have one form.
-        """
-        if self.own is not None or self.kind == "text" or result.best is None:
+        """The answer as it counts for strict accuracy: stated in the form that is asked for, if there is one."""
+        if self.extract is not None or self.kind == "text" or result.best is None:
             return result.answer
         reader = AnswerReader(self.kind, strict=True)
         return answer_of(result.best, reader.among(result.problem.metadata.get("choices")))
 
     def is_correct(self, problem: Problem, answer: str | None) -> bool:
-        """Whether an answer is right; none never is. Raises InvalidInput where `dataset.grader`
-        fails."""
+        """Whether an answer is right; none never is. Raises InvalidInput where `dataset.grader` fails."""
         if answer is None or problem.answer is None:
             return False
         if self.same is not None:
@@ -66,10 +62,9 @@ class Reading:
         return same_answer(problem.answer, answer, self.kind)
 
     def voting(self, problem: Problem | None = None) -> AnswerReader:
-        """What a search reads by. A text that `dataset.extract` fails on has no answer there, and
-        answers that `dataset.grader` fails on differ, so that the search goes on; the problem fails
-        when its branches are graded."""
-        if self.own is not None:
+        """What a search reads by. Texts that `dataset.extract` fails on have no answer there, and answers that
+        `dataset.grader` fails on differ; the problem fails when its branches are graded."""
+        if self.extract is not None:
             return AnswerReader(self.kind, extract=self._read, same=self._equal)
         reader = AnswerReader(self.kind, same=None if self.same is None else self._equal)
         return reader if problem is None else reader.among(problem.metadata.get("choices"))
@@ -79,9 +74,9 @@ class Reading:
         return {"answer_kind": self.kind, "extract": self.voting()}
 
     def _read(self, text: str) -> str | None:
-        assert self.own is not None
+        assert self.extract is not None
         try:
-            return self.own(text)
+            return self.extract(text)
         except InvalidInput:
             return None
 
@@ -94,18 +89,16 @@ class Reading:
             return False
 
 
-def own_extract(path: str | None) -> Extract | None:
-    """`dataset.extract`, a function (text) -> answer or None, with its errors named after it.
-
-    It is tried on a text without any words, which a model may write. Raises InvalidInput.
-    """
+def user_extract(path: str | None) -> Extract | None:
+    """`dataset.extract`, a function (text) -> answer or None, with its errors named after it. It is tried on an empty
+    text, which a model may write."""
     if path is None:
         return None
-    own = _function(path, "dataset.extract", "(text) -> the answer, or None", ("",))
+    function = _function(path, "dataset.extract", "(text) -> the answer, or None", ("",))
 
     def extract(text: str) -> str | None:
         try:
-            answer = own(text)
+            answer = function(text)
         except Exception as error:
             raise _raised("dataset.extract", path, error, f"the text {text!r:.60}") from error
         if answer is not None and not isinstance(answer, str):
@@ -119,20 +112,17 @@ def own_extract(path: str | None) -> Extract | None:
     return extract
 
 
-def own_grader(path: str | None) -> Same | None:
-    """`dataset.grader`, a function (gold, answer) -> bool, with its errors named after it.
-
-    Raises InvalidInput, now and for answers that it fails on.
-    """
+def user_grader(path: str | None) -> Same | None:
+    """`dataset.grader`, a function (gold, answer) -> bool, with its errors named after it."""
     if path is None:
         return None
-    own = _function(path, "dataset.grader", "(gold, answer) -> bool", ("", ""))
+    function = _function(path, "dataset.grader", "(gold, answer) -> bool", ("", ""))
 
     @lru_cache(REMEMBERED)
     def grade(gold: str, answer: str) -> bool:
         given = f"the gold answer {gold!r:.60} and the answer {answer!r:.60}"
         try:
-            verdict = own(gold, answer)
+            verdict = function(gold, answer)
         except Exception as error:
             raise _raised("dataset.grader", path, error, given) from error
         if type(verdict).__name__ not in ("bool", "bool_"):  # numpy's is a bool as well
@@ -148,15 +138,14 @@ def own_grader(path: str | None) -> Same | None:
 def _function(path: str, key: str, what: str, given: tuple[str, ...]) -> Callable[..., Any]:
     if "." not in path:
         raise InvalidInput(f"{key}={path} is no dotted path; give module.function, {what}")
-    own = find(path, key)
+    function: Callable[..., Any] = find(path, key)
     try:
-        inspect.signature(own).bind(*given)
+        inspect.signature(function).bind(*given)
     except TypeError as error:
         raise InvalidInput(f"{key}={path} cannot be called as {what}: {error}") from error
     except ValueError:  # a function of C without a signature
         pass
-    named: Callable[..., Any] = own
-    return named
+    return function
 
 
 def _raised(key: str, path: str, error: Exception, given: str) -> InvalidInput:

@@ -26,9 +26,9 @@ def values(override: Override) -> list[Any]:
         return [override.value()]
     if not isinstance(override.value(), ChoiceSweep):
         return []
-    parser, key = OverridesParser.create(), override.key_or_group
+    parser = OverridesParser.create()
     listed = override.sweep_string_iterator()
-    return [parser.parse_override(f"{key}={text}").value() for text in listed]
+    return [parser.parse_override(f"{override.key_or_group}={text}").value() for text in listed]
 
 
 def as_override(value: Any) -> str:

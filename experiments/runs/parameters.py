@@ -11,25 +11,26 @@ from typing import Any
 
 
 def count_parameters(name: str) -> int | None:
-    """The parameters of a folder, a .gguf file or a model in the hub's cache; None where its files do not tell.
-
-    Tied weights count once, as they are stored. No weights are loaded.
-    """
+    """The parameters of a folder, a .gguf file or a model in the hub's cache; None where its files do not tell. Tied
+    weights count once, as they are stored."""
     from ttc.model.loading import local_path
 
     path = local_path(name)
-    files = _cached(name) if path is None else [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    if path is None:
+        config = cached_config(name)
+        path = None if config is None else config.parent
+    if path is None:
+        return None
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     if not files:
         return None
     return sum(_of_gguf(file) if file.suffix == ".gguf" else _of_safetensors(file) for file in files)
 
 
 def run_parameters(model: str, verifier: Mapping[str, Any]) -> dict[str, int]:
-    """{"model": ..., "verifier": ...}: of the searched model, and of the one that rates; what is unknown is left out.
-
-    A verifier that names no model asks the searched one. Of several that it names, the largest counts.
-    """
-    raters = sorted(set(_models(verifier)))
+    """{"model": ..., "verifier": ...}: of the searched model, and of the largest one that rates; unknown ones are left
+    out. A verifier that names no model asks the searched one."""
+    raters = sorted(set(models_of(verifier)))
     counts = {"model": count_parameters(model)}
     rated = [count_parameters(name) for name in raters] if raters else [counts["model"]]
     counts["verifier"] = None if None in rated else max(count for count in rated if count is not None)
@@ -37,34 +38,33 @@ def run_parameters(model: str, verifier: Mapping[str, Any]) -> dict[str, int]:
 
 
 def flops(usage: Mapping[str, float], parameters: Mapping[str, int]) -> float | None:
-    """2 x parameters x tokens (Kaplan et al., 2020): one multiplication and one addition per parameter and token.
+    """2 x parameters x tokens (Kaplan et al., 2020), of tokens that were really computed; None without the parameters.
 
-    Tokens: of prompts that were really computed, of KV that was computed again, generated ones, and the verifier's by
-    the parameters of the verifier's model. Attention over the context is left out, and a mixture of experts counts
-    whole, so it is an estimate. None without the parameters.
+    An estimate: attention over the context is left out, and a mixture of experts counts whole.
     """
-    own = sum(usage.get(part, 0) for part in ("prompt_tokens", "recomputed_tokens", "generated_tokens"))
+    tokens = sum(usage.get(part, 0) for part in ("prompt_tokens", "recomputed_tokens", "generated_tokens"))
     rated = usage.get("verifier_tokens", 0)
     if "model" not in parameters or (rated and "verifier" not in parameters):
         return None
-    return 2.0 * (parameters["model"] * own + parameters.get("verifier", 0) * rated)
+    return 2.0 * (parameters["model"] * tokens + parameters.get("verifier", 0) * rated)
 
 
-def _models(verifier: Mapping[str, Any]) -> Iterator[str]:
+def models_of(verifier: Mapping[str, Any]) -> Iterator[str]:
+    """The models that a verifier's configuration names, and those of the verifiers in it."""
     for key, value in verifier.items():
         if key == "model" and isinstance(value, str):
             yield value
         for inner in [value] if isinstance(value, Mapping) else value if isinstance(value, list) else []:
             if isinstance(inner, Mapping):
-                yield from _models(inner)
+                yield from models_of(inner)
 
 
-def _cached(name: str) -> list[Path]:
-    """The weights' files of the copy in the hub's cache."""
+def cached_config(name: str) -> Path | None:
+    """The config.json of the copy in the hub's cache, which lies with the weights."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, "config.json")
-    return sorted(Path(found).parent.glob("*.safetensors")) if isinstance(found, str) else []
+    file = try_to_load_from_cache(name, "config.json")
+    return Path(file) if isinstance(file, str) else None
 
 
 def _of_safetensors(file: Path) -> int:

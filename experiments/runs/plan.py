@@ -10,29 +10,24 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.cli.command import perform
+from experiments.cli.command import perform_or_help
 
 
 def main() -> None:
-    arguments = sys.argv[1:]
-    if {"-h", "--help"} & set(arguments):
-        from experiments.cli.help import PLAN
-
-        print(PLAN, end="")
-        return
-    perform(launch, " ".join(arguments) or "plan for the default settings; --help shows others")
+    given = " ".join(sys.argv[1:]) or "plan for the default settings; --help shows others"
+    perform_or_help(launch, "plan", given)
 
 
 def launch() -> None:
-    from experiments.runs.configured import configured
+    from experiments.runs.hydra_command import configured
 
     configured("plan", show)
 
 
 def show(config: Any, overrides: Sequence[str]) -> None:
     """Print the table, what is fastest, and the command that runs it. Raises OutOfMemory where nothing fits."""
+    from experiments.runs.auto_memory import auto_of, is_auto
     from experiments.runs.build import device_of, make_placement
-    from experiments.runs.planned import auto_of, is_auto
     from ttc.cost_model.options import best
     from ttc.errors import InvalidInput
     from ttc.placement.auto import Chosen
@@ -41,21 +36,22 @@ def show(config: Any, overrides: Sequence[str]) -> None:
         raise InvalidInput("a plan chooses the memory policy; leave memory=... out, and give memory.budget_gib=X alone")
     auto, model = auto_of(config), config.model
     planned = auto.plan(model.name, device=device_of(config), dtype=model.dtype, placement=make_placement(config))
-    found = planned.options()
-    print(table(found, planned, model.name).markdown())
-    chosen = Chosen(planned, best(found))
+    options = planned.options()
+    print(table(options, planned, model.name).markdown())
+    chosen = Chosen(planned, best(options))
     kept = [o for o in overrides if o.lstrip("+").partition("=")[0].partition(".")[0] not in ("memory", "placement")]
     print(f"\nfastest: {shlex.join(['python', '-m', 'experiments.run', *kept, *chosen.settings])}")
 
 
-def table(found: Sequence[Any], planned: Any, model: str) -> Any:
+def table(options: Sequence[Any], planned: Any, model: str) -> Any:
     """A line for each option: those that are possible, the fastest first, then the others with what they need."""
     from experiments.cli.tables import Table, amount
 
-    lines, search, count = [], planned.search, planned.problems
+    lines = []
+    search, count = planned.search, planned.problems
     heads = ["placement", "memory", "problems", "a step, ms", "for each problem, ms"]
     at_once = "as many problems at once as a run begins" if count is None else f"problems at once: {count}"
-    for option in sorted(found, key=lambda option: float(f"{option.problem_s:.6g}")):
+    for option in sorted(options, key=lambda option: float(f"{option.problem_s:.6g}")):
         number = "" if option.number is None else f" {option.number}"
         number += f", helped {option.share:.0%}" if option.share else ""
         times = [f"{s * 1e3:.1f}" if option.feasible else "-" for s in (option.step_s, option.problem_s)]
@@ -66,5 +62,5 @@ def table(found: Sequence[Any], planned: Any, model: str) -> Any:
         f"{search.step_tokens} a step; {at_once}",
         [*heads, "bytes on the device", "on the host", "over the link", "not possible"],
         lines,
-        ["Of what is not possible, the bytes are those that it needs."] if any(o.reason for o in found) else [],
+        ["Of what is not possible, the bytes are those that it needs."] if any(o.reason for o in options) else [],
     )

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from filelock import BaseFileLock, FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.runs.config_values import changed_values, flat, listed
 from experiments.runs.fingerprint import differences
-from experiments.runs.plain import as_dict
 from experiments.runs.shards import Shard
 from ttc.errors import InvalidInput, TTCError
 from ttc.results import BranchRecord, Node
@@ -41,8 +41,8 @@ MAY_CHANGE = (
     "backend.retries",
     "backend.wait_s",
 )
-"""Keys that may differ when a run goes on: they change which problems are left, or what is kept of them, never what
-was found."""
+"""Keys that may differ when a run goes on: they change which problems are left, or what is kept of them, never an
+answer."""
 
 
 def check_name(name: str) -> str:
@@ -56,7 +56,7 @@ def check_name(name: str) -> str:
 
 
 def run_folder(config: DictConfig) -> Path:
-    """Where a run writes; each shard of a run has a folder of its own beside those of the others."""
+    """Where a run, or a shard of one, writes."""
     name = check_name(config.run.name)
     shard = Shard.of_run(config)
     return Path(config.run.output_dir) / (name if shard is None else shard.name(name))
@@ -66,10 +66,8 @@ class RunFolder:
     """`outputs/<name>/` with config.yaml, records.jsonl, summary.json, fingerprint.json and provenance.json, locked
     against other processes.
 
-    goes: what each go that wrote records was made by (commit, machine, versions), goes that were made alike once.
-
-    Raises InvalidInput when the folder was made with another configuration (the message says which keys differ) or
-    is in use.
+    goes: what each go that wrote records was made by (commit, machine, versions), without repetitions. Raises
+    InvalidInput when the folder was made with another configuration or is in use.
     """
 
     def __init__(self, config: DictConfig):
@@ -92,60 +90,38 @@ class RunFolder:
             if {file.name for file in self.path.iterdir()} <= {".lock"}:
                 (self.path / ".lock").unlink()
                 self.path.rmdir()
-        self._lock.close()
+        self._lock.release()
 
-    def _locked(self) -> TextIO:
-        lock = self.path / ".lock"
-        while True:
-            with self._writing():
-                self.path.mkdir(parents=True, exist_ok=True)
-                file = lock.open("w")
+    def _locked(self) -> BaseFileLock:
+        lock = FileLock(self.path / ".lock")
+        with self._writing():
+            self.path.mkdir(parents=True, exist_ok=True)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                file.close()
-                raise InvalidInput(
-                    f"{self.path} is in use by another process; wait for it or choose another run.name"
-                ) from error
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), lock.stat()):
-                    return file
-            file.close()  # another process removed the folder meanwhile
+                lock.acquire(blocking=False)
+            except Timeout as error:
+                message = f"{self.path} is in use by another process; wait for it or choose another run.name"
+                raise InvalidInput(message) from error
+        return lock
 
     def check_inputs(self, now: dict[str, dict[str, str]]) -> None:
-        """Keep the fingerprint of what the run is made from, to be written with the next record.
-
-        Raises InvalidInput with the difference if the finished records were made from something else.
-        """
+        """Keep the fingerprint of what the run is made from, to be written with the next record. Raises InvalidInput if
+        the finished records were made from something else."""
         file = self.path / "fingerprint.json"
-        before: dict[str, dict[str, str]] = {}
-        if self.records and file.exists():
-            try:
-                before = json.loads(file.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise InvalidInput(f"{file} is damaged ({error}); restore or delete it") from error
+        before: dict[str, dict[str, str]] = read_json(file, {}) if self.records else {}
+        if before:
             before["data"] = {name: row for name, row in before.get("data", {}).items() if name in self.records}
-        if changed := differences(before, now):
-            difference = "\n".join(f"  {line}" for line in changed)
+        if changed := listed(differences(before, now)):
             raise InvalidInput(
                 f"{self.path} holds results from other data, weights or code, which lay under the same names:\n"
-                f"{difference}\n"
-                "choose another run.name, or delete the folder to start over; if the change does not matter, delete "
-                f"{file}"
+                f"{changed}\nchoose another run.name, or delete the folder to start over; if the change does not "
+                f"matter, delete {file}"
             )
         self._inputs = {part: before.get(part, {}) | now.get(part, {}) for part in before | now}
 
     def made_by(self, *made: dict[str, Any]) -> None:
-        """Keep what this go is made by, to be written with its first record: a go that adds none has made nothing.
-
-        Several, where the records come from several runs.
-        """
-        file = self.path / "provenance.json"
-        if self.records and file.exists():
-            try:
-                self.goes = json.loads(file.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise InvalidInput(f"{file} is damaged ({error}); restore or delete it") from error
+        """Keep what this go is made by, to be written with its first record; several, for records of several runs."""
+        if self.records:
+            self.goes = read_json(self.path / "provenance.json", [])
         self._made = [go for i, go in enumerate(made) if go not in (*self.goes, *made[:i])]
 
     def __enter__(self) -> RunFolder:
@@ -156,10 +132,10 @@ class RunFolder:
 
     def append(self, *records: dict[str, Any]) -> None:
         """Write records for good: in one piece, flushed to the disk."""
-        lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records]
+        lines = as_lines(records)
         self._write_config()
         with self._writing(), (self.path / "records.jsonl").open("a", encoding="utf-8") as file:
-            file.write("".join(lines))
+            file.write(lines)
             file.flush()
             os.fsync(file.fileno())
         self.records |= {record["id"]: record for record in records}
@@ -167,16 +143,13 @@ class RunFolder:
     def forget(self, ids: Collection[str]) -> None:
         """Take records out for good, in one piece, so that their problems are solved again."""
         kept = {name: record for name, record in self.records.items() if name not in ids}
-        lines = (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in kept.values())
-        with self._writing():
-            _replace(self.path / "records.jsonl", "".join(lines))
+        self._write("records.jsonl", as_lines(kept.values()))
         self.records = kept
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         self._made = []
         self._write_config()
-        with self._writing():
-            _replace(self.path / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+        self._write("summary.json", as_json(summary, 2))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -191,36 +164,37 @@ class RunFolder:
     def _write_config(self) -> None:
         """Only with the first result, so that a run that could not start leaves its name free."""
         if self._config is not None:
-            with self._writing():
-                _replace(self.path / "config.yaml", self._config)
+            self._write("config.yaml", self._config)
             self._config = None
         if self._inputs is not None:
-            with self._writing():
-                _replace(self.path / "fingerprint.json", json.dumps(self._inputs, indent=1, ensure_ascii=False) + "\n")
+            self._write("fingerprint.json", as_json(self._inputs))
             self._inputs = None
         if self._made:
             self.goes = [*self.goes, *self._made]
-            with self._writing():
-                _replace(self.path / "provenance.json", json.dumps(self.goes, indent=1, ensure_ascii=False) + "\n")
+            self._write("provenance.json", as_json(self.goes))
             self._made = []
+
+    def _write(self, name: str, text: str) -> None:
+        """Write a file so that a kill leaves the old one or the new one."""
+        file = self.path / name
+        new = self.path / f"{name}.new"
+        with self._writing():
+            with new.open("w", encoding="utf-8") as out:
+                out.write(text)
+                out.flush()
+                os.fsync(out.fileno())
+            os.replace(new, file)
 
     def _checked(self, config: DictConfig) -> str:
         """The configuration as text, once it agrees with the one that the folder was made with."""
         file = self.path / "config.yaml"
         resolved = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
-        if file.exists():
-            before, now = flat(OmegaConf.load(file)), flat(resolved)
-            changed = [
-                f"  {key}: {before.get(key)!r} -> {now.get(key)!r}"
-                for key in sorted(before.keys() | now.keys())
-                if before.get(key) != now.get(key) and key not in MAY_CHANGE
-            ]
-            if changed:
-                difference = "\n".join(changed)
-                raise InvalidInput(
-                    f"{self.path} holds a run with another configuration:\n{difference}\nchoose another run.name, or "
-                    "delete the folder to start over"
-                )
+        before = flat(OmegaConf.load(file)) if file.exists() else flat(resolved)
+        if changed := listed(changed_values(before, flat(resolved), MAY_CHANGE)):
+            raise InvalidInput(
+                f"{self.path} holds a run with another configuration:\n{changed}\nchoose another run.name, or delete "
+                "the folder to start over"
+            )
         return OmegaConf.to_yaml(resolved)
 
     def _read(self) -> dict[str, dict[str, Any]]:
@@ -238,7 +212,8 @@ class RunFolder:
 def read_records(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
     """A run's records by their ids, and the bytes that hold them: a last line that a kill has torn is none of them."""
     records: dict[str, dict[str, Any]] = {}
-    data, good = file.read_bytes(), 0
+    data = file.read_bytes()
+    good = 0
     for number, line in enumerate(data.splitlines(keepends=True), 1):
         last = good + len(line) == len(data)
         try:
@@ -255,11 +230,10 @@ def read_records(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
 
 
 def own_figures(branch: BranchRecord) -> dict[str, Any]:
-    """What the model's own probabilities say of a branch, for rules that choose by them; None is what was not measured.
+    """What the model's probabilities say of a branch, for rules that choose by them; None is what was not measured.
 
-    logprob: the mean log-probability of the tokens. self_certainty: the mean over them (see `ttc.sampling.Draws`).
-    confidences: each token's C_t (DeepConf), minus the mean log-probability of the 20 likeliest, to three digits. The
-    last two need `search.statistics=true`. Tokens that were given count nowhere.
+    logprob, self_certainty: means over the tokens (see `ttc.sampling.Draws`). confidences: each token's C_t (DeepConf),
+    minus the mean log-probability of the 20 likeliest. The last two need `search.statistics=true`.
     """
     confidences = [round(-value, 3) for value in branch.top_k_logprobs if math.isfinite(value)]
     return {
@@ -270,15 +244,16 @@ def own_figures(branch: BranchRecord) -> dict[str, Any]:
 
 
 def tree_node(node: Node, with_tokens: bool) -> dict[str, Any]:
-    """A node of a record's tree. own_tokens: how many tokens are its own; which ones, and their log-probabilities to
-    six digits, are many numbers and stand there `with_tokens` alone."""
-    found = node.to_dict()
-    token_ids, logprobs = found.pop("token_ids"), found.pop("logprobs")
-    found["own_tokens"] = len(token_ids)
+    """A node of a record's tree. own_tokens: how many tokens it adds; which ones, and their log-probabilities, are kept
+    `with_tokens` alone."""
+    row = node.to_dict()
+    token_ids = row.pop("token_ids")
+    logprobs = row.pop("logprobs")
+    row["own_tokens"] = len(token_ids)
     if with_tokens:
-        found["token_ids"] = token_ids
-        found["logprobs"] = [None if value is None else round(value, 6) for value in logprobs]
-    return found
+        row["token_ids"] = token_ids
+        row["logprobs"] = [None if value is None else round(value, 6) for value in logprobs]
+    return row
 
 
 def check_tree(folder: Path, record: dict[str, Any]) -> None:
@@ -296,8 +271,8 @@ def check_tree(folder: Path, record: dict[str, Any]) -> None:
 def chosen_branch(record: dict[str, Any]) -> dict[str, Any] | None:
     """The branch that gave a problem's answer: of the candidates with that answer the best one."""
     votes = {branch["answer"]: vote_of(branch) for branch in reversed(record["branches"])}
-    wanted = votes.get(record["answer"], canonical(record["answer"]))
-    same = [branch for branch in record["branches"] if vote_of(branch) == wanted]
+    vote = votes.get(record["answer"], canonical(record["answer"]))
+    same = [branch for branch in record["branches"] if vote_of(branch) == vote]
     return next(iter([*same, *record["branches"]]), None)
 
 
@@ -313,22 +288,20 @@ def _mean(values: Sequence[float]) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
-def flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested configuration as dotted keys."""
-    found: dict[str, Any] = {}
-    for key, value in as_dict(config).items():
-        if isinstance(value, dict) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
+def as_json(value: Any, indent: int = 1) -> str:
+    return json.dumps(value, indent=indent, ensure_ascii=False) + "\n"
 
 
-def _replace(file: Path, text: str) -> None:
-    """Write a file so that a kill leaves the old one or the new one."""
-    new = file.with_suffix(file.suffix + ".new")
-    with new.open("w", encoding="utf-8") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(new, file)
+def as_lines(records: Iterable[dict[str, Any]]) -> str:
+    """A line of JSON for each."""
+    return "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
+
+
+def read_json(file: Path, default: Any) -> Any:
+    """What a file of a run's folder holds. Raises InvalidInput for one that is damaged."""
+    if not file.is_file():
+        return default
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidInput(f"{file} is damaged ({error}); restore or delete it") from error

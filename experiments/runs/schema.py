@@ -24,12 +24,11 @@ from ttc.text.prompt import STEP_BY_STEP
 class ModelConfig:
     """name: alias, hub id, folder or .gguf file. device, dtype: "auto" or torch's names.
 
+    device_map: in place of a device, as transformers takes it. gguf_file: which of several .gguf files to read.
+    trust_remote_code: run Python code that comes with the model.
     thinking_marks: what tells the model's thoughts from its answers, null for what its chat template or vocabulary
     names, false for none, or the strings that begin and end a thought, as [<think>, </think>].
-    device_map: in place of a device, as transformers takes it; over several devices, layers and their KV lie where it
-    puts them. gguf_file: the one of a folder's or a hub model's .gguf files to read. trust_remote_code: run Python code
-    that comes with the model. generation_settings: draw tokens as the model's generation_config asks (a repetition
-    penalty, banned words, a least length, ...), as transformers' generate does.
+    generation_settings: draw tokens as the model's generation_config asks, as transformers' generate does.
     """
 
     name: str = "???"
@@ -51,8 +50,7 @@ class Example:
 @dataclass
 class FieldNames:
     """What a row's fields are called, where it is not what the reader expects. solution: worked out, for examples.
-
-    source: what several questions may share, as a passage, so that their answers are not independent.
+    source: what several questions share, as a passage, so that their answers are not independent.
     """
 
     question: str | None = None
@@ -66,14 +64,11 @@ class FieldNames:
 class DatasetConfig:
     r"""Where problems come from and how they are asked.
 
-    hub, subset, split: a data set of the hub. path: a local file or folder
-    instead (jsonl, json, csv, tsv, parquet; what datasets' save_to_disk wrote). task,
-    params, size, seed: a task of reasoning-gym.
-    reader: how a row is read, by a name of `data.READERS` or the dotted path of a function that takes a row,
-    an id and these settings and returns a `ttc` Problem. fields: what the row's fields are called.
-    extract, grader: dotted paths of functions of one's own, which take the place of answer_kind:
-    (text) -> the answer or None, and (gold, answer) -> bool; see `grading`.
-    limit, offset: which problems; a task makes as many as `limit` says, `size` without one.
+    hub, subset, split: a data set of the hub. path: a local file or folder instead (jsonl, json, csv, tsv, parquet,
+    what datasets' save_to_disk wrote). task, params, size, seed: a task of reasoning-gym.
+    limit, offset: which problems; a task makes as many as `limit` says.
+    reader: how a row is read, by a name of `data.READERS` or the dotted path of a function (row, id, these settings)
+    -> Problem. extract, grader: dotted paths of functions in place of answer_kind, see `grading`.
     instruction: the words around a question. raw: they are the whole prompt, with no chat template around them.
     chat_options: what else the chat template takes, as {enable_thinking: false}.
     keep_generated: see `ttc.text.prompt.PromptTemplate`.
@@ -120,18 +115,7 @@ class DatasetConfig:
 
 @dataclass
 class RunConfig:
-    """name: the folder under output_dir; the same name goes on where it stopped. batch: the most problems under way at
-    once, null for as many as there is room for.
-
-    max_tokens, max_generated_tokens, max_calls, max_wall_s: budgets per problem (generated plus verifier tokens,
-    generated tokens, expansions, seconds).
-    show_questions: print each question as it is solved (GPQA's authors ask not to publish theirs).
-    show_example: print one solved problem at the end. retry_failed: solve problems again that failed before.
-    record_tokens: keep every node's token ids and log-probabilities in the records, for `experiments.export`.
-    shard: "2/4" solves the second of four parts of the problems, for as many processes or machines; see
-    `experiments.merge`. threads: of this process, null for as many as it may use; shards share the cores.
-    dry: print the configuration and three prompts, and stop before the weights are loaded.
-    """
+    """Described by `python -m experiments.run --help`."""
 
     name: str = "???"
     output_dir: str = "outputs"
@@ -152,9 +136,8 @@ class RunConfig:
 
 @dataclass
 class ConfidenceGatedConfig:
-    """inner: the verifier that may be skipped, by name; as verifier/inner=NAME it can be given settings of its own.
-
-    calibration: a file of `experiments.calibrate`, whose thresholds take the place of tau_conf and r_gap.
+    """inner: the verifier that may be skipped, by name or as verifier/inner=NAME. calibration: a file of
+    `experiments.calibrate`, whose thresholds take the place of tau_conf and r_gap.
     """
 
     _target_: str = "verifiers.ConfidenceGatedVerifier"
@@ -198,11 +181,7 @@ class Config:
 
 @dataclass
 class CalibrateConfig:
-    """file: where the calibration goes. level: what is calibrated, 1 for the confidence gate, 2 for the early exit.
-
-    max_disagreement: null for RKSC's rules, else the share of problems that may end with another solution. eps: for
-    RKSC's rule of level 2, see `ttc.calibration.early_exit.paper_rule`.
-    """
+    """Described by `python -m experiments.calibrate --help`."""
 
     file: str = "???"
     level: int = 1
@@ -212,17 +191,7 @@ class CalibrateConfig:
 
 @dataclass
 class ServeConfig:
-    """host, port: where the server listens; port 0 takes a free one. name: what clients call the model, null for its
-    own name.
-
-    key_env: the environment variable that holds the key which callers must send; none is asked for where it is empty
-    or not set. open: serve other machines without a key.
-    max_body_bytes: of a request. max_prompt_tokens: null for what the model's context holds.
-    max_tokens: of an answer, and of any setting of a search that counts tokens. max_width: of any other whole number
-    that a request gives a search.
-    max_problems: waiting or under way; more are refused for now.
-    shutdown_s: how long requests under way may take to end once the server is told to stop.
-    """
+    """Described by `ttc-serve --help`."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -239,15 +208,7 @@ class ServeConfig:
 
 @dataclass
 class TrainConfig:
-    """folder: where the head, its card and its data go. record: a file for the figures too.
-
-    data: how the settings of the data set differ for the problems to train on; see `train_verifier.problems.source`.
-    problems: how many of those. validation: the share of them that regularisation is chosen on.
-    rollouts: solutions of each. continuations: of each step's end. labels: see `train_verifier.rollouts.Solution`.
-    temperature: of these and of the samples. step_tokens, max_steps: of a solution. separator: what ends a step.
-    prompt: what the head reads before a solution, null for the policy's own prompt.
-    samples: of best-of-n, on the problems to test.
-    """
+    """Described by `python -m experiments.train_verifier --help`."""
 
     folder: str = "???"
     record: str | None = None
@@ -269,11 +230,11 @@ WRITTEN: dict[type, type] = {
     verifiers.ConfidenceGatedVerifier: ConfidenceGatedConfig,
     verifiers.EnsembleVerifier: EnsembleConfig,
 }
-"""The configuration classes of those that are no dataclasses of plain values."""
+"""Configuration classes of verifiers that are no dataclasses of plain values."""
 
 
 def classes(folder: str) -> dict[str, type]:
-    """The classes that are choices, by their names: what a package lists from this folder of it."""
+    """The public classes of a folder, by the names of their choices."""
     package = import_module(folder.partition(".")[0])
     return {choice: getattr(package, name) for choice, name in public_classes(folder).items()}
 
@@ -293,8 +254,9 @@ POLICIES: dict[str, type] = {**classes("ttc.residency"), "auto": ttc.Auto}
 
 @dataclass(frozen=True)
 class Group:
-    """choices: the classes of a group of the configuration, by the names of their choices. base: what a class of the
-    user's own inherits from; None for a verifier, which is anything that rates."""
+    """choices: the classes of a group, by the names of their choices. base: what a user's class inherits from, None for
+    anything that rates.
+    """
 
     choices: Mapping[str, type]
     base: type | None
@@ -310,6 +272,10 @@ GROUPS = {
     "gate": Group(GATES, ttc.DecodeGate),
     "backend": Group(BACKENDS, ttc.Endpoint),
 }
+
+
+WITHOUT = {"verifier": "none", "cache": "none", "gate": "none", "placement": "resident", "backend": "local"}
+"""The choice that leaves a group out."""
 
 
 def target_of(target: type) -> str:
@@ -348,11 +314,7 @@ def register() -> None:
     register_names()
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
-    for group, node in (
-        ("model", ModelConfig),
-        ("dataset", DatasetConfig),
-        ("run", RunConfig),
-    ):
+    for group, node in (("model", ModelConfig), ("dataset", DatasetConfig), ("run", RunConfig)):
         store.store(group=group, name="schema", node=node)
     for group, part in GROUPS.items():
         for name, target in part.choices.items():
@@ -368,7 +330,5 @@ def register() -> None:
     store.store(name="calibrate_schema", node=extended("calibrate", CalibrateConfig))
     store.store(name="train_verifier_schema", node=extended("train", TrainConfig))
     store.store(name="serve_schema", node=extended("serve", ServeConfig))
-    for group in ("verifier", "cache", "gate"):
-        store.store(group=group, name="none_schema", node={"_target_": None})
-    for group, name in (("backend", "local"), ("placement", "resident")):
+    for group, name in WITHOUT.items():
         store.store(group=group, name=f"{name}_schema", node={"_target_": None})

@@ -12,15 +12,16 @@ from typing import Any, TextIO, TypeVar
 
 from tqdm import tqdm
 
+from experiments.cli.tables import labelled
 from experiments.runs.stats import wilson
 
 WIDTH = 80
-"""The most columns that a line of progress takes."""
+"""Columns of a line of progress."""
 SHOWN_REASONS = 5
 
 
 def say(text: str) -> None:
-    """A line beside the results, at once."""
+    """A line on standard error, at once."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -32,7 +33,7 @@ class OnScreen(logging.Handler):
 
 
 def show_logged() -> None:
-    """Let the engine's own words come to the screen, whatever has been made of Python's logging before."""
+    """Let what `ttc` logs come to the screen, whatever has been made of Python's logging before."""
     logger = logging.getLogger("ttc")
     logger.disabled = False
     logger.setLevel(logging.WARNING)
@@ -45,6 +46,11 @@ def show_logged() -> None:
 T = TypeVar("T")
 
 
+def bar_options() -> dict[str, Any]:
+    """Of every bar."""
+    return {"ncols": min(WIDTH, shutil.get_terminal_size().columns), "leave": False, "disable": False}
+
+
 def with_progress(
     items: Iterable[T], label: str, what: str = "problems", every_s: float = 30.0, total: int | None = None
 ) -> Iterator[T]:
@@ -52,12 +58,10 @@ def with_progress(
 
     total: how many there are, of what has no length.
     """
-    total = total if total is not None or not isinstance(items, Sized) else len(items)
+    if total is None and isinstance(items, Sized):
+        total = len(items)
     if sys.stderr.isatty():
-        columns = min(WIDTH, shutil.get_terminal_size().columns)
-        yield from tqdm(
-            items, label, total, file=sys.stderr, ncols=columns, leave=False, disable=False, unit=f" {what}"
-        )
+        yield from tqdm(items, label, total, file=sys.stderr, unit=f" {what}", **bar_options())
         return
     last = time.monotonic()
     for done, item in enumerate(items):
@@ -70,9 +74,8 @@ def with_progress(
 class Progress:
     """How far a run is: a bar on a terminal, elsewhere a plain line now and then.
 
-    label: a short name. total: the problems of the run. records: those that are done, which grows as the run goes on.
-    engine: asked for the tokens of the problems under way and for the KV in use, twice a second and from a thread of
-    its own, so that the screen moves while a batch is solved. every_s: seconds between two plain lines.
+    total: the problems of the run. records: those that are done, which grows as the run goes on. engine: a thread asks
+    it twice a second for the tokens under way and the KV in use. every_s: seconds between two plain lines.
     """
 
     def __init__(
@@ -85,7 +88,10 @@ class Progress:
         out: TextIO | None = None,
         every_s: float = 30.0,
     ):
-        self.label, self.total, self.records, self.engine = label, total, records, engine
+        self.label = label
+        self.total = total
+        self.records = records
+        self.engine = engine
         self.out = out or sys.stderr
         self.every_s = every_s
         self.solved_tokens = 0  # of the problems that this process has solved
@@ -93,10 +99,7 @@ class Progress:
         self.started = self.last_line = time.monotonic()
         self.bar: tqdm[Any] | None = None
         if self.out.isatty():
-            columns = min(WIDTH, shutil.get_terminal_size().columns)
-            self.bar = tqdm(
-                total=total, file=self.out, ncols=columns, leave=False, disable=False, bar_format=self.bar_format()
-            )
+            self.bar = tqdm(total=total, file=self.out, bar_format=self.bar_format(), **bar_options())
         self._stop = Event()
         self._thread = Thread(target=self._watch, name="progress", daemon=True)
 
@@ -117,15 +120,12 @@ class Progress:
             self.show()
 
     def solved(self, tokens: int) -> None:
-        """A problem is done, for so many tokens."""
         self.solved_tokens += tokens
 
     def note(self, text: str) -> None:
-        """Show a text above the bar."""
         tqdm.write(text, file=self.out)
 
     def show(self) -> None:
-        """Bring the screen up to date."""
         self.tokens = max(self.tokens, self.solved_tokens + self.tokens_under_way())
         if self.bar is not None:
             self.bar.n = len(self.records)
@@ -172,13 +172,8 @@ class Progress:
 
     def bar_format(self) -> str:
         """For tqdm: the label, problems, a bar, and the numbers, which leave room for the bar in 80 columns."""
-        parts = [f"{short(self.tokens)} tok", f"{short(self.tokens_per_s)}/s"]
-        if kv := self._kv_bytes():
-            parts.append(f"KV {as_bytes(kv)}")
-        if self.accuracy is not None:
-            parts.insert(0, "{:.0f}% [{:.0f}-{:.0f}]".format(*self.accuracy))
-        if (left := self.left_s) is not None:
-            parts.append(f"{as_time(left)} left")
+        accuracy = [] if self.accuracy is None else ["{:.0f}% [{:.0f}-{:.0f}]".format(*self.accuracy)]
+        parts = [*accuracy, f"{short(self.tokens)} tok", f"{short(self.tokens_per_s)}/s", *self._room_and_time()]
         label = self.label[:10].replace("{", "(").replace("}", ")")
         return f"{label} {{n_fmt}}/{{total_fmt}} |{{bar}}| " + " ".join(parts)
 
@@ -187,14 +182,13 @@ class Progress:
         parts.append(f"{self.tokens_per_s:,.0f} tokens/s")
         if self.accuracy is not None:
             parts.append("{:.0f}% right [95%: {:.0f}% to {:.0f}%]".format(*self.accuracy))
-        if kv := self._kv_bytes():
-            parts.append(f"KV {as_bytes(kv)}")
-        if (left := self.left_s) is not None:
-            parts.append(f"{as_time(left)} left")
-        return ", ".join(parts)
+        return ", ".join([*parts, *self._room_and_time()])
 
-    def _kv_bytes(self) -> int:
-        return self.engine.kv_bytes() if hasattr(self.engine, "kv_bytes") else 0
+    def _room_and_time(self) -> Iterator[str]:
+        if hasattr(self.engine, "kv_bytes") and (kv := self.engine.kv_bytes()):
+            yield f"KV {as_bytes(kv)}"
+        if (left := self.left_s) is not None:
+            yield f"{as_time(left)} left"
 
 
 def short(number: float) -> str:
@@ -225,7 +219,7 @@ def as_time(seconds: float) -> str:
 
 
 def _cut_off(summary: dict[str, Any]) -> Iterator[str]:
-    """How many answers have no end, and what would give them room: the limit that cut them."""
+    """How many answers have no end, and the limit that cut them."""
     ways = {"search": "search.max_tokens or max_steps", "context": "a model with a longer context"}
     for cause, count in summary.get("truncated_by", {}).items():
         yield f"{count} answers have no end; more tokens: {ways.get(cause, cause)}"
@@ -244,14 +238,12 @@ def table(name: str, summary: dict[str, Any]) -> str:
         ("tokens per problem", f"{summary['generated_tokens_per_problem']:.0f}"),
         ("verifier tokens", f"{summary['verifier_tokens']}"),
         *((f"approximate: {what.replace('_', ' ')}", str(n)) for what, n in summary["approximate"].items()),
-        *([("moved", f"{moved[0]:,.1f} MiB to the device, {moved[1]:,.1f} MiB back")] if any(moved) else []),
-        (
-            "time",
-            f"{summary['seconds']:.1f} s" + (", over a simulated link" if "simulated_link_gbps" in summary else ""),
-        ),
     ]
-    width = max(len(label) for label, _ in rows)
-    return "\n".join([f"\n{name}", *(f"  {label:<{width}}  {value}" for label, value in rows)])
+    if any(moved):
+        rows.append(("moved", f"{moved[0]:,.1f} MiB to the device, {moved[1]:,.1f} MiB back"))
+    link = ", over a simulated link" if "simulated_link_gbps" in summary else ""
+    rows.append(("time", f"{summary['seconds']:.1f} s{link}"))
+    return f"\n{name}\n{labelled(rows)}"
 
 
 def failures(summary: dict[str, Any]) -> str:
@@ -278,16 +270,9 @@ def sweep_table(jobs: Sequence[tuple[Sequence[str], dict[str, Any] | str]]) -> s
             rows.append((name, f"error: {outcome}", "", "", "", ""))
             continue
         low, high = outcome["accuracy_95"]
-        rows.append(
-            (
-                name,
-                f"{outcome['accuracy']:.1%}",
-                f"{low:.1%} to {high:.1%}",
-                f"{outcome['generated_tokens_per_problem']:.0f}",
-                str(outcome["failures"]),
-                f"{outcome['seconds']:.1f} s",
-            )
-        )
+        tokens = f"{outcome['generated_tokens_per_problem']:.0f}"
+        cells = (f"{outcome['accuracy']:.1%}", f"{low:.1%} to {high:.1%}", tokens)
+        rows.append((name, *cells, str(outcome["failures"]), f"{outcome['seconds']:.1f} s"))
     solved = [row for row in rows if any(row[2:])]
     widths = [max(len(row[i]) for row in (rows if i == 0 else solved)) for i in range(len(rows[0]))]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -24,10 +24,10 @@ class Shard:
     @classmethod
     def read(cls, text: str) -> Shard:
         """From "2/4". Raises InvalidInput for anything else."""
-        found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
-        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
             raise InvalidInput(f"run.shard={text} is no part of a whole; the second of four is run.shard=2/4")
-        return cls(int(found[1]), int(found[2]))
+        return cls(int(match[1]), int(match[2]))
 
     @classmethod
     def of_run(cls, config: DictConfig) -> Shard | None:
@@ -46,14 +46,14 @@ class Shard:
 def threads(config: DictConfig) -> int | None:
     """How many threads this process should use; None for what the libraries choose by themselves.
 
-    run.threads, if it is given. Else a shard takes its share of the cores, as all shards are taken to run on this
-    machine; unless OMP_NUM_THREADS or a Slurm job says what a process may use.
+    run.threads, else a shard's share of this machine's cores, unless OMP_NUM_THREADS or a Slurm job says otherwise.
     """
-    wanted, shard = config.run.get("threads"), Shard.of_run(config)
-    if wanted is not None:
-        if wanted < 1:
-            raise InvalidInput(f"run.threads={wanted} must be at least 1, or null")
-        return int(wanted)
+    count = config.run.get("threads")
+    if count is not None:
+        if count < 1:
+            raise InvalidInput(f"run.threads={count} must be at least 1, or null")
+        return int(count)
+    shard = Shard.of_run(config)
     if shard is None or "OMP_NUM_THREADS" in os.environ or "SLURM_JOB_ID" in os.environ:
         return None
     return max(1, len(os.sched_getaffinity(0)) // shard.count)

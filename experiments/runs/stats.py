@@ -1,8 +1,8 @@
 """The statistics of evaluations: intervals, tests of paired answers, and estimates over subsets of samples.
 
 After Miller, "Adding Error Bars to Evals" (2024, arXiv 2411.00640) where nothing else is said. A value belongs to one
-question: 0 or 1 for a single run, the mean over the runs of a question that was asked several times. Questions that
-share a source, as a passage, are a cluster: they are right or wrong together, so the error is that of the clusters.
+question: 0 or 1 for a single run, else the mean over its runs. Questions that share a source, as a passage, are a
+cluster: they are right or wrong together, so the error is that of the clusters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 Z95 = 1.959963984540054
 POWER = 0.8
-"""The chance with which a difference as large as the minimal detectable effect is found."""
+"""The chance with which a difference as large as the minimal detectable effect is seen."""
 
 Clusters = Sequence[Hashable] | None
 """The source of each question; None where every question is its own."""
@@ -24,7 +24,7 @@ Clusters = Sequence[Hashable] | None
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its standard error (NaN where it is not known) and 95% interval. interval: how that was found."""
+    """A mean, its standard error (NaN where it is not known) and its 95% interval. interval: by which method."""
 
     mean: float
     error: float
@@ -37,10 +37,9 @@ class Estimate:
 class Paired:
     """What two rows differ by on the same questions: the mean of A - B.
 
-    correlation: of A's and B's values; None where one of them is constant. p: two-sided, below 0.05
-    exactly where the difference's interval leaves out 0. test: "McNemar", "z", or "z, not paired".
-    detectable: the difference that a comparison like this one finds with 80% probability at the 5%
-    level; None where the values say nothing about their spread.
+    correlation: of A's and B's values; None where one of them is constant. p: two-sided, below 0.05 exactly where the
+    interval leaves out 0. test: "McNemar", "z", or "z, not paired". detectable: see `detectable_effect`; None where
+    the values say nothing about their spread.
     """
 
     difference: Estimate
@@ -62,10 +61,8 @@ def wilson(correct: float, total: int, z: float = Z95) -> tuple[float, float]:
 
 
 def standard_error(values: Sequence[float], clusters: Clusters = None) -> float:
-    """Of the mean of `values`, one per question: their standard deviation / sqrt(n), or the clustered one (Miller,
-    Section 2.2), times sqrt(G / (G - 1)) for G clusters, so that clusters of one question give the plain error.
-
-    NaN where one question, or one cluster, says nothing about the spread.
+    """Of the mean of `values`, one per question: the clustered one (Miller, Section 2.2), times sqrt(G / (G - 1)) for G
+    clusters, so that clusters of one question give the plain error. NaN for a single cluster.
     """
     gaps = np.asarray(values, dtype=float) - np.mean(values)
     groups = range(len(values)) if clusters is None else clusters
@@ -84,7 +81,8 @@ def accuracy(values: Sequence[float], clusters: Clusters = None) -> Estimate:
     and 1. Where that error is 0 or unknown (all questions alike), Wilson's over the questions, or over the clusters:
     an interval without width would claim too much.
     """
-    mean, n = float(np.mean(values)), len(values)
+    mean = float(np.mean(values))
+    n = len(values)
     apart = clusters is None or len(set(clusters)) == n
     if apart and all(value in (0, 1) for value in values):
         return Estimate(mean, math.sqrt(mean * (1 - mean) / n), *wilson(sum(values), n), "Wilson")
@@ -97,43 +95,39 @@ def accuracy(values: Sequence[float], clusters: Clusters = None) -> Estimate:
 
 
 def paired(a: Sequence[float], b: Sequence[float], clusters: Clusters = None) -> Paired:
-    """A minus B over the same questions, by a score test: the error is that under the difference
-    which is tried. p tries 0, and the 95% interval holds the differences with p of 0.05 or more.
+    """A minus B over the same questions, by a score test; the 95% interval holds what it does not reject.
 
-    McNemar's test with Tango's interval where both are single runs of questions with sources of
-    their own. Otherwise the same test of the questions', or sources', differences (`_sums_test`).
+    McNemar's test with Tango's interval where both are single runs of questions with different sources. Otherwise the
+    same test of the questions', or sources', differences (`_sums_test`).
     """
     gaps = np.asarray(a, dtype=float) - np.asarray(b, dtype=float)
-    mean, error = float(gaps.mean()), standard_error(gaps.tolist(), clusters)
+    error = standard_error(gaps.tolist(), clusters)
     apart = clusters is None or len(set(clusters)) == len(a)
-    single = apart and all(value in (0, 1) for value in (*a, *b))
-    if single:
+    if apart and all(value in (0, 1) for value in (*a, *b)):
         only_a, only_b = int((gaps > 0).sum()), int((gaps < 0).sum())
-        p, low, high = mcnemar(only_a, only_b), *tango(only_a, only_b, len(gaps))
+        p = mcnemar(only_a, only_b)
+        low, high = tango(only_a, only_b, len(gaps))
+        test, interval = "McNemar", "Tango"
     else:
         p, low, high = _sums_test(gaps, clusters)
-    difference = Estimate(mean, error, low, high, "Tango" if single else "score")
+        test, interval = "z", "score"
+    difference = Estimate(float(gaps.mean()), error, low, high, interval)
     detectable = detectable_effect(error * error * len(a), len(a)) if error > 0 else None
-    return Paired(difference, correlation(a, b), p, "McNemar" if single else "z", detectable)
+    return Paired(difference, correlation(a, b), p, test, detectable)
 
 
 def mcnemar(only_a: float, only_b: float) -> float:
-    """Two-sided p of McNemar's test (1947) without a correction: of the questions that one of two
-    runs alone got right, how many each did.
+    """Two-sided p of McNemar's test (1947) without a correction: the score test, which Tango's interval inverts.
 
-    Under the null hypothesis either is as likely, so their difference has the variance of their
-    sum. This is the score test, which Tango's interval inverts.
+    only_a, only_b: the questions that one of two runs alone got right.
     """
     differing = only_a + only_b
     return 1.0 if differing == 0 else _two_sided((only_a - only_b) / math.sqrt(differing))
 
 
 def tango(only_a: float, only_b: float, total: int, z: float = Z95) -> tuple[float, float]:
-    """The score interval of the difference of two paired proportions (Tango, 1998): the differences
-    that the score test does not reject. It leaves out 0 exactly where `mcnemar` gives p < 0.05.
-
-    only_a, only_b: the questions that one of two runs alone got right, of `total`.
-    """
+    """The score interval of the difference of two paired proportions (Tango, 1998), with arguments as of `mcnemar`. It
+    leaves out 0 exactly where that gives p < 0.05."""
     return -_tango_end(only_b, only_a, total, z), _tango_end(only_a, only_b, total, z)
 
 
@@ -148,7 +142,8 @@ def _tango_end(only_a: float, only_b: float, total: int, z: float) -> float:
         variance = total * (2 * share + delta * (1 - delta))
         return (only_a - only_b - total * delta) ** 2 > z * z * variance
 
-    kept, beyond = (only_a - only_b) / total, 1.0
+    kept = (only_a - only_b) / total
+    beyond = 1.0
     if not rejected(beyond):
         return beyond
     while (middle := (kept + beyond) / 2) not in (kept, beyond):
@@ -159,18 +154,19 @@ def _tango_end(only_a: float, only_b: float, total: int, z: float) -> float:
 def _sums_test(gaps: np.ndarray, clusters: Clusters, z: float = Z95) -> tuple[float, float, float]:
     """p of no difference, and the ends of the 95% interval, for differences of questions' means.
 
-    Sources are independent, each with a sum S of its questions' differences d - delta. Under the
-    difference delta, sum S / sqrt(sum S^2) is about normal: what McNemar's test is for single runs,
-    and what the permutation test comes to that exchanges the rows of whole sources.
+    Sources are independent, each with a sum S of its questions' differences d - delta. Under the difference delta,
+    sum S / sqrt(sum S^2) is about normal, which for single runs is McNemar's test.
     Where all sources differ alike, they show no spread: each question then counts as a single run.
     """
     groups = range(len(gaps)) if clusters is None else clusters
     place = {group: i for i, group in enumerate(dict.fromkeys(groups))}
-    sums, sizes = np.zeros(len(place)), np.zeros(len(place))
+    sums = np.zeros(len(place))
+    sizes = np.zeros(len(place))
     for group, gap in zip(groups, gaps, strict=True):
         sums[place[group]] += gap
         sizes[place[group]] += 1
-    total, mean = float(sizes.sum()), float(gaps.mean())
+    total = float(sizes.sum())
+    mean = float(gaps.mean())
     if np.allclose(sums, mean * sizes, atol=1e-12):
         trials = len(place)
         counts = max(0.0, mean) * trials, max(0.0, -mean) * trials
@@ -196,13 +192,13 @@ def _two_sided(z: float) -> float:
 
 
 def unpaired(a: Estimate, b: Estimate) -> Paired:
-    """A minus B of rows on different questions. The interval is made of both rows' (Newcombe, 1998, method 10), and p
-    is that of a z test with the error on its side towards 0, so that both agree on whether there is a difference."""
+    """A minus B of rows on different questions. The interval is made of both rows' (Newcombe, 1998, method 10); p is of
+    a z test with the error on its side towards 0, so that both agree on whether there is a difference."""
     gap = a.mean - b.mean
     low = gap - math.hypot(a.mean - a.low, b.high - b.mean)
     high = gap + math.hypot(a.high - a.mean, b.mean - b.low)
     towards = (gap - low if gap > 0 else high - gap) / Z95
-    p = 1.0 if gap == 0 else 2 * NormalDist().cdf(-abs(gap) / towards)
+    p = 1.0 if gap == 0 else _two_sided(gap / towards)
     error = math.hypot(a.error, b.error)
     detectable = detectable_effect(error * error, 1) if error > 0 else None
     return Paired(Estimate(gap, error, low, high, "both rows' intervals"), None, p, "z, not paired", detectable)
@@ -216,9 +212,9 @@ def correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values (Holm, 1979), in the order given: below 0.05, the chance that any one of all is a false
-    alarm stays below 5%."""
-    adjusted, highest = [0.0] * len(ps), 0.0
+    """Holm's adjusted p-values (Holm, 1979), in the order given."""
+    adjusted = [0.0] * len(ps)
+    highest = 0.0
     for rank, place in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
         highest = max(highest, min(1.0, (len(ps) - rank) * ps[place]))
         adjusted[place] = highest
@@ -228,8 +224,7 @@ def holm(ps: Sequence[float]) -> list[float]:
 def detectable_effect(variance: float, n: int, alpha: float = 0.05, power: float = POWER) -> float:
     """The smallest true difference that n questions show with probability `power` at level `alpha` (Miller, Section 5).
 
-    variance: of a question's difference, omega^2 + sigma_A^2 / K_A + sigma_B^2 / K_B: between questions, and within
-    them over the K runs of each side. The variance of the paired differences estimates this sum.
+    variance: of a question's difference, between questions and within them over its runs.
     """
     normal = NormalDist()
     return (normal.inv_cdf(1 - alpha / 2) + normal.inv_cdf(power)) * math.sqrt(variance / n)
@@ -247,9 +242,8 @@ def maj_at_k(votes: Sequence[tuple[int, bool]], invalid: int, k: int) -> float:
     """The chance that the most frequent answer of k samples is right, over all subsets of k; a tie counts in part.
 
     votes: for each answer, how many of the n samples gave it, and whether it is right. invalid: samples without an
-    answer, which have no vote. Among t equally frequent answers each is chosen with probability 1/t.
-    Nothing is drawn: subsets are counted by polynomials, one for each answer, in which x^i stands for i of its
-    votes in the subset and y for a tie with the right answer. The time grows with k^2 and the number of answers.
+    answer. Subsets are counted by polynomials, one for each answer, in which x^i stands for i of its votes in the
+    subset and y for a tie with the right answer. The time grows with k^2 and the number of answers.
     """
     n = sum(count for count, _ in votes) + invalid
     total = math.comb(n, k)
@@ -258,23 +252,23 @@ def maj_at_k(votes: Sequence[tuple[int, bool]], invalid: int, k: int) -> float:
         if not right:
             continue
         others = [other for i, (other, _) in enumerate(votes) if i != place]
-        for own in range(1, min(count, k) + 1):
-            ways = _subsets(others, invalid, own, k - own)  # (ties,)
-            share += math.comb(count, own) / total * float((ways / np.arange(1, len(ways) + 1)).sum())
+        for votes_right in range(1, min(count, k) + 1):
+            ways = _subsets(others, invalid, votes_right, k - votes_right)  # (ties,)
+            share += math.comb(count, votes_right) / total * float((ways / np.arange(1, len(ways) + 1)).sum())
     return share
 
 
-def _subsets(others: Sequence[int], invalid: int, own: int, size: int) -> np.ndarray:
-    """How many subsets of `size` samples, none of an answer's `own` votes, give no other answer more votes than it has,
-    by the number of answers that have as many: (ties + 1,)."""
-    ties = min(len(others), size // own)
+def _subsets(others: Sequence[int], invalid: int, votes: int, size: int) -> np.ndarray:
+    """How many subsets of `size` other samples give no other answer more than `votes`, by the number of answers that
+    have as many: (ties + 1,)."""
+    ties = min(len(others), size // votes)
     ways = np.zeros((size + 1, ties + 1))
     ways[: min(invalid, size) + 1, 0] = [float(math.comb(invalid, i)) for i in range(min(invalid, size) + 1)]
     for count in others:
         longer = ways.copy()
-        for i in range(1, min(count, own - 1, size) + 1):
+        for i in range(1, min(count, votes - 1, size) + 1):
             longer[i:] += math.comb(count, i) * ways[:-i]
-        if own <= min(count, size):
-            longer[own:, 1:] += math.comb(count, own) * ways[:-own, :-1]
+        if votes <= min(count, size):
+            longer[votes:, 1:] += math.comb(count, votes) * ways[:-votes, :-1]
         ways = longer
     return ways[size]

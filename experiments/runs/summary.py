@@ -7,6 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from omegaconf import DictConfig
+
+from experiments.runs.config_values import as_dict
+from experiments.runs.parameters import run_parameters
 from experiments.runs.records import vote_of
 from experiments.runs.stats import maj_at_k, pass_at_k, wilson
 
@@ -20,24 +24,23 @@ def failed(record: Mapping[str, Any]) -> bool:
 
 
 def failure_reasons(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Why problems failed, `{"reason", "count"}`, the most frequent first. Reasons that differ in numbers or quoted
-    names alone are one, shown as the first of them."""
+    """Why problems failed, the most frequent first; reasons that differ in numbers or quoted names alone are one."""
     groups: dict[str, list[str]] = {}
     for record in filter(failed, records):
         alike = re.sub(r"\d[\d,.]*|'[^']*'", "#", record["error"])
         groups.setdefault(alike, []).append(record["error"])
-    found = [{"reason": " ".join(reasons[0].split()), "count": len(reasons)} for reasons in groups.values()]
-    return sorted(found, key=lambda entry: -entry["count"])
+    counts = [{"reason": " ".join(reasons[0].split()), "count": len(reasons)} for reasons in groups.values()]
+    return sorted(counts, key=lambda entry: -entry["count"])
 
 
 def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Accuracy with its 95% interval, pass@k and maj@k over the final branches, tokens, time, and what was approximate.
 
-    A problem that failed counts as wrong everywhere. k runs over the powers of two that every solved problem has
-    branches for. Both are over all subsets of k branches; in maj@k ties count in part.
+    A problem that failed counts as wrong everywhere. pass@k and maj@k are over all subsets of k branches; in maj@k ties
+    count in part.
     """
-    right = [r for r in records if not failed(r)]
-    total, correct = len(records), sum(map(is_right, records))
+    total = len(records)
+    correct = sum(map(is_right, records))
     ks = widths(records)
     low, high = wilson(correct, total)
     tokens = [r["usage"]["generated_tokens"] for r in records]
@@ -46,15 +49,15 @@ def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "correct": correct,
         "accuracy": correct / total if total else 0.0,
         "accuracy_95": [low, high],
-        "accuracy_strict": _mean([is_right_strictly(r) for r in records]),
-        "failures": total - len(right),
+        "accuracy_strict": mean([is_right_strictly(r) for r in records]),
+        "failures": sum(map(failed, records)),
         "failure_reasons": failure_reasons(records),
         "truncated": sum(r.get("truncated", False) for r in records),
         "truncated_by": dict(Counter(cause for r in records if (cause := r.get("truncated_by")))),
-        "pass_at_k": {str(k): _mean([pass_share(r, k) for r in records]) for k in ks},
-        "maj_at_k": {str(k): _mean([majority_share(r, k) for r in records]) for k in ks},
+        "pass_at_k": {str(k): mean([pass_share(r, k) for r in records]) for k in ks},
+        "maj_at_k": {str(k): mean([majority_share(r, k) for r in records]) for k in ks},
         "generated_tokens": sum(tokens),
-        "generated_tokens_per_problem": _mean(tokens),
+        "generated_tokens_per_problem": mean(tokens),
         "verifier_tokens": sum(r["usage"]["verifier_tokens"] for r in records),
         "approximate": {name: n for name, n in approximations(records).items() if n},
         "prompt_tokens": sum(r["usage"]["prompt_tokens"] for r in records),
@@ -63,10 +66,23 @@ def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def summary_of(config: DictConfig, records: list[dict[str, Any]], goes: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a run's summary.json holds. goes: what its records were made by (see `RunFolder`)."""
+    summary = summarise(records)
+    gbps = [part.link_gbps for part in (config.memory, config.placement) if part.get("link_gbps") is not None]
+    if gbps:
+        summary["simulated_link_gbps"] = gbps[0]
+    summary["seconds"] = seconds_at_work(records)
+    summary["parameters"] = run_parameters(config.model.name, as_dict(config.verifier, resolve=True))
+    summary["made_by"] = goes
+    return summary
+
+
 def seconds_at_work(records: Sequence[dict[str, Any]]) -> float:
     """Seconds in which at least one problem was under way; the time between two sittings of a run is none of them."""
     spans = sorted((r["timing"]["finished_at"] - r["timing"]["wall_s"], r["timing"]["finished_at"]) for r in records)
-    total, until = 0.0, float("-inf")
+    total = 0.0
+    until = float("-inf")
     for start, end in spans:
         total += max(0.0, end - max(start, until))
         until = max(until, end)
@@ -84,7 +100,7 @@ def approximations(records: Sequence[dict[str, Any]]) -> dict[str, int]:
     }
 
 
-def _mean(values: Sequence[float]) -> float:
+def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
@@ -125,10 +141,8 @@ def majority_share(record: Mapping[str, Any], k: int) -> float:
 
 
 def votes(branches: Sequence[dict[str, Any]]) -> tuple[list[tuple[int, bool]], int]:
-    """How many branches gave each answer, with whether it is right, and how many gave none: `maj_at_k`'s arguments.
-
-    An answer is right if the first branch that gave it is, in the order of their paths: all others
-    were grouped with that one.
+    """`maj_at_k`'s arguments: how many branches gave each answer, with whether it is right, and how many gave none. An
+    answer is right if the first branch that gave it is, in the order of their paths: the others were grouped with it.
     """
     keys = [vote_of(branch) for branch in branches]
     first = sorted(branches, key=lambda branch: branch["path"])

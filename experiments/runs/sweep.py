@@ -61,8 +61,8 @@ def _one_value(override: Override) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job. overrides: what was typed for it. result: its summary, or why it failed. folder: of a whole
-    run, None for a shard and for a job that failed."""
+    """overrides: what was typed for the job. result: its summary, or why it failed. folder: of a whole run, None for a
+    shard and for a job that failed."""
 
     overrides: list[str]
     result: dict[str, Any] | str
@@ -82,8 +82,7 @@ class Outcomes:
     @classmethod
     @contextmanager
     def kept(cls, arguments: Sequence[str]) -> Iterator[Outcomes]:
-        """As long as they are needed. They lie here where a launcher is used: a cluster's machines share this folder
-        rather than /tmp."""
+        """As long as they are needed; in this folder for a launcher, as a cluster's machines do not share /tmp."""
         elsewhere = any(word.lstrip("+").startswith("hydra/launcher=") for word in arguments)
         with TemporaryDirectory(prefix=".ttc-sweep-", dir=Path.cwd() if elsewhere else None) as place:
             yield cls(Path(place))

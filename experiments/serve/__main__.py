@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import sys
 
-from experiments.cli.command import perform
+from experiments.cli.command import perform_or_help
 
 
 def main() -> None:
-    arguments = sys.argv[1:]
-    if {"-h", "--help"} & set(arguments):
-        from experiments.cli.help import SERVE
-
-        print(SERVE, end="")
-        return
-    perform(launch, f"serve {' '.join(arguments)}".strip())
+    perform_or_help(launch, "serve", " ".join(["serve", *sys.argv[1:]]))
 
 
 def launch() -> None:
     """Serve until told to stop."""
     from hydra.core.hydra_config import HydraConfig
 
-    from experiments.runs.configured import configured
+    from experiments.runs.hydra_command import configured
 
     try:
         from experiments.serve.launch import run

@@ -13,8 +13,8 @@ import uvicorn
 from omegaconf import DictConfig
 
 from experiments.runs.build import check_backend, check_run, make_backend, make_verifier, resolved, solve_options
+from experiments.runs.config_values import as_dict
 from experiments.runs.grading import Reading
-from experiments.runs.plain import as_dict
 from experiments.runs.screen import say, show_logged
 from experiments.serve.app import Api
 from experiments.serve.offer import Offer, offered

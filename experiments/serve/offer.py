@@ -11,7 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli.choices import conf
-from experiments.runs.plain import as_dict
+from experiments.runs.config_values import as_dict
 from experiments.runs.run_name import class_label
 from experiments.runs.schema import SEARCHES, schema_of
 from experiments.serve.refusal import Refusal

@@ -13,9 +13,9 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-import experiments.fit.calibrate.job
-import experiments.runs.job
-from experiments.fit.calibrate.job import observe, report
+import experiments.fit.calibrate.calibration
+import experiments.runs.problem_loop
+from experiments.fit.calibrate.calibration import observe, report
 from experiments.runs.build import make_verifier, resolved
 from search import BeamSearch, BestOfN, solve
 from search.options import SolveOptions
@@ -219,7 +219,7 @@ def test_a_run_on_the_problems_that_were_calibrated_on_is_refused(tmp_path: Path
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, module: str, arguments: list[str], message: str) -> None:
-    jobs = {"run": experiments.runs.job.run, "calibrate": experiments.fit.calibrate.job.run}
+    jobs = {"run": experiments.runs.problem_loop.run, "calibrate": experiments.fit.calibrate.calibration.run}
     with pytest.raises((TTCError, HydraException), match=message):
         jobs[module](configuration(module, *arguments, "run.name=r", f"run.output_dir={tmp_path}"))
     assert not list(tmp_path.iterdir())

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hydra.errors import HydraException
 
-import experiments.fit.calibrate.job
-import experiments.runs.job
-from experiments.fit.calibrate.job import observe_exits, report_exit
+import experiments.fit.calibrate.calibration
+import experiments.runs.problem_loop
+from experiments.fit.calibrate.calibration import observe_exits, report_exit
 from experiments.runs.build import make_verifier, resolved
 from search import BeamSearch, BestOfN, solve
 from search.options import SolveOptions
@@ -87,7 +87,7 @@ def test_a_calibration_and_the_run_that_uses_it(tmp_path: Path, capsys: pytest.C
     file = tmp_path / "c.json"
     common = ["search=best_of_n", "search.n=3", "search.max_tokens=12", "run.batch=4", "verifier=self"]
     held_out = ["dataset.size=4", "dataset.seed=7", f"calibrate.file={file}", "calibrate.level=2"]
-    made = experiments.fit.calibrate.job.run(
+    made = experiments.fit.calibrate.calibration.run(
         configuration("calibrate", *common, *held_out, "calibrate.max_disagreement=1")
     )
     assert isinstance(made, ExitCalibration) and made.layers == 30
@@ -98,20 +98,22 @@ def test_a_calibration_and_the_run_that_uses_it(tmp_path: Path, capsys: pytest.C
 
     calibrated = ["+verifier/exit=calibrated", f"verifier.exit.calibration={file}"]
     place = ["dataset.size=2", f"run.output_dir={tmp_path}", "run.name=r"]
-    experiments.runs.job.run(configuration("run", *common, *calibrated, *place))
+    experiments.runs.problem_loop.run(configuration("run", *common, *calibrated, *place))
     lines = (tmp_path / "r" / "records.jsonl").read_text().splitlines()
     usages = [json.loads(line)["usage"] for line in lines]
     assert len(usages) == 2 and all(usage["exit_layer_rows_saved"] > 0 for usage in usages)
     config = (tmp_path / "r" / "config.yaml").read_text()
     assert "ttc.EarlyExit" in config and f"l_min: {made.exit.l_min}\n" in config and str(file) not in config
     with pytest.raises(InvalidInput, match="these problems were used to calibrate"):
-        experiments.runs.job.run(
+        experiments.runs.problem_loop.run(
             configuration("run", *common, *calibrated, *place, "dataset.offset=7", "dataset.limit=2")
         )
     with pytest.raises(InvalidInput, match=r"calibrated with search\.BestOfN"):
-        experiments.runs.job.run(configuration("run", "search=diverse_prompts", *common[3:], *calibrated, *place))
+        experiments.runs.problem_loop.run(
+            configuration("run", "search=diverse_prompts", *common[3:], *calibrated, *place)
+        )
     with pytest.raises(InvalidInput, match="the data set 'sums', not for 'gsm8k'"):
-        experiments.runs.job.run(configuration("run", *common, *calibrated, *place, "dataset=gsm8k"))
+        experiments.runs.problem_loop.run(configuration("run", *common, *calibrated, *place, "dataset=gsm8k"))
 
 
 def profiles() -> list[Any]:
@@ -166,7 +168,7 @@ EXIT = ["calibrate.level=2", "calibrate.file=x", "verifier=self", "search=best_o
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, module: str, arguments: list[str], message: str) -> None:
-    jobs = {"run": experiments.runs.job.run, "calibrate": experiments.fit.calibrate.job.run}
+    jobs = {"run": experiments.runs.problem_loop.run, "calibrate": experiments.fit.calibrate.calibration.run}
     with pytest.raises((TTCError, HydraException), match=message):
         jobs[module](configuration(module, *arguments, "run.name=r", f"run.output_dir={tmp_path}"))
     assert not list(tmp_path.iterdir())

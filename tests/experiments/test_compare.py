@@ -15,12 +15,13 @@ import yaml
 
 from experiments.eval.compare.command import compare, parsed
 from experiments.eval.compare.figures import frontier
-from experiments.eval.compare.runs import Run, load_rows
+from experiments.eval.compare.rows import load_rows
 from experiments.eval.compare.show import comparison, tables
 from experiments.eval.leaderboard.board import cell_row
 from experiments.eval.leaderboard.plan import Cell
 from experiments.eval.select import load, report, score
 from experiments.eval.select import parsed as parsed_selection
+from experiments.runs.finished import Run
 from experiments.runs.stats import mcnemar, tango, wilson
 from experiments.runs.summary import summarise
 from search.selection import all_rules

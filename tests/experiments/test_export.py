@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from experiments.eval.export.command import export, parsed
 from experiments.eval.export.trajectories import branch_key
-from experiments.runs.job import run
+from experiments.runs.problem_loop import run
 from tests.experiments.test_view import record, save
 from tests.helpers.engines import make_engine
 from tests.helpers.runs import ROWS, composed, save_model, save_rows

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.eval.compare.runs import check_comparable, load_rows
+from experiments.eval.compare.rows import check_comparable, load_rows
 from experiments.eval.leaderboard.board import predictions_of
 from experiments.eval.select import load, score
 from experiments.runs.data import load_task
-from experiments.runs.job import run, votes_by_path
-from experiments.runs.own_classes import checked_parts, code_files, code_fingerprint
+from experiments.runs.problem_loop import run
+from experiments.runs.problem_record import votes_by_path
 from experiments.runs.schema import DatasetConfig
 from experiments.runs.summary import pass_share, votes
+from experiments.runs.user_classes import checked_parts
+from experiments.runs.user_code import code_files, code_fingerprint
 from search.selection import all_rules
 from tests.helpers.configurations import configuration
 from tests.helpers.runs import ROWS, composed, save_model, save_rows

@@ -16,10 +16,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.eval.compare.runs import Run
 from experiments.eval.leaderboard.board import predictions_right, write_predictions
 from experiments.eval.leaderboard.command import leaderboard, parsed
 from experiments.eval.leaderboard.plan import read_plan
+from experiments.runs.finished import Run
 from experiments.runs.overrides import as_override
 from tests.experiments.test_compare import record, save
 from tests.helpers.processes import started

@@ -201,13 +201,13 @@ def test_kept_answers_are_found_again_by_the_same_configuration_alone(tmp_path: 
 
     first = made(n=1)
     expected = samples(first, *tasks)
-    assert first.answers.found == 0 and first.solved == 5
+    assert first.answers.reused == 0 and first.solved == 5
     again = made(n=1)
     assert samples(again, *tasks) == expected
-    assert again.solved == 0 and again.answers.found == 5 + 14 + 5
+    assert again.solved == 0 and again.answers.reused == 5 + 14 + 5
     other = made(n=2)
     samples(other, *tasks)
-    assert other.answers.found == 0 and other.solved == 5
+    assert other.answers.reused == 0 and other.solved == 5
 
 
 def test_the_harness_s_own_cache_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments.eval.merge.merging import merge
-from experiments.runs.job import run
+from experiments.runs.problem_loop import run
 from experiments.runs.shards import Shard, threads
 from tests.helpers.processes import finished
 from tests.helpers.records import roughly, without_costs

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.integrations.on_ray import Worker, solve
-from experiments.runs.job import run
+from experiments.runs.problem_loop import run
 from experiments.runs.records import run_folder
 from tests.helpers.records import roughly, without_costs
 from tests.helpers.runs import composed, save_model, save_rows

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import experiments.runs.build
-from experiments.runs.job import run
+from experiments.runs.auto_memory import asked_for, auto_of
 from experiments.runs.plan import show
-from experiments.runs.planned import asked_for, auto_of
+from experiments.runs.problem_loop import run
 from search import DVTS, BeamSearch, BestOfN, DiversePrompts, Greedy
 from tests.helpers.configurations import configuration
 from tests.helpers.placements import write_profile

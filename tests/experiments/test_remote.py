@@ -10,7 +10,7 @@ import pytest
 
 import experiments.runs.build as build
 from experiments.runs.build import make_backend, make_engine
-from experiments.runs.job import run
+from experiments.runs.problem_loop import run
 from tests.helpers.configurations import configuration
 from tests.helpers.models import small
 from tests.helpers.servers import EOS, Ascii, ServedModel, serving
@@ -35,7 +35,7 @@ def job(folder: Path, name: str, *more: str) -> dict[str, dict[str, Any]]:
 def test_a_run_on_a_server_has_the_records_of_a_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sesame")
     parts = small(context=1024, eos=EOS), Ascii()
-    monkeypatch.setattr("experiments.runs.job.make_backend", lambda config: (
+    monkeypatch.setattr("experiments.runs.problem_loop.make_backend", lambda config: (
         make_backend(config) if config.backend.get("_target_") else Engine(*parts)
     ))  # fmt: skip
     here = job(tmp_path, "here")

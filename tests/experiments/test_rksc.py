@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from experiments.lab.paper.rksc import arms, command, phrasings, plots, prefix, stress, tables, verification
+from experiments.lab.paper.rksc.intervals import share, speedup, speedups
 from experiments.lab.paper.rksc.prefix import fit
 from experiments.lab.paper.rksc.setting import Setting, loaded
-from experiments.runs.bootstrap import share, speedup, speedups
 from ttc.usage import Usage
 
 SHORT = ["dataset.pad_chars=0"]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hydra.errors import HydraException
 
-from experiments.runs.job import run
+from experiments.runs.problem_loop import run
 from tests.helpers.configurations import configuration
 from tests.helpers.processes import finished, started
 from tests.helpers.records import roughly, without_costs

@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 from transformers import LlamaForCausalLM
 
 import experiments.runs.fingerprint
-import experiments.runs.job
+import experiments.runs.problem_loop
 from experiments.runs.fingerprint import model_fingerprint
-from experiments.runs.job import run
+from experiments.runs.problem_loop import run
 from experiments.runs.records import RunFolder
 from tests.helpers.records import roughly, without_costs
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
@@ -63,7 +63,7 @@ def test_rows_that_changed_under_the_same_path_are_refused(place: Path) -> None:
 @pytest.mark.slow
 def test_every_go_that_adds_records_says_what_made_them(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = ["first", "second", "third", "second"]
-    monkeypatch.setattr(experiments.runs.job, "commit", lambda: made.pop(0))
+    monkeypatch.setattr(experiments.runs.problem_loop, "commit", lambda: made.pop(0))
     for limit in (1, 2, 2, 3):  # the third go has nothing to do
         run(composed(place, f"dataset.limit={limit}"))
     found = json.loads((place / "outputs" / "r" / "provenance.json").read_text())

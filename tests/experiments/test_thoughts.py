@@ -16,7 +16,8 @@ from experiments.runs.ask import outcome
 from experiments.runs.build import thinking_marks
 from experiments.runs.data import Task, graded
 from experiments.runs.grading import Reading
-from experiments.runs.job import problem_record, run
+from experiments.runs.problem_loop import run
+from experiments.runs.problem_record import problem_record
 from search import BestOfN, Greedy, SelfConsistency, solve
 from tests.helpers.configurations import configuration
 from tests.helpers.runs import composed, save_model, save_rows

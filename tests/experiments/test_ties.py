@@ -10,7 +10,7 @@ import pytest
 
 from experiments.eval.leaderboard.board import predictions_of
 from experiments.eval.select import Solved
-from experiments.runs.job import run
+from experiments.runs.problem_loop import run
 from experiments.runs.records import chosen_branch
 from search.selection import all_rules
 from tests.helpers.runs import ROWS, composed, save_model, save_rows

@@ -19,9 +19,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from experiments.fit.train_verifier.auc import auc, auc_within
 from experiments.fit.train_verifier.evaluation import Candidates, Together, choices
 from experiments.fit.train_verifier.fitting import Rows, fit, loss, train
-from experiments.fit.train_verifier.job import run
 from experiments.fit.train_verifier.problems import load_problems, split, unseen
 from experiments.fit.train_verifier.rollouts import Rollouts, Solution, solutions
+from experiments.fit.train_verifier.training import run
 from search import solve
 from tests.helpers.backends import FakeBackend
 from tests.helpers.configurations import configuration

@@ -13,7 +13,7 @@ def test_a_prompt_that_a_chat_template_has_written_gets_no_other_special_tokens(
     chat = CHATS[name]
     whole = chat.ids(chat.prompt)
     assert Verbatim(chat_turns=True).tokens(chat.prompt, chat.tokenizer) == whole
-    assert Verbatim(chat_turns=True, most=3).tokens(chat.prompt, chat.tokenizer) == whole[-3:]
+    assert Verbatim(chat_turns=True, keep=3).tokens(chat.prompt, chat.tokenizer) == whole[-3:]
     raw = Verbatim().tokens(QUESTION, chat.tokenizer)
     assert raw == chat.tokenizer(QUESTION)["input_ids"] == [*chat.ids("".join(chat.before)), *chat.ids(QUESTION)]
 

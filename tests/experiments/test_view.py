@@ -171,7 +171,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_of_this_version_can_be_shown(tmp_path: Path) -> None:
-    from experiments.runs.job import run
+    from experiments.runs.problem_loop import run
 
     words = ["run.name=r", f"run.output_dir={tmp_path}", "dataset.size=2", "search.beam_size=2", "search.beam_width=2"]
     run(configuration("run", *words, "search.max_steps=3", "search.step_tokens=12", "run.record_tokens=true"))

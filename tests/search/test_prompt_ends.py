@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from experiments.runs.job import run
+from experiments.runs.problem_loop import run
 from experiments.serve.conversation import Conversation
 from search import BeamSearch, Case, Expand, Greedy, Search, SearchSteps, SelfConsistency, Step, solve
 from search.config import SearchConfig

@@ -27,14 +27,14 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    from experiments.eval.compare.runs import check_comparable, load_rows
+    from experiments.eval.compare.rows import check_comparable, load_rows
     from experiments.eval.compare.show import comparison, tables, write
 
     rows = load_rows(arguments.folders)
     check_comparable(rows, arguments.different_problems, arguments.different_prompts)
-    found = comparison(rows, arguments.all_pairs)
-    print("\n\n".join(table.markdown() for table in tables(found)))
-    for file in write(found, arguments.csv, arguments.json, arguments.html, arguments.plot):
+    figures = comparison(rows, arguments.all_pairs)
+    print("\n\n".join(table.markdown() for table in tables(figures)))
+    for file in write(figures, arguments.csv, arguments.json, arguments.html, arguments.plot):
         print(f"\nwritten: {file}")
 
 

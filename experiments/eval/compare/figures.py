@@ -8,10 +8,11 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
-from experiments.eval.compare.runs import Row, Run
+from experiments.eval.compare.rows import Row
+from experiments.runs.finished import Run
 from experiments.runs.parameters import flops, run_parameters
-from experiments.runs.stats import Estimate, Paired, accuracy, holm, paired, unpaired
-from experiments.runs.summary import failed, is_right_strictly, majority_share, pass_share, widths
+from experiments.runs.stats import accuracy, holm, paired, unpaired
+from experiments.runs.summary import failed, is_right_strictly, majority_share, mean, pass_share, widths
 
 TOKENS = ("generated_tokens", "verifier_tokens", "prompt_tokens")
 
@@ -19,8 +20,7 @@ TOKENS = ("generated_tokens", "verifier_tokens", "prompt_tokens")
 def row_figures(row: Row) -> dict[str, Any]:
     """Accuracy with its interval, pass@k, maj@k, and costs per problem, the means over the row's runs."""
     names = list(row.values)
-    sources = row.sources(names)
-    found = accuracy([row.values[name] for name in names], sources)
+    estimate = accuracy([row.values[name] for name in names], row.sources(names))
     records = [record for run in row.runs for record in run.records.values()]
     usages = [record["usage"] for record in records]
     return {
@@ -29,16 +29,16 @@ def row_figures(row: Row) -> dict[str, Any]:
         "seeds": [run.config.get("run.seed") for run in row.runs],
         "runs": len(row.runs),
         "problems": len(names),
-        "accuracy": found.mean,
-        "accuracy_95": [found.low, found.high],
-        "standard_error": None if math.isnan(found.error) else found.error,
-        "interval": found.interval,
+        "accuracy": estimate.mean,
+        "accuracy_95": [estimate.low, estimate.high],
+        "standard_error": None if math.isnan(estimate.error) else estimate.error,
+        "interval": estimate.interval,
         "accuracy_strict": row.mean(is_right_strictly),
         "failed": sum(map(failed, records)),
         "left": sum(len(run.left) for run in row.runs),
         "pass_at_k": {str(k): row.mean(partial(pass_share, k=k)) for k in widths(records)},
         "maj_at_k": {str(k): row.mean(partial(majority_share, k=k)) for k in widths(records)},
-        **{part: _mean([usage.get(part, 0) for usage in usages]) for part in TOKENS},
+        **{part: mean([usage.get(part, 0) for usage in usages]) for part in TOKENS},
         "flops": _flops(row.runs),
         "seconds": _seconds(row.runs),
         "kv_peak_bytes": _kv_peak_bytes(records),
@@ -46,20 +46,18 @@ def row_figures(row: Row) -> dict[str, Any]:
 
 
 def pair_figures(rows: Sequence[Row], every: bool = False) -> list[dict[str, Any]]:
-    """Each row minus the first, or minus every row before it, over the problems of both; p is adjusted over them all.
-
-    Rows without a problem in common are compared as independent samples.
-    """
-    pairs = [(b, a) for a, b in combinations(rows, 2) if every or a is rows[0]]
-    found = [_pair(row, base) for row, base in pairs]
-    for figures, adjusted in zip(found, holm([figures["p"] for figures in found]), strict=True):
-        figures["p_holm"] = adjusted
-    return found
+    """Each row minus the first, or minus every row before it, over the problems of both, with p adjusted over them all.
+    Rows without a problem in common are compared as independent samples."""
+    pairs = [_pair(row, base) for base, row in combinations(rows, 2) if every or base is rows[0]]
+    for pair, adjusted in zip(pairs, holm([pair["p"] for pair in pairs]), strict=True):
+        pair["p_holm"] = adjusted
+    return pairs
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
     """The places of the (cost, accuracy) points that no cheaper or equally cheap one reaches, the cheapest first."""
-    best, kept = -math.inf, []
+    best = -math.inf
+    kept = []
     for place in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
         if points[place][1] > best:
             best = points[place][1]
@@ -71,21 +69,19 @@ def _pair(row: Row, base: Row) -> dict[str, Any]:
     marks = [{name: mark for run in side.runs for name, mark in run.problems.items()} for side in (row, base)]
     both = [name for name in row.values if name in base.values and _same(marks[0][name], marks[1][name])]
     if both:
-        found: Paired = paired([row.values[n] for n in both], [base.values[n] for n in both], row.sources(both))
+        test = paired([row.values[n] for n in both], [base.values[n] for n in both], row.sources(both))
     else:
-        sides = [accuracy([*side.values.values()], side.sources([*side.values])) for side in (row, base)]
-        found = unpaired(*sides)
-    difference: Estimate = found.difference
+        test = unpaired(*(accuracy([*side.values.values()], side.sources([*side.values])) for side in (row, base)))
     return {
         "row": row.name,
         "against": base.name,
         "problems": len(both),
-        "difference": difference.mean,
-        "difference_95": [difference.low, difference.high],
-        "correlation": found.correlation,
-        "test": found.test,
-        "p": found.p,
-        "detectable": found.detectable,
+        "difference": test.difference.mean,
+        "difference_95": [test.difference.low, test.difference.high],
+        "correlation": test.correlation,
+        "test": test.test,
+        "p": test.p,
+        "detectable": test.detectable,
     }
 
 
@@ -95,26 +91,22 @@ def _same(a: str | None, b: str | None) -> bool:
 
 def _flops(runs: Sequence[Run]) -> float | None:
     """Per problem; None where a model's parameters are not known."""
-    total, problems = 0.0, 0
+    costs: list[float] = []
     for run in runs:
         parameters = run.summary.get("parameters") or run_parameters(run.config["model.name"], run.verifier)
         for record in run.records.values():
             if (cost := flops(record["usage"], parameters)) is None:
                 return None
-            total, problems = total + cost, problems + 1
-    return total / problems
+            costs.append(cost)
+    return mean(costs)
 
 
 def _seconds(runs: Sequence[Run]) -> float | None:
     """Per problem; None where a run has no summary yet."""
     spent = [run.summary["seconds"] / len(run.records) for run in runs if "seconds" in run.summary]
-    return _mean(spent) if len(spent) == len(runs) else None
+    return mean(spent) if len(spent) == len(runs) else None
 
 
 def _kv_peak_bytes(records: Sequence[dict[str, Any]]) -> int | None:
     known = [peak for record in records if (peak := record.get("timing", {}).get("kv_peak_bytes")) is not None]
     return max(known, default=None)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

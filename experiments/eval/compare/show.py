@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 
 from experiments.cli.tables import Table, amount, p_value, page, percent, points, write_csv
 from experiments.eval.compare.figures import frontier, pair_figures, row_figures
-from experiments.eval.compare.runs import Row, check_comparable, differing_settings, load_rows
+from experiments.eval.compare.rows import Row, check_comparable, differing_settings, load_rows
+from experiments.runs.records import as_json
 from experiments.runs.screen import as_bytes
 from ttc.errors import InvalidInput
 
@@ -45,14 +45,14 @@ def comparison(rows: Sequence[Row], every_pair: bool = False) -> Figures:
     }
 
 
-def tables(found: Figures) -> list[Table]:
-    rows, pairs = found["rows"], found["differences"]
-    made = [_accuracy(rows), _samples(rows), _differences(pairs), _settings(found["settings"])]
+def tables(figures: Figures) -> list[Table]:
+    rows = figures["rows"]
+    made = [_accuracy(rows), _samples(rows), _differences(figures["differences"]), _settings(figures["settings"])]
     return [table for table in made if table is not None]
 
 
 def compared(folders: Sequence[Path]) -> str:
-    """What a sweep says of its runs: how the others differ from the first, or why that cannot be said."""
+    """What a sweep says of its runs: how they differ from the first, or why that cannot be said."""
     command = f"python -m experiments.compare {shlex.join(map(str, folders))}"
     try:
         rows = load_rows(folders)
@@ -64,29 +64,29 @@ def compared(folders: Sequence[Path]) -> str:
     return "\n\n".join([*shown, f"costs, pass@k, files and a plot: {command}"])
 
 
-def write(found: Figures, csv: Path | None, json_file: Path | None, html: Path | None, plot: Path | None) -> list[Path]:
-    """Write the files that are wanted, and return them."""
-    for file in (csv, json_file, html, plot):
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
+def write(figures: Figures, csv: Path | None, json: Path | None, html: Path | None, plot: Path | None) -> list[Path]:
+    """Write the files that are asked for, and return them."""
+    rows = figures["rows"]
+    files = [file for file in (csv, json, html, plot) if file is not None]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
     if csv is not None:
-        first = {pair["row"]: pair for pair in found["differences"] if pair["against"] == found["rows"][0]["row"]}
+        first = {pair["row"]: pair for pair in figures["differences"] if pair["against"] == rows[0]["row"]}
         kept = ("against", "difference", "difference_95", "correlation", "test", "p", "p_holm", "detectable")
-        write_csv(csv, [row | {key: first.get(row["row"], {}).get(key) for key in kept} for row in found["rows"]])
-    if json_file is not None:
-        json_file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_csv(csv, [row | {key: first.get(row["row"], {}).get(key) for key in kept} for row in rows])
+    if json is not None:
+        json.write_text(as_json(figures), encoding="utf-8")
     if html is not None:
-        html.write_text(page("Runs side by side", tables(found), _svg(found["rows"])), encoding="utf-8")
+        html.write_text(page("Runs side by side", tables(figures), _svg(rows)), encoding="utf-8")
     if plot is not None:
-        draw(found["rows"], plot)
-    return [file for file in (csv, json_file, html, plot) if file is not None]
+        draw(rows, plot)
+    return files
 
 
 def draw(rows: Sequence[Figures], out: Path | io.StringIO, form: str | None = None) -> None:
     """Accuracy against compute, with intervals, and the frontier: the rows that no cheaper one reaches.
 
-    Compute is FLOPs per problem where they are known for every row, else generated and verifier tokens. Raises
-    InvalidInput without matplotlib.
+    Compute is FLOPs per problem where every row knows them, else tokens. Raises InvalidInput without matplotlib.
     """
     try:
         import matplotlib
@@ -132,29 +132,22 @@ def _svg(rows: Sequence[Figures]) -> str | None:
 def _accuracy(rows: Sequence[Figures]) -> Table:
     columns = ("run", "accuracy", "95% interval", "strict", "problems", "seeds", "failed")
     costs = ("generated", "verifier", "FLOPs", "seconds", "KV")
-    lines = [
-        [
-            row["row"],
+    lines = []
+    for row in rows:
+        shares = (
             percent(row["accuracy"]),
-            f"{percent(row['accuracy_95'][0])} to {percent(row['accuracy_95'][1])}",
+            " to ".join(map(percent, row["accuracy_95"])),
             percent(row["accuracy_strict"]),
-            str(row["problems"]),
-            str(row["runs"]),
-            str(row["failed"]),
-            amount(row["generated_tokens"]),
-            amount(row["verifier_tokens"]),
-            amount(row["flops"]),
-            amount(row["seconds"]),
-            "-" if row["kv_peak_bytes"] is None else as_bytes(row["kv_peak_bytes"]),
-        ]
-        for row in rows
-    ]
+        )
+        counts = (str(row[name]) for name in ("problems", "runs", "failed"))
+        spent = (amount(row[name]) for name in ("generated_tokens", "verifier_tokens", "flops", "seconds"))
+        kv = "-" if row["kv_peak_bytes"] is None else as_bytes(row["kv_peak_bytes"])
+        lines.append([row["row"], *shares, *counts, *spent, kv])
     notes = [ABOUT, *(text for row in rows if (text := unfinished(row["row"], row["left"])))]
     return Table("Accuracy and cost", (*columns, *costs), lines, notes)
 
 
 def _samples(rows: Sequence[Figures]) -> Table | None:
-    """pass@k and maj@k; None where no row has more than one branch."""
     ks = sorted({int(k) for row in rows for k in row["pass_at_k"]})
     if len(ks) < 2:
         return None
@@ -170,20 +163,13 @@ def _samples(rows: Sequence[Figures]) -> Table | None:
 
 def _differences(pairs: Sequence[Figures]) -> Table | None:
     columns = ("run", "against", "difference", "95% interval", "correlation", "test", "p", "p, Holm", "detectable")
-    lines = [
-        [
-            pair["row"],
-            pair["against"],
-            points(pair["difference"]),
-            f"{points(pair['difference_95'][0])} to {points(pair['difference_95'][1])}",
-            "-" if pair["correlation"] is None else f"{pair['correlation']:.2f}",
-            pair["test"],
-            p_value(pair["p"]),
-            p_value(pair["p_holm"]),
-            "-" if pair["detectable"] is None else f"{100 * pair['detectable']:.1f}",
-        ]
-        for pair in pairs
-    ]
+    lines = []
+    for pair in pairs:
+        gap = (points(pair["difference"]), " to ".join(map(points, pair["difference_95"])))
+        correlation = "-" if pair["correlation"] is None else f"{pair['correlation']:.2f}"
+        test = (pair["test"], p_value(pair["p"]), p_value(pair["p_holm"]))
+        detectable = "-" if pair["detectable"] is None else f"{100 * pair['detectable']:.1f}"
+        lines.append([pair["row"], pair["against"], *gap, correlation, *test, detectable])
     return Table("Differences", columns, lines, [ABOUT_PAIRS]) if lines else None
 
 

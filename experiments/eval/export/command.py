@@ -27,9 +27,9 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def export(arguments: argparse.Namespace) -> None:
-    from experiments.eval.compare.runs import Run
     from experiments.eval.export.trajectories import trajectories, write_jsonl, write_parquet
     from experiments.eval.export.trl import ROWS
+    from experiments.runs.finished import Run
     from ttc.errors import InvalidInput
 
     if arguments.type is not None and arguments.format != "trl":

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.eval.compare.runs import Run
+from experiments.runs.finished import Run
 from experiments.runs.records import check_tree, chosen_branch
 from ttc.errors import InvalidInput
 from ttc.sampling import random_key
@@ -20,13 +20,11 @@ def trajectories(run: Run) -> list[Row]:
 
     prompt_ids, completion_ids: the tokens that the model saw, and those after them. logprobs: of each token of the
     completion, at temperature 1; None for one that the search gave and the model did not write.
-    step_ends: where in the completion each step ends. scores: what each step's rating left, None without one.
-    step_scores: what the verifier said of each step of the whole text in its last rating.
-    nodes: the steps' ids in the tree, so that rows which share a beginning can be told.
-    seed, path, branch_key: the run's seed, the place in the tree, and the key of the leaf's random stream in
-    hexadecimal digits, which follows from the seed, the problem's id and the path.
-    answer, correct, finish_reason: of the candidates that the search returned; None for other leaves, which nobody
-    graded. chosen: whether the problem's answer is this one's.
+    step_ends: where in the completion each step ends. scores: of each step, None without a rating. step_scores: of the
+    whole text's steps in its last rating. nodes: the steps' ids in the tree.
+    branch_key: the key of the leaf's random stream in hexadecimal digits.
+    answer, correct, finish_reason: None for leaves that are no candidates, which nobody graded. chosen: whether the
+    problem's answer is this one's.
     Raises InvalidInput for a run that has not recorded its tokens.
     """
     for record in run.records.values():
@@ -53,7 +51,8 @@ def _rows(run: Run, record: Row) -> Iterator[Row]:
     nodes = {node["id"]: node for node in record["tree"]}
     inner = {node["parent"] for node in record["tree"]}
     branches = {tuple(branch["path"]): branch for branch in record["branches"]}
-    best, seed = chosen_branch(record), int(run.config.get("run.seed", 0))
+    best = chosen_branch(record)
+    seed = int(run.config.get("run.seed", 0))
     for leaf in record["tree"]:
         if leaf["id"] in inner or leaf["parent"] is None:
             continue
@@ -61,14 +60,16 @@ def _rows(run: Run, record: Row) -> Iterator[Row]:
         while (above := way[-1]["parent"]) is not None:
             way.append(nodes[above])
         way.reverse()
-        tokens, logprobs = list[int](), list[float | None]()
+        tokens: list[int] = []
+        logprobs: list[float | None] = []
         ends = []
         for node in way:
             tokens = tokens[: node["start"]] + node["token_ids"]
             logprobs = logprobs[: node["start"]] + node["logprobs"]
             ends.append(len(tokens))
         first = next((i for i, node in enumerate(way) if node["tokens"]), len(way))  # the prompt is what comes before
-        prompt, steps = ends[first - 1], way[first:]
+        prompt = ends[first - 1]
+        steps = way[first:]
         branch = branches.get(tuple(leaf["path"]), {})
         yield {
             "problem_id": record["id"],
@@ -105,9 +106,8 @@ def write_parquet(rows: Sequence[Row], out: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet
 
-    text, whole, real = pa.string(), pa.int64(), pa.float64()
-    lists = {name: pa.list_(whole) for name in ("prompt_ids", "completion_ids", "step_ends", "nodes", "path")}
-    lists |= {name: pa.list_(real) for name in ("logprobs", "scores", "step_scores")}
-    others = {"seed": whole, "correct": pa.bool_(), "chosen": pa.bool_()}
-    kinds = {name: lists.get(name) or others.get(name) or text for name in rows[0]}
+    types = {name: pa.list_(pa.int64()) for name in ("prompt_ids", "completion_ids", "step_ends", "nodes", "path")}
+    types |= {name: pa.list_(pa.float64()) for name in ("logprobs", "scores", "step_scores")}
+    types |= {"seed": pa.int64(), "correct": pa.bool_(), "chosen": pa.bool_()}
+    kinds = {name: types.get(name, pa.string()) for name in rows[0]}
     pyarrow.parquet.write_table(pa.Table.from_pylist(list(rows), pa.schema(list(kinds.items()))), out)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from experiments.eval.compare.runs import Run
 from experiments.fit.train_verifier.rollouts import Solution
+from experiments.runs.finished import Run
 from experiments.runs.records import check_tree
 from experiments.runs.summary import failed
 from ttc.errors import InvalidInput
@@ -26,7 +26,8 @@ def stepwise_supervision(run: Run) -> list[Row]:
         check_tree(run.folder, record)
         ends = [(branch["path"], bool(branch["correct"])) for branch in record["branches"]]
         for branch in branches:
-            steps, values = list[str](), list[float]()
+            steps: list[str] = []
+            values: list[float] = []
             for node in record["tree"]:
                 path = node["path"]
                 text = node["text"].removesuffix(run.config.get("search.delimiter") or "").strip()

@@ -10,9 +10,11 @@ from typing import Any
 
 from experiments.cli.tables import Table, amount, page, percent, write_csv
 from experiments.eval.compare.figures import row_figures
-from experiments.eval.compare.runs import Row, Run, prompt_settings
+from experiments.eval.compare.rows import Row, prompt_settings
 from experiments.eval.compare.show import unfinished
 from experiments.eval.leaderboard.plan import Cell, Plan
+from experiments.runs.finished import Run
+from experiments.runs.records import as_json
 from experiments.runs.summary import KS, counted
 from search.selection import Sample, best, majority, weighted_majority
 
@@ -60,12 +62,11 @@ def cell_row(cell: Cell, run: Run) -> Figures:
 
 
 def predictions_right(run: Run) -> dict[str, float]:
-    """pred_naive@n, pred_weighted@n and pred_maj@n: the share of problems whose prediction is right, for n = 1, 2, 4,
-    ... up to the candidates that every solved problem has. The first two need scores."""
-    found = [predictions_of(record) for record in run.records.values()]
-    solved = [predictions for predictions in found if predictions]
+    """The share of problems whose prediction is right, for n = 1, 2, 4, ... up to the candidates that every solved
+    problem has."""
+    solved = list(filter(None, map(predictions_of, run.records.values())))
     shared = [name for name in (solved[0] if solved else {}) if all(name in predictions for predictions in solved)]
-    return {name: sum(p[name][1] for p in solved) / len(found) for name in shared}
+    return {name: sum(p[name][1] for p in solved) / len(run.records) for name in shared}
 
 
 def write_predictions(run: Run, out: Path) -> None:
@@ -84,7 +85,7 @@ def write_board(plan: Plan, rows: Sequence[Figures], errors: dict[str, str]) -> 
     files[0].write_text("\n\n".join(table.markdown() for table in made) + "\n", encoding="utf-8")
     write_csv(files[1], [{k: v for k, v in row.items() if k not in ("made_by", "prompt")} for row in rows])
     whole = {"name": plan.name, "rows": rows, "errors": errors}
-    files[2].write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    files[2].write_text(as_json(whole), encoding="utf-8")
     files[3].write_text(page(plan.name, made), encoding="utf-8")
     folder = plan.folder / "predictions"
     folder.mkdir(exist_ok=True)
@@ -111,46 +112,26 @@ def _over_seeds(dataset: str, rows: Sequence[Figures]) -> Table:
     preds = [name for n in KS for rule in RULES if (name := f"pred_{rule}@{n}") in {key for row in rows for key in row}]
     lines = []
     for labels, group in groups.items():
-        found = row_figures(Row("", [Run.load(Path(row["folder"])) for row in group]))
-        low, high = found["accuracy_95"]
-        costs = [amount(found[part]) for part in ("generated_tokens", "verifier_tokens", "flops")]
+        figures = row_figures(Row("", [Run.load(Path(row["folder"])) for row in group]))
+        interval = " to ".join(map(percent, figures["accuracy_95"]))
+        costs = [amount(figures[part]) for part in ("generated_tokens", "verifier_tokens", "flops")]
         shown = [percent(sum(r[p] for r in group) / len(group)) if all(p in r for r in group) else "-" for p in preds]
-        interval = f"{percent(low)} to {percent(high)}"
-        line = [*labels, str(len(group)), percent(found["accuracy"]), interval, *costs, *shown]
-        lines.append((found["accuracy"], line))
+        line = [*labels, str(len(group)), percent(figures["accuracy"]), interval, *costs, *shown]
+        lines.append((figures["accuracy"], line))
     lines.sort(key=lambda scored: -scored[0])
-    columns = (
-        "model",
-        "search",
-        "budget",
-        "seeds",
-        "accuracy",
-        "95% interval",
-        "generated",
-        "verifier",
-        "FLOPs",
-        *preds,
-    )
-    return Table(dataset, columns, [line for _, line in lines], [ABOUT])
+    columns = ("model", "search", "budget", "seeds", "accuracy", "95% interval", "generated", "verifier", "FLOPs")
+    return Table(dataset, (*columns, *preds), [line for _, line in lines], [ABOUT])
 
 
 def _every(rows: Sequence[Figures]) -> Table:
     columns = (*LABELS, "seed", "accuracy", "strict", "problems", "failed", "commit", "data", "prompt", "folder")
-    lines = [
-        [
-            *(row[label] for label in LABELS),
-            str(row["seed"]),
-            percent(row["accuracy"]),
-            percent(row["accuracy_strict"]),
-            str(row["problems"]),
-            str(row["failed"]),
-            " ".join(commit[:10] for commit in (row["commit"] or "-").split()),
-            row["data_fingerprint"],
-            row["prompt_fingerprint"],
-            row["folder"],
-        ]
-        for row in rows
-    ]
+    lines = []
+    for row in rows:
+        shares = (percent(row["accuracy"]), percent(row["accuracy_strict"]))
+        commits = " ".join(commit[:10] for commit in (row["commit"] or "-").split())
+        made = (commits, row["data_fingerprint"], row["prompt_fingerprint"], row["folder"])
+        labels = (row[label] for label in LABELS)
+        lines.append([*labels, str(row["seed"]), *shares, str(row["problems"]), str(row["failed"]), *made])
     notes = ["Settings, versions, machine and a prompt of each row: leaderboard.json."]
     notes += [text for row in rows if (text := unfinished(row["folder"], row["left"]))]
     return Table("Every run", columns, lines, notes)
@@ -161,18 +142,15 @@ def predictions_of(record: dict[str, Any]) -> dict[str, tuple[str | None, bool]]
     branches = sorted(counted(record), key=lambda branch: branch["path"])
     samples = [Sample.of_record(branch) for branch in branches]
     rated = any(sample.score is not None for sample in samples)
-    found: dict[str, tuple[str | None, bool]] = {}
-    for n in KS:
+    predictions: dict[str, tuple[str | None, bool]] = {}
+    for n in (k for k in KS if k <= len(samples)):
         for rule, choose in RULES.items():
-            if n <= len(samples) and (rated or rule not in NEED_SCORES):
+            if rated or rule not in NEED_SCORES:
                 place = choose(samples[:n])
-                if place is None:
-                    found[f"pred_{rule}@{n}"] = None, False
-                else:
-                    found[f"pred_{rule}@{n}"] = samples[place].answer, branches[place]["correct"]
-    return found
+                chosen = (None, False) if place is None else (samples[place].answer, branches[place]["correct"])
+                predictions[f"pred_{rule}@{n}"] = chosen
+    return predictions
 
 
 def _prompts(run: Run) -> dict[str, str]:
-    """The prompts by problem; none of a private data set."""
     return {name: text for name, record in run.records.items() if (text := record.get("prompt"))}

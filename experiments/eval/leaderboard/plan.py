@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
@@ -54,46 +54,38 @@ class Entry:
 def read_plan(file: Path) -> Plan:
     """Raises InvalidInput for a file that cannot be read as a leaderboard."""
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        given = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{file} cannot be read: {error}") from error
     except yaml.YAMLError as error:
         raise InvalidInput(f"{file} is not YAML: {error}") from error
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+    if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
         raise InvalidInput(f"{file} must be a mapping with the keys {', '.join(KEYS)}")
-    if unknown := [key for key in found if key not in KEYS]:
+    if unknown := [key for key in given if key not in KEYS]:
         raise InvalidInput(f"{file}: {unknown[0]!r} is unknown; use {', '.join(KEYS)}")
-    name = check_name(str(found.get("name") or file.stem))
-    folder = Path(str(found.get("output_dir") or "outputs")) / name
-    axes = {key: [_entry(value, GROUPS[key], key) for value in _list(found, key)] for key in GROUPS}
-    budgets = [_budget(value) for value in found.get("budgets") or [{}]]
-    seeds = _seeds(found.get("seeds", [0]))
-    common = _settings(found.get("settings") or {}, "settings")
-    return Plan(name, folder, list(_cells(axes, budgets, seeds, common, folder)))
+    name = check_name(str(given.get("name") or file.stem))
+    folder = Path(str(given.get("output_dir") or "outputs")) / name
+    axes = [[_entry(value, group, key) for value in _list(given, key)] for key, group in GROUPS.items()]
+    axes.append([_budget(value) for value in given.get("budgets") or [{}]])
+    seeds = _seeds(given.get("seeds", [0]))
+    common = _settings(given.get("settings") or {}, "settings")
+    cells = [_cell(parts, seed, common, folder) for parts in product(*axes) for seed in seeds]
+    names = [cell.name for cell in cells]
+    if twice := [cell for cell in names if names.count(cell) > 1]:
+        raise InvalidInput(f"two cells are called {twice[0]}; give their entries a name each, as {{name: ..., ...}}")
+    return Plan(name, folder, cells)
 
 
-def _cells(
-    axes: Mapping[str, Sequence[Entry]],
-    budgets: Sequence[Entry],
-    seeds: Sequence[int],
-    common: Sequence[str],
-    folder: Path,
-) -> Iterator[Cell]:
-    names: set[str] = set()
-    for *entries, seed in product(*axes.values(), budgets, seeds):
-        parts = cast(Sequence[Entry], entries)
-        labels = dict(zip(("model", "dataset", "search", "budget"), (part.label for part in parts), strict=True))
-        name = check_name("-".join([*filter(None, labels.values()), f"seed{seed}"]))
-        if name in names:
-            raise InvalidInput(f"two cells are called {name}; give their entries a name each, as {{name: ..., ...}}")
-        names.add(name)
-        overrides = [override for part in parts for override in part.overrides]
-        place = [f"run.name={as_override(name)}", f"run.seed={seed}", f"run.output_dir={as_override(str(folder))}"]
-        yield Cell(name, labels, cast(int, seed), [*common, *overrides, *place])
+def _cell(parts: Sequence[Entry], seed: int, common: Sequence[str], folder: Path) -> Cell:
+    labels = dict(zip(("model", "dataset", "search", "budget"), (part.label for part in parts), strict=True))
+    name = check_name("-".join([*filter(None, labels.values()), f"seed{seed}"]))
+    overrides = [override for part in parts for override in part.overrides]
+    place = [f"run.name={as_override(name)}", f"run.seed={seed}", f"run.output_dir={as_override(str(folder))}"]
+    return Cell(name, labels, seed, [*common, *overrides, *place])
 
 
-def _list(found: Mapping[str, Any], key: str) -> list[Any]:
-    value = found.get(key)
+def _list(given: Mapping[str, Any], key: str) -> list[Any]:
+    value = given.get(key)
     if not isinstance(value, list) or not value:
         raise InvalidInput(f"{key} is {value!r}; give a list of at least one entry")
     return value
@@ -106,7 +98,7 @@ def _seeds(value: Any) -> list[int]:
 
 
 def _entry(value: Any, group: str, key: str) -> Entry:
-    """A choice of the group, a model's name, or a mapping of settings with a `name` if one is wanted."""
+    """A choice of the group, a model's name, or a mapping of settings, which may hold a `name`."""
     if isinstance(value, str):
         if value in choices(group):
             return Entry(value, [f"{group}={value}"])

@@ -6,31 +6,25 @@ import io
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 
-from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
-from experiments.cli.refusals import reason
+from experiments.cli.refusals import explained
 from experiments.eval.leaderboard.plan import Cell, Plan
-from experiments.runs.job import run
-from experiments.runs.own_classes import as_choices, checked_parts
-from experiments.runs.schema import register
+from experiments.runs.hydra_command import composed
+from experiments.runs.problem_loop import run
 from experiments.runs.screen import say
 from ttc.errors import InvalidInput
 
 
 def configurations(cells: Sequence[Cell]) -> list[DictConfig]:
     """Every cell's configuration. Raises InvalidInput for the first that has a wrong setting, before any is run."""
-    register()
-    found = []
-    with initialize_config_module("conf", version_base="1.3"):
-        for cell in cells:
-            try:
-                found.append(checked_parts(compose("config", overrides=as_choices(cell.overrides))))
-            except Exception as error:
-                if (text := reason(error)) is None:
-                    raise
-                raise InvalidInput(f"the cell {cell.name}: {text}") from error
-    return found
+    configs = []
+    for cell in cells:
+        try:
+            configs.append(composed(cell.overrides))
+        except Exception as error:
+            raise InvalidInput(f"the cell {cell.name}: {explained(error)}") from error
+    return configs
 
 
 def run_cells(plan: Plan) -> dict[str, str]:
@@ -43,8 +37,6 @@ def run_cells(plan: Plan) -> dict[str, str]:
             with redirect_stdout(io.StringIO()):  # the table of the whole comes at the end
                 run(config)
         except Exception as error:
-            if (text := reason(error)) is None:
-                raise
-            say(f"error: {text}")
-            errors[cell.name] = text
+            errors[cell.name] = explained(error)
+            say(f"error: {errors[cell.name]}")
     return errors

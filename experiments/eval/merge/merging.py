@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from experiments.eval.compare.runs import Run
+from experiments.runs.config_values import changed_values, listed
 from experiments.runs.fingerprint import UNUSABLE, differences
-from experiments.runs.job import summary_of
-from experiments.runs.records import MAY_CHANGE, RunFolder
+from experiments.runs.finished import Run
+from experiments.runs.records import MAY_CHANGE, RunFolder, read_json
 from experiments.runs.screen import table
 from experiments.runs.shards import Shard
+from experiments.runs.summary import summary_of
 from ttc.errors import InvalidInput
 
 FREE = {*MAY_CHANGE, "run.name"} - {"dataset.limit", "dataset.size"}
@@ -29,12 +28,13 @@ def merge(out: Path, folders: Sequence[Path] = ()) -> None:
     Raises InvalidInput where shards are missing, unfinished or given twice, hold the same problem, or were made with
     other settings, data or weights.
     """
-    runs = in_order([Run.load(folder) for folder in folders or _beside(out)])
+    runs = in_order([Run.load(folder) for folder in folders or _shards_of(out)])
     ids = problem_ids(runs)
     records = {name: record for run in runs for name, record in run.records.items()}
-    config = OmegaConf.load(runs[0].folder / "config.yaml")
-    assert isinstance(config, DictConfig)
-    config.run.shard, config.run.name, config.run.output_dir = None, out.name, str(out.parent)
+    config = OmegaConf.create(runs[0].settings)
+    config.run.shard = None
+    config.run.name = out.name
+    config.run.output_dir = str(out.parent)
     inputs: dict[str, dict[str, str]] = {}
     for run in runs:
         for part, known in run.made_from.items():
@@ -43,7 +43,7 @@ def merge(out: Path, folders: Sequence[Path] = ()) -> None:
         if folder.records:
             raise InvalidInput(f"{out} holds {len(folder.records)} records already; give another folder, or delete it")
         folder.check_inputs(inputs)
-        folder.made_by(*(go for run in runs for go in _goes(run.folder)))
+        folder.made_by(*(go for run in runs for go in read_json(run.folder / "provenance.json", [])))
         folder.append(*(records[name] for name in ids))
         summary = summary_of(config, [records[name] for name in ids], folder.goes)
         folder.write_summary(summary)
@@ -53,7 +53,8 @@ def merge(out: Path, folders: Sequence[Path] = ()) -> None:
 
 def in_order(runs: Sequence[Run]) -> list[Run]:
     """The runs by their place among the shards. Raises InvalidInput unless they are all parts of one run."""
-    count, by_index = 0, dict[int, Run]()
+    count = 0
+    by_index: dict[int, Run] = {}
     for run in runs:
         text = run.config.get("run.shard")
         if text is None:
@@ -63,19 +64,15 @@ def in_order(runs: Sequence[Run]) -> list[Run]:
             raise InvalidInput(f"{runs[0].folder} is one of {count} shards, {run.folder} one of {shard.count}")
         if shard.index in by_index:
             raise InvalidInput(f"{by_index[shard.index].folder} and {run.folder} are both shard {text}; leave one out")
-        count, by_index[shard.index] = shard.count, run
+        count = shard.count
+        by_index[shard.index] = run
     if missing := [f"{index}/{count}" for index in range(1, count + 1) if index not in by_index]:
         raise InvalidInput(f"shards are missing: {', '.join(missing)}; run them with run.shard={missing[0]}")
     first, *others = ordered = [by_index[index] for index in range(1, count + 1)]
     for run in others:
-        lines = [
-            f"{key}: {first.config.get(key)!r} -> {run.config.get(key)!r}"
-            for key in sorted((first.config.keys() | run.config.keys()) - FREE)
-            if first.config.get(key) != run.config.get(key)
-        ]
-        if lines := lines + differences(first.made_from, run.made_from):
-            listed = "\n".join(f"  {line}" for line in lines)
-            raise InvalidInput(f"{first.folder} and {run.folder} are not parts of one run:\n{listed}")
+        changes = [*changed_values(first.config, run.config, FREE), *differences(first.made_from, run.made_from)]
+        if changes:
+            raise InvalidInput(f"{first.folder} and {run.folder} are not parts of one run:\n{listed(changes)}")
     return ordered
 
 
@@ -87,7 +84,7 @@ def problem_ids(runs: Sequence[Run]) -> list[str]:
         names = run.made_from.get("data", {})
         if not names:
             raise InvalidInput(f"{run.folder} holds no fingerprint.json with its problems; restore it, or run it again")
-        if left := [name for name in names if name not in run.records]:
+        if left := run.left:
             raise InvalidInput(
                 f"{run.folder} has {len(left)} of {len(names)} problems left ({left[0]}); run that shard again to go on"
             )
@@ -106,15 +103,9 @@ def _in_turn(runs: Sequence[Run], usable: bool) -> list[str]:
     return [name for turn in zip_longest(*parts) for name in turn if name is not None]
 
 
-def _beside(out: Path) -> list[Path]:
+def _shards_of(out: Path) -> list[Path]:
     pattern = re.compile(re.escape(out.name) + r"-shard\d+of\d+")
-    found = sorted(path for path in out.parent.glob("*") if pattern.fullmatch(path.name))
-    if not found:
+    shards = sorted(path for path in out.parent.glob("*") if pattern.fullmatch(path.name))
+    if not shards:
         raise InvalidInput(f"no folder is called {out}-shardIofN; name the shards, or run them with run.shard=I/N")
-    return found
-
-
-def _goes(folder: Path) -> list[dict[str, Any]]:
-    file = folder / "provenance.json"
-    goes: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
-    return goes
+    return shards

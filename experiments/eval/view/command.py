@@ -33,9 +33,9 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def view(arguments: argparse.Namespace) -> None:
-    from experiments.eval.compare.runs import Run
     from experiments.eval.view.page import page, page_data
     from experiments.eval.view.saved import results_of, results_page
+    from experiments.runs.finished import Run
     from experiments.runs.screen import as_bytes
 
     if arguments.folder.is_file():

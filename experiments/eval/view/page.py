@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.eval.compare.runs import Run
+from experiments.runs.finished import Run
 from experiments.runs.records import check_tree, chosen_branch
 from experiments.runs.summary import failed, seconds_at_work, summarise
 from ttc.errors import InvalidInput
@@ -98,7 +98,7 @@ def _class(target: Any) -> str:
 
 
 def _histogram(records: Sequence[dict[str, Any]]) -> list[dict[str, int]]:
-    """Problems by their generated tokens, right and wrong ones apart, in at most `BARS` bars of one width."""
+    """Problems by their generated tokens, right and wrong ones apart, in at most `BARS` bars."""
     tokens = [record["usage"]["generated_tokens"] for record in records]
     low, high = min(tokens), max(tokens)
     width = (high - low) // BARS + 1

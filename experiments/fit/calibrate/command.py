@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from experiments.cli.command import perform
+from experiments.cli.command import perform_or_help
 
 
 def main() -> None:
-    arguments = sys.argv[1:]
-    if {"-h", "--help"} & set(arguments):
-        from experiments.cli.help import CALIBRATE
-
-        print(CALIBRATE, end="")
-        return
-    perform(launch, " ".join(arguments) or "calibrate; --help shows the settings")
+    given = " ".join(sys.argv[1:]) or "calibrate; --help shows the settings"
+    perform_or_help(launch, "calibrate", given)
 
 
 def launch() -> None:
-    from experiments.fit.calibrate.job import run
-    from experiments.runs.configured import configured
+    from experiments.fit.calibrate.calibration import run
+    from experiments.runs.hydra_command import configured
 
     configured("calibrate", lambda config, _: run(config))

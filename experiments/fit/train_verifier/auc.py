@@ -20,7 +20,8 @@ def auc(scores: Sequence[Sequence[float]], right: Sequence[Sequence[bool]], seed
     One list for each problem. The interval is a bootstrap over problems: what belongs to one problem stays together.
     NaN where there is nothing right, or nothing wrong.
     """
-    flat, labels = np.array(list(chain(*scores)), dtype=float), np.array(list(chain(*right)), dtype=bool)
+    flat = np.array(list(chain(*scores)), dtype=float)
+    labels = np.array(list(chain(*right)), dtype=bool)
     problem = np.repeat(np.arange(len(scores)), [len(one) for one in scores])
     whole = weighted_auc(flat, labels, np.ones(len(flat)))
     if np.isnan(whole):
@@ -34,10 +35,10 @@ def auc(scores: Sequence[Sequence[float]], right: Sequence[Sequence[bool]], seed
 def auc_within(scores: Sequence[Sequence[float]], right: Sequence[Sequence[bool]], seed: int = 0) -> Interval:
     """As `auc`, over pairs of a right and a wrong one of the same problem: what a choice among its candidates needs."""
     wins, pairs = [], []
-    for own, labels in zip(scores, right, strict=True):
+    for one, labels in zip(scores, right, strict=True):
         count = sum(labels) * (len(labels) - sum(labels))
         if count:
-            wins.append(count * weighted_auc(np.array(own, dtype=float), np.array(labels), np.ones(len(own))))
+            wins.append(count * weighted_auc(np.array(one, dtype=float), np.array(labels), np.ones(len(one))))
             pairs.append(count)
     if not pairs:
         return float("nan"), float("nan"), float("nan")

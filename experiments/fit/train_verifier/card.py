@@ -7,43 +7,38 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from experiments.cli.tables import Table, percent, points
+
 
 def tables(record: dict[str, Any]) -> str:
     """How well right is told from wrong, and what that is worth in a search, as Markdown tables."""
-    return f"{told_apart_table(record)}\n\n{searches_table(record)}\n\n{gains_table(record)}"
+    told_apart = [[f"solutions, {name}", *_cells(row)] for name, row in record["solutions"].items()]
+    told_apart.append(["steps before the last, value head", *_cells(record["steps"])])
+    searches = [
+        [row["search"], row["chooser"], percent(row["accuracy"]), " to ".join(map(percent, row["accuracy_95"]))]
+        for row in record["searches"]
+    ]
+    gains = [
+        [row["search"], row["over"], points(gain), f"{points(low)} to {points(high)}", f"{row['p']:.2g}"]
+        for row in record["gains"]
+        for gain, low, high in [row["gain"]]
+    ]
+    made = (
+        Table("", ("scores of", "AUC, all", "AUC, within problems"), told_apart),
+        Table("", ("search", "chosen by", "accuracy", "95% interval"), searches),
+        Table("", ("search with the value head", "over", "gain in points", "95% interval", "p"), gains),
+    )
+    return "\n\n".join(table.markdown() for table in made)
 
 
-def told_apart_table(record: dict[str, Any]) -> str:
-    """AUC of the scores of whole solutions and of steps."""
-    rows = [(f"solutions, {name}", found) for name, found in record["solutions"].items()]
-    rows.append(("steps before the last, value head", record["steps"]))
-    lines = ["| scores of | AUC, all | AUC, within problems |", "|---|---|---|"]
-    lines += [f"| {name} | {_interval(found['all'])} | {_interval(found['within'])} |" for name, found in rows]
-    return "\n".join(lines)
+def _cells(figures: dict[str, Any]) -> list[str]:
+    return [_interval(figures[scope]) for scope in ("all", "within")]
 
 
-def searches_table(record: dict[str, Any]) -> str:
-    """Accuracy of each search by what chooses."""
-    lines = ["| search | chosen by | accuracy | 95% interval |", "|---|---|---|---|"]
-    for row in record["searches"]:
-        low, high = row["accuracy_95"]
-        lines.append(f"| {row['search']} | {row['chooser']} | {row['accuracy']:.1%} | {low:.1%} to {high:.1%} |")
-    return "\n".join(lines)
-
-
-def gains_table(record: dict[str, Any]) -> str:
-    """What the head gains over others on the same problems, in points of accuracy."""
-    lines = ["| search with the value head | over | gain in points | 95% interval | p |", "|---|---|---|---|---|"]
-    for row in record["gains"]:
-        value, low, high = (100 * x for x in row["gain"])
-        lines.append(f"| {row['search']} | {row['over']} | {value:+.1f} | {low:+.1f} to {high:+.1f} | {row['p']:.2g} |")
-    return "\n".join(lines)
-
-
-def _interval(found: Sequence[float] | None) -> str:
-    if found is None:
+def _interval(figure: Sequence[float] | None) -> str:
+    if figure is None:
         return "-"
-    value, low, high = found
+    value, low, high = figure
     return f"{value:.3f} ({low:.3f} to {high:.3f})"
 
 

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from experiments.cli.command import perform
+from experiments.cli.command import perform_or_help
 
 
 def main() -> None:
-    arguments = sys.argv[1:]
-    if {"-h", "--help"} & set(arguments):
-        from experiments.cli.help import TRAIN_VERIFIER
-
-        print(TRAIN_VERIFIER, end="")
-        return
-    perform(launch, f"train_verifier {' '.join(arguments)}".strip())
+    perform_or_help(launch, "train_verifier", " ".join(["train_verifier", *sys.argv[1:]]))
 
 
 def launch() -> None:
-    from experiments.fit.train_verifier.job import run
-    from experiments.runs.configured import configured
+    from experiments.fit.train_verifier.training import run
+    from experiments.runs.hydra_command import configured
 
     configured("train_verifier", run)

@@ -1,4 +1,4 @@
-"""What a verifier is worth on held-out problems, beside others and beside a vote."""
+"""What a verifier is worth on held-out problems, against others and against a vote."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ttc.tree.branch import Branch, by_problem
 @dataclass
 class Together:
     """Rates by several verifiers at once, so that all of them choose among the same candidates; the search goes by the
-    first one. seen: the candidates of each problem's last rating, by its root: what is no
-    thought of each text, None for a text that is all thought, and its score by each."""
+    first one. seen: the candidates of each problem's last rating, by its root: each text without its thoughts (None
+    where it is all thought), and its score by each."""
 
     verifiers: dict[str, Verifier]
     seen: dict[int, list[tuple[str | None, dict[str, float]]]] = field(default_factory=dict)
@@ -60,32 +60,32 @@ class Candidates:
 
 def candidates(results: Sequence[Result], together: Together, part: Part) -> list[Candidates]:
     """Those of each problem, none for one that failed."""
-    found = []
+    made = []
     for result in results:
         rated = [] if result.best is None else together.seen.get(result.best.root_id, [])
         scores = {name: [scores[name] for _, scores in rated] for name in together.verifiers}
         reader = part.reading.voting(result.problem)
         answers = [None if text is None else reader(text) for text, _ in rated]
         right = [part.grades(result.problem, answer) for answer in answers]
-        found.append(Candidates(answers, right, scores, reader.ballots(answers)))
-    return found
+        made.append(Candidates(answers, right, scores, reader.ballots(answers)))
+    return made
 
 
-def choices(found: Sequence[Candidates], names: Sequence[str]) -> dict[str, list[bool]]:
+def choices(made: Sequence[Candidates], names: Sequence[str]) -> dict[str, list[bool]]:
     """Which problems are right when their candidate is chosen by each verifier's score, by votes that the first one's
     scores weigh, or by equal votes. "any right" is what no choice can beat."""
     return {
-        **{name: [one.chosen(best, name) for one in found] for name in names},
-        f"votes weighed by the {names[0]}": [one.chosen(weighted_majority, names[0]) for one in found],
-        "majority": [one.chosen(majority) for one in found],
-        "any right": [any(one.right) for one in found],
+        **{name: [one.chosen(best, name) for one in made] for name in names},
+        f"votes weighed by the {names[0]}": [one.chosen(weighted_majority, names[0]) for one in made],
+        "majority": [one.chosen(majority) for one in made],
+        "any right": [any(one.right) for one in made],
     }
 
 
 def told_apart(scores: Sequence[Sequence[float]], right: Sequence[Sequence[bool]]) -> dict[str, Any]:
     """AUC over everything and within problems, each with its 95% interval; None where there is nothing to compare."""
     both = {"all": auc(scores, right), "within": auc_within(scores, right)}
-    return {name: None if math.isnan(found[0]) else list(found) for name, found in both.items()}
+    return {name: None if math.isnan(figure[0]) else list(figure) for name, figure in both.items()}
 
 
 def accuracy(right: Sequence[bool]) -> dict[str, Any]:
@@ -94,6 +94,5 @@ def accuracy(right: Sequence[bool]) -> dict[str, Any]:
 
 def gain(over: Sequence[bool], right: Sequence[bool]) -> dict[str, Any]:
     """By how much more of the same problems are right, with its 95% interval and McNemar's p (`stats.paired`)."""
-    found = paired([float(hit) for hit in right], [float(hit) for hit in over])
-    difference = found.difference
-    return {"gain": [difference.mean, difference.low, difference.high], "p": found.p}
+    test = paired([float(hit) for hit in right], [float(hit) for hit in over])
+    return {"gain": [test.difference.mean, test.difference.low, test.difference.high], "p": test.p}

@@ -27,9 +27,8 @@ class Rows:
 class Fit:
     """weight (width,) and bias of the log-odds that a step is right.
 
-    before, after: the mean loss on the training rows, of the constant that fits them best and of what was fitted.
-    validation: the mean loss on the validation rows for each strength that was tried; constant: that of the training
-    rows' mean.
+    before, after: the mean loss on the training rows, of the best constant and of the fit. validation: the mean loss on
+    the validation rows for each strength; constant: that of the training rows' mean.
     """
 
     weight: Tensor
@@ -69,10 +68,11 @@ def train(rows: Rows, validation: Rows) -> Fit:
     }
     best = min(losses, key=lambda strength: losses[strength])
     whole = Rows(torch.cat([rows.states, validation.states]), torch.cat([rows.targets, validation.targets]))
-    found = fit(whole, best)
+    fitted = fit(whole, best)
     mean = torch.full_like(validation.targets, float(rows.targets.mean())).double()
-    found.validation, found.constant = losses, loss(mean.logit(), validation.targets)
-    return found
+    fitted.validation = losses
+    fitted.constant = loss(mean.logit(), validation.targets)
+    return fitted
 
 
 def fit(rows: Rows, strength: float, iterations: int = 200) -> Fit:

@@ -9,9 +9,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.runs.config_values import as_dict
 from experiments.runs.data import load_task
 from experiments.runs.grading import IsCorrect, Reading
-from experiments.runs.plain import as_dict
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem
 
@@ -62,24 +62,25 @@ def load_problems(config: DictConfig) -> Problems:
 
     Raises InvalidInput where no source is known, and where too few problems are left.
     """
-    wanted, data = config.train, config.dataset
-    if not 0 < wanted.validation < 1:
-        raise InvalidInput(f"train.validation={wanted.validation} must be a share of the problems between 0 and 1")
-    if wanted.problems < LEAST:
-        raise InvalidInput(f"train.problems={wanted.problems} must be at least {LEAST}")
+    settings, data = config.train, config.dataset
+    if not 0 < settings.validation < 1:
+        raise InvalidInput(f"train.validation={settings.validation} must be a share of the problems between 0 and 1")
+    if settings.problems < LEAST:
+        raise InvalidInput(f"train.problems={settings.problems} must be at least {LEAST}")
     tested = load_task(data)
-    changes: dict[str, Any] = as_dict(wanted.data, resolve=True) or source(data)
-    asked = wanted.problems + len(tested.problems)  # some will be in the test set too
+    changes: dict[str, Any] = as_dict(settings.data, resolve=True) or source(data)
+    asked = settings.problems + len(tested.problems)  # some will be in the test set too
     merged: Any = OmegaConf.merge(data, {"limit": asked, "name": f"{data.name}-train"}, changes)
     trained = load_task(merged)
     usable = unseen(trained.problems, tested.problems)
-    dropped, usable = len(trained.problems) - len(usable), usable[: wanted.problems]
+    dropped = len(trained.problems) - len(usable)
+    usable = usable[: settings.problems]
     if len(usable) < LEAST:
         raise InvalidInput(
             f"of {len(trained.problems)} problems to train on {len(usable)} are not in the test set, and {LEAST} are "
             "needed; name others in train.data"
         )
-    train, validation = split(usable, wanted.validation, config.run.seed)
+    train, validation = split(usable, settings.validation, config.run.seed)
     return Problems(
         Part(train, trained.is_correct, trained.reading),
         Part(validation, trained.is_correct, trained.reading),
@@ -105,12 +106,12 @@ def unseen(problems: Iterable[Problem], others: Iterable[Problem]) -> list[Probl
     """The problems whose questions are not among the others', each question once. Blanks and capital letters are no
     difference."""
     seen = {_plain(problem.question) for problem in others}
-    found = []
+    new = []
     for problem in problems:
         if (question := _plain(problem.question)) not in seen:
             seen.add(question)
-            found.append(problem)
-    return found
+            new.append(problem)
+    return new
 
 
 def _plain(question: str) -> str:

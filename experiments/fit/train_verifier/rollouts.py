@@ -38,13 +38,16 @@ class Rollouts(Search):
         return False
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        step, going, width = Step(self.step_tokens, self.delimiter, case.end), [root], self.n
+        step = Step(self.step_tokens, self.delimiter, case.end)
+        going = [root]
+        width = self.n
         ended: list[Branch] = []
         for left in reversed(range(self.max_steps)):
             children: list[Branch] = yield Expand(going, width, step, self.sampling)
             yield Release(going)
             ended += [child for child in children if child.finished]
-            going, width = [child for child in children if not child.finished], 1
+            going = [child for child in children if not child.finished]
+            width = 1
             if not left or not going:
                 break
             if self.continuations:
@@ -81,8 +84,7 @@ class Solution:
         return list(self.values) if labels == "soft" else [float(value > 0) for value in self.values]
 
     def row(self, prompt: str, labels: Labels) -> dict[str, Any]:
-        """As TRL's PRMTrainer reads it (stepwise supervision), its labels being true or false; and beside that the
-        problem's id and each step's value."""
+        """As TRL's PRMTrainer reads it (stepwise supervision), with the problem's id and each step's value."""
         marks = self.targets("outcome" if labels == "outcome" else "hard")
         return {
             "prompt": prompt.replace("{question}", self.problem.question),
@@ -102,9 +104,8 @@ def solutions(
 ) -> list[Solution]:
     """The labelled solutions of a problem that `Rollouts` has solved; texts without any step are left out.
 
-    is_right: whether a text ends in the right answer. thoughts: how thoughts are told from answers; it is
-    asked of the answer alone, and a text that is all thought is not right. opening: the end of its prompt, see
-    `Thoughts.begun`.
+    is_right: whether a text ends in the right answer, asked of what follows its thoughts. opening: the end of its
+    prompt, see `Thoughts.begun`.
     """
     texts: dict[tuple[int, ...], str] = {}
     tokens: dict[tuple[int, ...], list[int]] = {}
@@ -121,7 +122,7 @@ def solutions(
                 prompt = tokens[()]
                 said = thoughts.split(tokens[path][len(prompt) :], thoughts.begun(prompt, opening)).answer
             right[texts[path[:-1]]].append(said is not None and is_right(said))
-    found = []
+    labelled = []
     for branch in sorted(result.branches, key=lambda branch: branch.path):
         steps, _ = split_steps(branch.text, separator, finished=True)
         if not steps:
@@ -134,5 +135,5 @@ def solutions(
             if done and text in right:
                 values[len(done) - 1] = sum(right[text]) / len(right[text])
         values[-1] = float(correct)
-        found.append(Solution(result.problem, steps, values, correct))
-    return found
+        labelled.append(Solution(result.problem, steps, values, correct))
+    return labelled

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import experiments.runs.job  # noqa: F401  so that the record names the code that a run uses
+import experiments.runs.problem_loop  # noqa: F401  so that the record names the code that a run uses
 from experiments.runs.provenance import provenance
 
 SEARCHES = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from experiments.fit.calibrate.job import observe
+from experiments.fit.calibrate.calibration import observe
 from experiments.lab.paper.rksc.setting import HELD_OUT_SEED, Setting, loaded
 from experiments.runs.data import graded
 from experiments.runs.screen import with_progress

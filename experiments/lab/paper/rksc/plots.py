@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.runs.bootstrap import speedups
+from experiments.lab.paper.rksc.intervals import speedups
 
 Result = dict[str, Any]
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from experiments.runs.bootstrap import difference, speedups
+from experiments.lab.paper.rksc.intervals import speedups
+from experiments.runs.bootstrap import difference
 from ttc.calibration.statistics import clopper_pearson
 
 Result = dict[str, Any]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from experiments.fit.calibrate.job import observe_exits
+from experiments.fit.calibrate.calibration import observe_exits
+from experiments.lab.paper.rksc.intervals import share
 from experiments.lab.paper.rksc.setting import HELD_OUT_SEED, Setting, loaded
-from experiments.runs.bootstrap import share
 from experiments.runs.screen import with_progress
 from search import solve
 from search.options import SolveOptions

@@ -29,13 +29,13 @@ def is_auto(config: DictConfig) -> bool:
 def auto_of(config: DictConfig) -> Auto:
     """`memory=auto` as configured, planning for what the search asks for where the configuration leaves that open."""
     auto: Auto = instantiate(config.memory)
-    found: dict[str, Any] = asked_for(instantiate(config.search, _convert_="all"))
-    return replace(auto, **{name: n for name, n in found.items() if getattr(auto, name) is None})
+    asked: dict[str, Any] = asked_for(instantiate(config.search, _convert_="all"))
+    return replace(auto, **{name: n for name, n in asked.items() if getattr(auto, name) is None})
 
 
 def asked_for(search: Search) -> dict[str, int]:
-    """branches, step_tokens and output_tokens of a search: those of the first step that it asks for, and of as many
-    steps as it makes. Nothing for a search that looks at what a model has written before it asks."""
+    """branches, step_tokens and output_tokens: of the first step that a search asks for, and of as many as it makes.
+    Nothing for a search that looks at what a model has written before it asks."""
     root = Branch([0], None, 0, Usage(), lambda tokens: "")
     steps = search.run(root, Case())
     answer: Any = None
@@ -46,29 +46,24 @@ def asked_for(search: Search) -> dict[str, int]:
                 answer = [0.0 for _ in request.branches]
         tokens = request.step.max_tokens
         steps.close()
-        return {
-            "branches": len(request.parents()),
-            "step_tokens": tokens,
-            "output_tokens": tokens * (getattr(search, "max_steps", 1) - 1)
-            + (getattr(search, "finish_tokens", 0) or tokens),
-        }
+        last = getattr(search, "finish_tokens", 0) or tokens
+        output = tokens * (getattr(search, "max_steps", 1) - 1) + last
+        return {"branches": len(request.parents()), "step_tokens": tokens, "output_tokens": output}
     return {}
 
 
 class StepMeter:
-    """Times the steps of an engine that was planned, whatever decodes on it from now on, counts what crosses the link
-    in them, and says what they were.
-
-    Rating and prefill are not counted, as in the plan.
-    """
+    """Times the decoding steps of an engine that was planned, and counts what crosses the link in them. Rating and
+    prefill are not counted, as in the plan."""
 
     def __init__(self, engine: Engine):
         assert engine.chosen is not None
         self.chosen = engine.chosen
-        self.seconds, self.link_bytes = 0.0, 0
+        self.seconds = 0.0
+        self.link_bytes = 0
         self._crossed = engine.memory.link.to_device_bytes
-        # tokens decoded, and what was there at each, added up
-        self.rows = self.beside = self.problems = self.prompt = self.own = 0
+        self.rows = 0  # tokens decoded
+        self.sums = dict.fromkeys(("branches", "problems", "prompt", "written"), 0)  # what was there at each, added up
         self._batch = engine.running_batch
         engine.running_batch = self.running_batch  # type: ignore[method-assign]
 
@@ -89,10 +84,10 @@ class StepMeter:
                 for branch, tokens in before.items():
                     count = len(branch.tokens) - tokens
                     self.rows += count
-                    self.beside += count * len(before)
-                    self.problems += count * problems
-                    self.prompt += count * branch.prompt_length
-                    self.own += count * (tokens - branch.prompt_length)
+                    self.sums["branches"] += count * len(before)
+                    self.sums["problems"] += count * problems
+                    self.sums["prompt"] += count * branch.prompt_length
+                    self.sums["written"] += count * (tokens - branch.prompt_length)
 
         batch.step = timed  # type: ignore[method-assign]
         return batch
@@ -101,22 +96,22 @@ class StepMeter:
         """What was chosen and predicted, and the time and the bytes of a step, measured and predicted again for the
         branches and lengths that there were on average."""
         planned, option = self.chosen.planned, self.chosen.option
-        found: dict[str, Any] = {
+        record: dict[str, Any] = {
             "chosen": self.chosen.settings,
             "planned_for": asdict(planned.search.times(option.problems)),
+            "planned_step_s": option.step_s,
         }
-        found["planned_step_s"] = option.step_s
         if not self.rows:
-            return found
+            return record
         step = planned.search.step_tokens
-        sums = self.beside, self.problems, self.prompt, self.own
-        branches, problems, prompt, own = (max(1, round(n / self.rows)) for n in sums)
-        search = Steps(prompt, max(step, 2 * own), branches, step, problems)
-        steps = self.rows / (branches * step)
-        predicted, measured = planned.predicted(option, search), self.seconds / steps
-        found |= {"searched": asdict(search), "measured_step_s": measured}
-        found["measured_step_link_bytes"] = round(self.link_bytes / steps)
+        mean = {name: max(1, round(total / self.rows)) for name, total in self.sums.items()}
+        search = Steps(mean["prompt"], max(step, 2 * mean["written"]), mean["branches"], step, mean["problems"])
+        steps = self.rows / (mean["branches"] * step)
+        predicted = planned.predicted(option, search)
+        measured = self.seconds / steps
+        record |= {"searched": asdict(search), "measured_step_s": measured}
+        record["measured_step_link_bytes"] = round(self.link_bytes / steps)
         if predicted.feasible:
-            found |= {"predicted_step_s": predicted.step_s, "error": predicted.step_s / measured - 1}
-            found["predicted_step_link_bytes"] = predicted.link_bytes
-        return found
+            record |= {"predicted_step_s": predicted.step_s, "error": predicted.step_s / measured - 1}
+            record["predicted_step_link_bytes"] = predicted.link_bytes
+        return record

@@ -12,9 +12,10 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.cli.tables import labelled
 from experiments.runs.build import check_run, make_engine, make_template, make_verifier, resolved, solve_options
-from experiments.runs.data import Task, load_task
-from experiments.runs.plain import as_dict
+from experiments.runs.config_values import as_dict
+from experiments.runs.data import load_task
 from experiments.runs.screen import show_logged, with_progress
 from search import Search
 from search.config import SearchConfig
@@ -36,43 +37,45 @@ DEFAULTS = SolveOptions()
 
 
 def run(config: DictConfig) -> GateCalibration | ExitCalibration:
-    """Observe each problem of the data set and write the calibration: of the confidence gate (calibrate.level=1), for
-    which each is solved with every rating verified and with none, or of the self-verifier's exit (calibrate.level=2),
-    for which each is rated by all layers.
+    """Observe each problem of the data set and write the calibration.
 
-    The problems must be others than those of the runs that will use it: choose them by dataset.offset, dataset.limit,
-    dataset.split or dataset.seed.
+    calibrate.level=1 is the confidence gate, for which each problem is solved with every rating verified and with none.
+    calibrate.level=2 is the self-verifier's exit, for which each is rated by all layers.
     """
     show_logged()
     config = resolved(config)
     _check(config)
-    search, inner, task = instantiate(config.search, _convert_="all"), _inner(config), load_task(config.dataset)
+    search = instantiate(config.search, _convert_="all")
+    inner = _inner(config)
+    task = load_task(config.dataset)
     if not search.needs_verifier:
         raise InvalidInput(f"{type(search).__name__} does not rate branches, so that there is nothing to skip")
     if config.calibrate.level == 2:
         check_exit_can_be_observed(search, inner)
     engine = make_engine(config)
-    found = _observed(config, search, inner, task, engine)
-    made, text = _made(config, found, len(task.problems) + len(task.failures) - len(found), engine)
+    options = solve_options(config, task.reading, template=make_template(config))
+    observed: Any = observe if config.calibrate.level == 1 else observe_exits
+    observations: list[Any] = observed(search, inner, task.problems, engine, options, config.run.batch)
+    unused = len(task.problems) + len(task.failures) - len(observations)
+    made, text = _made(config, observations, unused, engine)
     made.save(config.calibrate.file)
     print(f"{text}\n\ncalibration: {config.calibrate.file}")
     return made
 
 
 def _check(config: DictConfig) -> None:
-    """Refuse what the job cannot be run with."""
-    wanted = config.calibrate
-    if OmegaConf.is_missing(wanted, "file"):
+    settings = config.calibrate
+    if OmegaConf.is_missing(settings, "file"):
         raise InvalidInput("calibrate.file is not given; name the file to write")
-    if wanted.level not in (1, 2):
-        raise InvalidInput(f"calibrate.level={wanted.level} is neither 1, the confidence gate, nor 2, the early exit")
-    if wanted.level == 1 and wanted.eps is not None:
-        raise InvalidInput(f"calibrate.eps={wanted.eps} belongs to calibrate.level=2; leave it out")
+    if settings.level not in (1, 2):
+        raise InvalidInput(f"calibrate.level={settings.level} is neither 1, the confidence gate, nor 2, the early exit")
+    if settings.level == 1 and settings.eps is not None:
+        raise InvalidInput(f"calibrate.eps={settings.eps} belongs to calibrate.level=2; leave it out")
     check_run(config)
 
 
 def _inner(config: DictConfig) -> Verifier:
-    """The verifier that may be skipped, or whose layers may be."""
+    """The verifier that may be skipped, or layers of it."""
     verifier = make_verifier(config)
     inner = verifier.inner if isinstance(verifier, ConfidenceGatedVerifier) else verifier
     if inner is None:
@@ -80,33 +83,26 @@ def _inner(config: DictConfig) -> Verifier:
     return inner
 
 
-def _observed(config: DictConfig, search: Any, inner: Any, task: Task, engine: Engine) -> list[Any]:
-    """What the level is calibrated on, of each problem that could be used."""
-    observed = observe if config.calibrate.level == 1 else observe_exits
-    options = solve_options(config, task.reading, template=make_template(config))
-    return observed(search, inner, task.problems, engine, options, config.run.batch)
-
-
 def _made(
-    config: DictConfig, found: list[Any], unused: int, engine: Engine
+    config: DictConfig, observations: list[Any], unused: int, engine: Engine
 ) -> tuple[GateCalibration | ExitCalibration, str]:
     """The calibration and its report."""
-    wanted = config.calibrate
+    settings = config.calibrate
     about: dict[str, Any] = {
         "model": config.model.name,
         "dataset": config.dataset.name,
-        "max_disagreement": wanted.max_disagreement,
+        "max_disagreement": settings.max_disagreement,
         "settings": _settings(config),
     }
-    if wanted.level == 1:
-        gate = calibrate(found, **about)
+    if settings.level == 1:
+        gate = calibrate(observations, **about)
         return gate, report(gate, unused)
-    exit = calibrate_exit(found, eps=wanted.eps, look_layers=_look_layers(engine, found), **about)
+    looks = _look_layers(engine, observations)
+    exit = calibrate_exit(observations, eps=settings.eps, look_layers=looks, **about)
     return exit, report_exit(exit, unused)
 
 
 def _settings(config: DictConfig) -> dict[str, Any]:
-    """What the counts hold for."""
     gated = config.verifier.inner if "inner" in config.verifier else config.verifier
     parts = {name: config[name] for name in ("search", "dataset", "gate", "sharing", "cache")} | {"verifier": gated}
     plain = {name: as_dict(part, resolve=True) for name, part in parts.items()}
@@ -124,15 +120,11 @@ def observe(
     options: SolveOptions = DEFAULTS,
     concurrency: int | None = None,
 ) -> list[Observation]:
-    """One observation for each problem that both searches solved: verified throughout, and skipped throughout.
-
-    That is what the gate chooses between, since its first decision holds for the whole problem. They agree when they
-    choose the same tokens.
-    """
+    """One observation for each problem that both searches solved, verified throughout and skipped throughout, as the
+    gate's first decision holds for the whole problem. They agree when they choose the same tokens."""
     first = _FirstRating(ConfidenceGatedVerifier(inner, tau_conf=0.0, r_gap=0.0))
-    solving = search, problems, engine
-    verified = _best("verified", *solving, replace(options, verifier=inner), concurrency)
-    skipped = _best("not verified", *solving, replace(options, verifier=first), concurrency)
+    verified = _best("verified", search, problems, engine, replace(options, verifier=inner), concurrency)
+    skipped = _best("not verified", search, problems, engine, replace(options, verifier=first), concurrency)
     return [
         Observation(*first.seen[short.root_id], full.generated == short.generated)
         for full, short in zip(verified, skipped, strict=True)
@@ -172,15 +164,13 @@ class _FirstRating:
 
 
 def report(made: GateCalibration, unused: int) -> str:
-    """The thresholds and what is known about them, as a small table."""
-    return _table(
+    rows = [
         ("problems", _problems(made.problems, unused)),
         ("tau_conf", f"{made.tau_conf:.4f}"),
         ("r_gap", f"{made.r_gap:.4f}"),
         ("skipped", f"{made.skipped} of {made.checked} checked problems"),
-        ("another solution", f"{made.disagreements} of {made.checked}"),
-        *_bound(made),
-    )
+    ]
+    return labelled(rows + _bound(made))
 
 
 # -------------------------------------------------------------------- level 2
@@ -207,11 +197,8 @@ def observe_exits(
     options: SolveOptions = DEFAULTS,
     concurrency: int | None = None,
 ) -> list[list[Profile]]:
-    """The profiles of the branches of each problem that was solved, each asked through all layers.
-
-    Raises InvalidInput for a search that rates a problem more than once: what it goes on with after an exit cannot be
-    told from what all layers said.
-    """
+    """The profiles of the branches of each problem that was solved, each asked through all layers. Raises InvalidInput
+    for a search that rates a problem more than once."""
     if search.compares_ratings:
         raise InvalidInput(
             f"{type(search).__name__} rates a problem more than once, and an exit is judged by what one rating "
@@ -242,25 +229,22 @@ def _look_layers(engine: Engine, ratings: Sequence[Sequence[Profile]]) -> float:
 
 
 def report_exit(made: ExitCalibration, unused: int) -> str:
-    """The exit and what is known about it, as a small table."""
     exit = made.exit
     if exit.rule == "ranking":
         rule = f"ranking, l_min {exit.l_min}, patience {exit.patience}"
     else:
         common = ", at a common depth" if exit.common_depth else ""
         rule = f"entropy, l_min {exit.l_min}, theta {exit.theta:.4f}, eps {exit.eps:.4f}{common}"
+    if exit.l_min >= made.layers:
+        rule = "none: every one that was tried changes too much, or saves nothing"
     price = (made.looks - 1) * made.look_layers
-    return _table(
+    rows = [
         ("problems", _problems(made.problems, unused)),
-        (
-            "exit",
-            rule if exit.l_min < made.layers else "none: every one that was tried changes too much, or saves nothing",
-        ),
+        ("exit", rule),
         ("depth", f"{made.depth:.1f} of {made.layers} layers per branch, {made.checked} checked problems"),
         ("looks", f"{made.looks:.1f} per branch, which cost as much as {price:.1f} layers"),
-        ("another solution", f"{made.disagreements} of {made.checked}"),
-        *_bound(made),
-    )
+    ]
+    return labelled(rows + _bound(made))
 
 
 # -------------------------------------------------------------------- tables
@@ -271,7 +255,8 @@ def _problems(used: int, unused: int) -> str:
 
 
 def _bound(made: GateCalibration | ExitCalibration) -> list[tuple[str, str]]:
-    rows = [("at most", f"{made.disagreement_bound:.1%} of problems, with {CONFIDENCE:.0%} confidence")]
+    rows = [("another solution", f"{made.disagreements} of {made.checked}")]
+    rows.append(("at most", f"{made.disagreement_bound:.1%} of problems, with {CONFIDENCE:.0%} confidence"))
     bound = made.max_disagreement
     if bound is not None and made.disagreement_bound > bound:
         rows.append(("not shown", f"that it is under {bound:.1%}: {_needed(bound, made.problems)}"))
@@ -284,8 +269,3 @@ def _needed(bound: float, problems: int) -> str:
         return "no number of problems can show that"
     least = math.ceil(math.log(1 - CONFIDENCE) / math.log1p(-bound))
     return f"that takes {2 * least} held-out problems or more" if problems < 2 * least else "too many disagree"
-
-
-def _table(*rows: tuple[str, str]) -> str:
-    width = max(len(label) for label, _ in rows)
-    return "\n".join(f"  {label:<{width}}  {value}" for label, value in rows)

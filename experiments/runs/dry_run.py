@@ -20,7 +20,8 @@ def describe(config: DictConfig, template: PromptTemplate, task: Task) -> str:
     tokenizer = load_tokenizer(config.model.name, **source_options(config))
     parts = [OmegaConf.to_yaml(config, resolve=True).rstrip()]
     for problem in task.problems[:SHOWN]:
-        text, tokens = template.text(problem.question, tokenizer), len(template.tokens(problem.question, tokenizer))
+        text = template.text(problem.question, tokenizer)
+        tokens = len(template.tokens(problem.question, tokenizer))
         if config.dataset.private and not config.run.show_questions:
             text = "(not to be published: run.show_questions=true shows it)"
         parts.append(f"--- prompt of {problem.id}, {tokens} tokens, gold answer {problem.answer} ---\n{text}")

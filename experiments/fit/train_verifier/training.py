@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from experiments.fit.train_verifier.rollouts import Labels, Rollouts, Solution, 
 from experiments.runs.build import check_run, make_engine, make_template, make_verifier, resolved, thinking_marks
 from experiments.runs.grading import Reading
 from experiments.runs.provenance import provenance
+from experiments.runs.records import as_json, as_lines
 from experiments.runs.screen import say, show_logged, with_progress
 from search import BestOfN, Search, solve
 from ttc.engine import Engine
@@ -43,72 +43,73 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     show_logged()
     config = resolved(config)
     searches, rollouts = _checked(config)
-    rival, problems, folder = make_verifier(config), load_problems(config), Path(config.train.folder)
+    rival = make_verifier(config)
+    problems = load_problems(config)
+    folder = Path(config.train.folder)
     counts = ", ".join(f"{len(part.problems)} to {what}" for what, part in problems.parts.items())
     say(f"problems: {counts}; {problems.dropped} were left out, as they are in the test set or come twice")
     start = time.perf_counter()
     work = Work(config, make_engine(config), make_template(config), problems.test.reading)
-    found = {name: work.labelled(rollouts, part, name) for name, part in problems.parts.items()}
+    solved = {name: work.labelled(rollouts, part, name) for name, part in problems.parts.items()}
     head = ValueHead.on(work.engine.model, work.engine.tokenizer, separator=config.train.separator, prompt=work.prompt)
-    fitted = train(work.rows(head, found["train"]), work.rows(head, found["validation"]))
+    fitted = train(work.rows(head, solved["train"]), work.rows(head, solved["validation"]))
     fitted.put(head.head)
     folder.mkdir(parents=True, exist_ok=True)
     head.save(folder, base=config.model.name)
     if not config.dataset.private:
-        for name, solved in found.items():
-            lines = (json.dumps(one.row(head.prompt, config.train.labels), ensure_ascii=False) for one in solved)
-            (folder / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        for name, part in solved.items():
+            rows = as_lines(one.row(head.prompt, config.train.labels) for one in part)
+            (folder / f"{name}.jsonl").write_text(rows, encoding="utf-8")
     seconds = {"training": time.perf_counter() - start}
     say(f"trained in {seconds['training']:.0f} s; now the {len(problems.test.problems)} problems to test")
     verifiers: dict[str, Verifier] = {HEAD: head, CONFIDENCE: ConfidenceVerifier()}
     if rival is not None:
         verifiers[type(rival).__name__] = rival
     evaluated = {
-        "steps": work.steps_told_apart(head, found["test"]),
+        "steps": work.steps_told_apart(head, solved["test"]),
         **work.compared(searches, verifiers, problems.test),
     }
     seconds["all"] = time.perf_counter() - start
     dtype = str(work.engine.dtype).removeprefix("torch.")
     command = " ".join(["python -m experiments.train_verifier", *overrides])
     record = provenance(command, model=f"{config.model.name}, {dtype}")
-    record |= {"seconds": seconds, "data": _data(config, problems, found), "fit": _fit(fitted), **evaluated}
+    record |= {"seconds": seconds, "data": _data(config, problems, solved), "fit": _fit(fitted), **evaluated}
     (folder / "README.md").write_text(card(record, config), encoding="utf-8")
     if config.train.record is not None:
-        Path(config.train.record).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        Path(config.train.record).write_text(as_json(record), encoding="utf-8")
     print(f"{tables(record)}\n\nvalue head: {folder}")
     return record
 
 
 def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts]:
-    """The searches that the head is tried in, and the one that makes solutions to learn from. Refuses what the job
-    cannot be run with."""
-    wanted = config.train
-    if wanted.labels not in get_args(Labels):
-        raise InvalidInput(f"train.labels={wanted.labels} is unknown; use one of {', '.join(get_args(Labels))}")
-    if not wanted.continuations and wanted.labels != "outcome":
+    """The searches that the head is tried in, and the one that makes solutions to learn from."""
+    settings = config.train
+    if settings.labels not in get_args(Labels):
+        raise InvalidInput(f"train.labels={settings.labels} is unknown; use one of {', '.join(get_args(Labels))}")
+    if not settings.continuations and settings.labels != "outcome":
         raise InvalidInput(
-            f"train.labels={wanted.labels} needs continuations of each step, and train.continuations=0; give some, or "
-            "train.labels=outcome"
+            f"train.labels={settings.labels} needs continuations of each step, and train.continuations=0; give some, "
+            "or train.labels=outcome"
         )
     check_run(config)
-    if (Path(wanted.folder) / SETTINGS).exists():
-        raise InvalidInput(f"{wanted.folder} holds a value head already; choose another train.folder, or delete it")
-    if wanted.record is not None and not Path(wanted.record).parent.is_dir():
-        raise InvalidInput(f"train.record={wanted.record} lies in a folder that does not exist; make it first")
+    if (Path(settings.folder) / SETTINGS).exists():
+        raise InvalidInput(f"{settings.folder} holds a value head already; choose another train.folder, or delete it")
+    if settings.record is not None and not Path(settings.record).parent.is_dir():
+        raise InvalidInput(f"train.record={settings.record} lies in a folder that does not exist; make it first")
     search: Search = instantiate(config.search, _convert_="all")
     if not search.needs_verifier:
         raise InvalidInput(f"{type(search).__name__} asks no verifier, so that none can be tried in it; use another")
-    most, sampling = wanted.step_tokens * wanted.max_steps, {"temperature": wanted.temperature}
     rollouts = Rollouts(
-        n=wanted.rollouts,
-        continuations=wanted.continuations,
-        step_tokens=wanted.step_tokens,
-        max_steps=wanted.max_steps,
-        delimiter=wanted.separator,
-        **sampling,
+        n=settings.rollouts,
+        continuations=settings.continuations,
+        step_tokens=settings.step_tokens,
+        max_steps=settings.max_steps,
+        delimiter=settings.separator,
+        temperature=settings.temperature,
     )
-    best_of_n = BestOfN(n=wanted.samples, max_tokens=most, **sampling)
-    return {f"best-of-{wanted.samples}": best_of_n, type(search).__name__: search}, rollouts
+    tokens = settings.step_tokens * settings.max_steps
+    best_of_n = BestOfN(n=settings.samples, max_tokens=tokens, temperature=settings.temperature)
+    return {f"best-of-{settings.samples}": best_of_n, type(search).__name__: search}, rollouts
 
 
 @dataclass(frozen=True)
@@ -122,13 +123,13 @@ class Work:
 
     @property
     def prompt(self) -> str:
-        """What stands before a solution as the head reads it: by default the policy's own prompt."""
+        """What stands before a solution as the head reads it: by default the policy's prompt."""
         if self.config.train.prompt is not None:
             return str(self.config.train.prompt)
-        own = self.template.text("{question}", self.engine.tokenizer)
-        own = own.removeprefix(getattr(self.engine.tokenizer, "bos_token", None) or "")  # which the head puts first
+        prompt = self.template.text("{question}", self.engine.tokenizer)
+        prompt = prompt.removeprefix(getattr(self.engine.tokenizer, "bos_token", None) or "")  # the head puts it first
         blanks = {answer[: len(answer) - len(answer.lstrip())] for _, answer in self.template.examples}
-        return own + (blanks.pop() if len(blanks) == 1 else "")  # steps come without the blanks around them
+        return prompt + (blanks.pop() if len(blanks) == 1 else "")  # steps come without the blanks around them
 
     def solved(self, search: Search, problems: Sequence[Problem], verifier: Verifier | None, what: str) -> list[Result]:
         say(what)
@@ -152,12 +153,12 @@ class Work:
         separator = self.config.train.separator
         tokenizer = self.engine.tokenizer
         thoughts = Thoughts.of(tokenizer, thinking_marks(self.config))
-        found = list[Solution]()
+        labelled: list[Solution] = []
         for result in results:
             is_right = partial(part.is_right, result.problem)
             opening = self.template.end_of_prompt(result.problem.question, tokenizer)
-            found += solutions(result, is_right, separator, thoughts, opening)
-        return found
+            labelled += solutions(result, is_right, separator, thoughts, opening)
+        return labelled
 
     def states(self, head: ValueHead, solved: Sequence[Solution]) -> list[torch.Tensor]:
         """What the head sees of each solution: (steps, width). Equal ones are computed once."""
@@ -177,7 +178,8 @@ class Work:
 
     def steps_told_apart(self, head: ValueHead, solved: Sequence[Solution]) -> dict[str, Any]:
         """How well the head tells steps before the last one apart: whether any continuation from them is right."""
-        scores, right = list[list[float]](), list[list[bool]]()
+        scores: list[list[float]] = []
+        right: list[list[bool]] = []
         pairs = zip(solved, self.states(head, solved), strict=True)
         for _, group in groupby(pairs, key=lambda pair: pair[0].problem.id):
             scores.append([])
@@ -191,16 +193,17 @@ class Work:
         """The first search is best-of-n: all verifiers, and votes, choose among its samples. The second one is run with
         each verifier."""
         (sampled, best_of_n), (stepwise, search) = searches.items()
-        together, names = Together(verifiers), list(verifiers)
-        found = candidates(self.solved(best_of_n, test.problems, together, sampled), together, test)
-        right = {(sampled, chooser): hits for chooser, hits in choices(found, names).items()}
+        together = Together(verifiers)
+        names = list(verifiers)
+        made = candidates(self.solved(best_of_n, test.problems, together, sampled), together, test)
+        right = {(sampled, chooser): hits for chooser, hits in choices(made, names).items()}
         for name, verifier in verifiers.items():
             results = self.solved(search, test.problems, verifier, f"{stepwise}, {name}")
             right[stepwise, name] = [test.grades(one.problem, one.answer) for one in results]
         others = [*names[1:], "majority"]
         return {
             "solutions": {
-                name: told_apart([one.scores[name] for one in found], [one.right for one in found]) for name in names
+                name: told_apart([one.scores[name] for one in made], [one.right for one in made]) for name in names
             },
             "searches": [{"search": s, "chooser": c, **accuracy(hits)} for (s, c), hits in right.items()],
             "gains": [
@@ -215,20 +218,19 @@ class Work:
         }
 
 
-def _data(config: DictConfig, problems: Problems, found: dict[str, list[Solution]]) -> dict[str, Any]:
-    """What was trained and tested on."""
+def _data(config: DictConfig, problems: Problems, solved: dict[str, list[Solution]]) -> dict[str, Any]:
     parts = {
         name: {
             "problems": len(problems.parts[name].problems),
-            "solutions": len(solved),
-            "right": sum(one.correct for one in solved),
-            "steps": sum(len(one.steps) for one in solved),
+            "solutions": len(part),
+            "right": sum(one.correct for one in part),
+            "steps": sum(len(one.steps) for one in part),
         }
-        for name, solved in found.items()
+        for name, part in solved.items()
     }
-    wanted = config.train
-    settings = {name: wanted[name] for name in ("labels", "rollouts", "continuations", "temperature")}
-    return {"dataset": config.dataset.name, "source": problems.source, "dropped": problems.dropped, **settings, **parts}
+    about = {"dataset": config.dataset.name, "source": problems.source, "dropped": problems.dropped}
+    settings = {name: config.train[name] for name in ("labels", "rollouts", "continuations", "temperature")}
+    return about | settings | parts
 
 
 def _fit(fitted: Fit) -> dict[str, Any]:

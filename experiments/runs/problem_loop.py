@@ -1,10 +1,9 @@
-"""The main job: a search over a data set, with results that survive."""
+"""The loop over a data set's problems: each is solved by a search, and its record survives whatever ends the run."""
 
 from __future__ import annotations
 
 import shlex
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.runs.auto_memory import StepMeter
 from experiments.runs.build import (
     check_backend,
     check_run,
@@ -22,21 +22,19 @@ from experiments.runs.build import (
     resolved,
     solve_options,
 )
-from experiments.runs.data import Task, graded, load_task, part_of
-from experiments.runs.dry import describe
+from experiments.runs.config_values import as_dict
+from experiments.runs.data import Task, load_task, part_of
+from experiments.runs.dry_run import describe
 from experiments.runs.example import example, telling
 from experiments.runs.fingerprint import fingerprint, model_fingerprint, reward_fingerprint
-from experiments.runs.own_classes import code_fingerprint
-from experiments.runs.parameters import run_parameters
-from experiments.runs.plain import as_dict
-from experiments.runs.planned import StepMeter
+from experiments.runs.problem_record import full_record, problem_record
 from experiments.runs.provenance import commit, machine
-from experiments.runs.records import RunFolder, own_figures, tree_node
+from experiments.runs.records import RunFolder
 from experiments.runs.screen import Progress, failures, say, show_logged, table
 from experiments.runs.shards import Shard, threads
-from experiments.runs.summary import failed, seconds_at_work, summarise
+from experiments.runs.summary import failed, summary_of
+from experiments.runs.user_code import code_fingerprint
 from search import try_verifier
-from search.budget import LIMITS
 from search.config import SearchConfig
 from search.solving import results_of
 from ttc.engine import Engine
@@ -46,9 +44,6 @@ from ttc.remote.backend import RemoteBackend
 from ttc.remote.client import ContentRefused
 from ttc.text.prompt import PromptTemplate
 from ttc.usage import Usage
-
-TIMING = ("forward_passes", "host_to_device_bytes", "device_to_host_bytes", "wall_s")
-"""The parts of a problem's usage that depend on the machine and on what ran beside it."""
 
 
 def run(config: DictConfig) -> dict[str, Any]:
@@ -71,10 +66,7 @@ def run(config: DictConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is about to solve what is left of it.
-
-    shard: the part of the run's problems that this process solves, None for all.
-    """
+    """A run that is about to solve what is left of it. shard: None where this process solves all of it."""
 
     config: DictConfig
     search: Any
@@ -108,12 +100,11 @@ class Job:
 
     @property
     def total(self) -> int:
-        """All problems, those that cannot be used among them."""
+        """With the problems that cannot be used."""
         return len(self.task.problems) + len(self.task.failures)
 
     @property
     def part(self) -> str:
-        """Which shard this is, in words."""
         if self.shard is None:
             return ""
         return f", part {self.shard.index} of {self.shard.count}, threads: {torch.get_num_threads()}"
@@ -172,26 +163,21 @@ class Job:
 
     def _solve(self, engine: Backend, problems: list[Problem], folder: RunFolder) -> None:
         """Write the record of each problem as soon as it has ended."""
-        config, task = self.config, self.task
-        options = solve_options(config, task.reading, self.verifier, self.template)
+        config = self.config
+        options = solve_options(config, self.task.reading, self.verifier, self.template)
         search_config = SearchConfig.of(self.search, engine, options)
         results = results_of(engine, search_config, problems, concurrency=config.run.batch)
         with closing(results), Progress(config.dataset.name, self.total, folder.records, engine) as progress:
             for result in results:
                 progress.solved(result.usage.generated_tokens)
-                record = problem_record(result, task, config.run.record_tokens)
-                record |= _asked(config, self.template, engine, result)
-                record["truncated_by"] = _truncated_by(result, config.run)
-                record["timing"]["kv_peak_bytes"] = _kv_peak_bytes(engine)
+                record = full_record(result, self.task, config, self.template, engine)
                 folder.append(record)
                 if config.run.show_questions:
-                    progress.note(
-                        f"{record['id']}: {result.problem.question}\n  -> {record['answer']} (gold {record['gold']})"
-                    )
+                    answer = f"-> {record['answer']} (gold {record['gold']})"
+                    progress.note(f"{record['id']}: {result.problem.question}\n  {answer}")
 
 
 def _show(config: DictConfig, job: Job, folder: RunFolder, summary: dict[str, Any]) -> None:
-    """What a run says when it is done."""
     if config.run.show_example:
         shown = telling([folder.records[problem.id] for problem in job.task.problems])
         print(example(shown) if shown else "\nno problem has a branch to show")
@@ -206,7 +192,6 @@ def _show(config: DictConfig, job: Job, folder: RunFolder, summary: dict[str, An
 
 @contextmanager
 def _told_how_to_go_on(folder: RunFolder) -> Iterator[None]:
-    """Let Ctrl-C say what is safe."""
     try:
         yield
     except KeyboardInterrupt:
@@ -228,119 +213,3 @@ def _try_verifier(verifier: Any, template: PromptTemplate, engine: Backend, prob
             if isinstance(error.__cause__, ContentRefused | BranchRefused):  # of this problem alone
                 continue
             raise VerifierError(f"{error}, on a branch made to try it; no problem was solved") from error
-
-
-def _asked(config: DictConfig, template: PromptTemplate, engine: Backend, result: Result) -> dict[str, Any]:
-    """The exact prompt of a solved problem; nothing of what is asked where the data set is private."""
-    if config.dataset.private:
-        return {"question": None, "prompt": None}
-    return {"prompt": None if result.best is None else template.text(result.problem.question, engine.tokenizer)}
-
-
-def _has_no_end(result: Result) -> bool:
-    """Whether the text that was chosen was cut off."""
-    return result.best is not None and result.best.finish_reason in (None, "context")
-
-
-def _truncated_by(result: Result, limits: DictConfig) -> str | None:
-    """What left the chosen text without an end: "context", a budget by the name of its setting, or
-    "search", the limits of the search itself. None where the text has an end."""
-    if result.best is None or not _has_no_end(result):
-        return None
-    if result.best.finish_reason == "context":
-        return "context"
-    generated = result.usage.generated_tokens
-    spent = {
-        "max_generated_tokens": generated,
-        "max_tokens": generated + result.usage.verifier_tokens,
-    }
-    for name, tokens in spent.items():
-        if limits[name] is not None and tokens >= limits[name]:
-            return f"run.{name}"
-    given = [f"run.{name}" for name in LIMITS if limits[name] is not None]
-    return " or ".join(given) if result.stopped == "budget" else "search"
-
-
-def _kv_peak_bytes(engine: Backend) -> int | None:
-    """The most KV that the run has held so far, over both tiers; None for a backend that keeps it elsewhere."""
-    memory = getattr(engine, "memory", None)
-    return None if memory is None else memory.device.peak_bytes + memory.host.peak_bytes
-
-
-def votes_by_path(result: Result, task: Task, answers: Sequence[str | None]) -> list[str | None]:
-    """What each branch's answer votes for, grouped in the order of their paths as a search does."""
-    paths = [branch.path for branch in result.branches]
-    places = sorted(range(len(paths)), key=paths.__getitem__)
-    reader = task.reading.voting(result.problem)
-    votes = dict(zip(places, reader.ballots([answers[place] for place in places]), strict=True))
-    return [votes[place] for place in range(len(paths))]
-
-
-def _grades(result: Result, task: Task) -> tuple[list[dict[str, Any]], dict[str, Any], str | None]:
-    """Each branch's answer and whether it is right; the same of the result; and its error.
-
-    Where a function of one's own fails on a branch, that is the problem's error.
-    """
-    problem, error = result.problem, result.error
-    try:
-        answers = [task.reading.answer(problem, branch) for branch in result.branches]
-        votes = votes_by_path(result, task, answers)
-        branches: list[dict[str, Any]] = [
-            {"answer": answer, "vote": vote, "correct": task.is_correct(problem, answer)}
-            for answer, vote in zip(answers, votes, strict=True)
-        ]
-        grades = graded(task, result)
-    except InvalidInput as failure:
-        branches = [{"answer": None, "vote": None, "correct": False} for _ in result.branches]
-        grades = {"answer": result.answer}
-        error = error if failed({"error": error}) else f"{type(failure).__name__}: {failure}"
-    if failed({"error": error}):
-        grades |= {"correct": False, "correct_strict": False}
-    return branches, grades, error
-
-
-def problem_record(result: Result, task: Task, with_tokens: bool = False) -> dict[str, Any]:
-    problem, usage = result.problem, result.usage.to_dict()
-    marks, grades, error = _grades(result, task)
-    branches = []
-    for branch, mark in zip(result.branches, marks, strict=True):
-        branches.append(
-            {
-                "path": list(branch.path),
-                "text": branch.text,
-                **mark,
-                "score": branch.score,
-                "step_scores": branch.step_scores,
-                "finish_reason": branch.finish_reason,
-                "tokens": len(branch.generated),
-                **own_figures(branch),
-                "substituted": None if branch.substituted is None else branch.substituted.similarity,
-            }
-        )
-    return {
-        "id": problem.id,
-        "question": problem.question or None,
-        "gold": problem.answer,
-        "source": problem.metadata.get("source"),
-        **grades,
-        "error": error,
-        "truncated": _has_no_end(result),
-        "truncated_by": None,
-        "stopped": result.stopped,
-        "branches": branches,
-        "tree": [tree_node(node, with_tokens) for node in result.tree],
-        "usage": {k: v for k, v in usage.items() if k not in TIMING},
-        "timing": {k: usage[k] for k in TIMING} | {"finished_at": time.time()},
-    }
-
-
-def summary_of(config: DictConfig, records: list[dict[str, Any]], goes: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a run's summary.json holds. goes: what its records were made by (see `RunFolder`)."""
-    summary = summarise(records)
-    gbps = [part.link_gbps for part in (config.memory, config.placement) if part.get("link_gbps") is not None]
-    if gbps:
-        summary["simulated_link_gbps"] = gbps[0]
-    summary["seconds"] = seconds_at_work(records)
-    summary["parameters"] = run_parameters(config.model.name, as_dict(config.verifier, resolve=True))
-    summary["made_by"] = goes
-    return summary

@@ -1,20 +1,28 @@
-"""A command whose settings Hydra reads."""
+"""Settings as Hydra reads them: of a command line, or of words from elsewhere."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import hydra
+from hydra import compose, initialize_config_module
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from experiments.cli.command import FULL_ERRORS
-from experiments.cli.refusals import reason
-from experiments.runs.own_classes import as_choices, checked_parts
+from experiments.cli.refusals import explained
 from experiments.runs.schema import register
+from experiments.runs.user_classes import as_choices, checked_parts
+
+
+def composed(overrides: Sequence[str], name: str = "config") -> DictConfig:
+    """The configuration of `conf/NAME.yaml` with these overrides."""
+    register()
+    with initialize_config_module("conf", version_base="1.3"):
+        return checked_parts(compose(name, overrides=as_choices(overrides)))
 
 
 def configured(name: str, work: Callable[[DictConfig, list[str]], Any]) -> None:
@@ -29,9 +37,7 @@ def configured(name: str, work: Callable[[DictConfig, list[str]], Any]) -> None:
         try:
             work(checked_parts(config), overrides)
         except Exception as error:
-            if (text := reason(error)) is None:
-                raise
-            raise SystemExit(f"error: {text}") from error
+            raise SystemExit(f"error: {explained(error)}") from error
 
     sys.argv[1:] = as_choices(sys.argv[1:])
     job()

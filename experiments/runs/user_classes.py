@@ -1,17 +1,13 @@
-"""Classes and functions of the user's own, by their dotted paths: `search=my_search.UntilSure`."""
+"""Classes of the user's own as choices, by their dotted paths: `search=my_search.UntilSure`."""
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import inspect
-import sys
 from collections.abc import Iterator, Sequence, Set
 from copy import deepcopy
 from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any, get_type_hints
 
 from hydra.core.config_store import ConfigStore
@@ -20,40 +16,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.runs.overrides import as_override, read, values
-from experiments.runs.plain import as_dict
 from experiments.runs.run_name import is_own
-from experiments.runs.schema import GROUPS, plain_hint
+from experiments.runs.schema import GROUPS, WITHOUT, plain_hint
+from experiments.runs.user_code import check_user_code, find
 from ttc.errors import InvalidInput
-
-WITHOUT = {"verifier": "none", "cache": "none", "gate": "none", "placement": "resident", "backend": "local"}
-"""The choice that leaves a group out."""
-OF_DATA = ("dataset.reader", "dataset.extract", "dataset.grader")
-"""Settings that may hold the path of a function; a reader without a dot is one of ours."""
-
-
-def find(path: str, key: str) -> Any:
-    """What the dotted `path` names, which may lie in the folder of the command. key: the setting that gave it."""
-    module, _, name = path.rpartition(".")
-    group = GROUPS.get(key.partition(".")[0])
-    others = "" if group is None else f", or a choice: {', '.join(group.choices)}"
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidInput(
-            f"{key}={path} cannot be imported: {error}; give the name of a file in this folder without its .py, a dot, "
-            f"and a name that the file defines{others}"
-        ) from error
 
 
 def as_choices(words: Sequence[str]) -> list[str]:
     """The words of a command line, in which each class that is named by its path is a choice of its group.
 
     `search=my.UntilSure`, `search._target_=my.UntilSure` and `+search={_target_: my.UntilSure}` mean the same. The
-    class becomes known to Hydra as a choice, with its settings and their defaults, so that these are set, checked and
-    swept over as those of any other choice. A class of this project is its own choice: `search=best_of_n`.
+    class becomes known to Hydra as a choice, so that its settings are set, checked and swept over as others are.
     Raises InvalidInput for a class that cannot be imported or is nothing of its group.
     """
     read_words = [(word, read(word)) for word in words]
@@ -93,7 +66,6 @@ def _path(value: Any) -> Any:
 
 
 def _chosen(o: Override) -> list[str]:
-    """The words that choose what `o` names."""
     group = o.key_or_group.partition(".")[0]
     names, given = [], []
     for value in values(o):
@@ -109,7 +81,7 @@ def _chosen(o: Override) -> list[str]:
 
 
 def _choice(group: str, path: str, key: str) -> str:
-    """The name of the choice that a class is. One of the user's own becomes known to Hydra by its path."""
+    """The name of the choice that a class is; a user's class becomes one by its path."""
     target = find(path, key)
     for name, known in GROUPS[group].choices.items():
         if target is known:
@@ -150,10 +122,8 @@ def check_part(group: str, path: str, target: Any, key: str) -> None:
 
 
 def settings_of(target: Any, path: str) -> Any:
-    """A configuration class with the settings of a class, or the settings themselves where it takes any.
-
-    Those are its fields, or the parameters of its constructor. One whose default is no plain value is left out.
-    """
+    """A configuration class with a class's settings (its fields, or its constructor's parameters, if their defaults are
+    plain values), or the settings themselves where it takes any."""
     columns: list[Any] = [("_target_", str, field(default=path))]
     for name, hint, default in _fields(target) if is_dataclass(target) else _parameters(target):
         column = (name, plain_hint(hint), field(default_factory=partial(deepcopy, default)))
@@ -171,7 +141,6 @@ def settings_of(target: Any, path: str) -> Any:
 
 
 def _fields(target: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(name, type, default) of the settings of a dataclass."""
     hints = get_type_hints(target)
     for f in fields(target):
         default = "???" if f.default is MISSING else f.default
@@ -180,7 +149,6 @@ def _fields(target: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _parameters(target: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(name, type, default) of the settings of another class."""
     hints = get_type_hints(target.__init__) if inspect.isclass(target) else {}
     for name, parameter in inspect.signature(target).parameters.items():
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -212,85 +180,5 @@ def checked_parts(config: DictConfig) -> DictConfig:
             except OmegaConfBaseException as error:
                 raise InvalidInput(f"{key}={path}: {str(error).splitlines()[0]}") from error
     OmegaConf.set_struct(config, True)
-    check_own_parts(config)
+    check_user_code(config)
     return config
-
-
-def check_own_parts(config: DictConfig) -> None:
-    """Raise InvalidInput for a part of the user's own that cannot be imported, whatever group it is of."""
-    for key, path in own_paths(config).items():
-        find(path, key)
-
-
-def code_fingerprint(config: DictConfig) -> dict[str, str]:
-    """A hash of the code of every class and function of the user's own that the configuration names, by its path."""
-    hashes = {}
-    for key, path in own_paths(config).items():
-        find(path, key)
-        digest = hashlib.sha256()
-        for file in code_files(path.rpartition(".")[0]):
-            digest.update(file.read_bytes())
-        hashes[path] = f"hash {digest.hexdigest()[:16]}"
-    return hashes
-
-
-def own_paths(config: DictConfig) -> dict[str, str]:
-    """The setting and the dotted path of each class and function of the user's own."""
-    return {
-        key: value
-        for key, value in _texts(as_dict(config), "")
-        if (key in OF_DATA and "." in value) or (key.rpartition(".")[2] == "_target_" and is_own(value))
-    }
-
-
-def _texts(part: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Every text of a nested configuration, with its dotted key."""
-    if isinstance(part, str):
-        yield key, part
-    elif isinstance(part, dict):
-        for name, inner in part.items():
-            yield from _texts(inner, f"{key}.{name}" if key else str(name))
-    elif isinstance(part, list):
-        for place, inner in enumerate(part):
-            yield from _texts(inner, f"{key}.{place}")
-
-
-def code_files(module: str) -> list[Path]:
-    """The file of an imported module, and those of the user's that it imports, directly or through each other: from
-    the same folder and folders in it, or where the module is in an installed package, from that package. A module
-    that is not written in Python has none."""
-    name = getattr(sys.modules[module], "__file__", None)
-    if name is None or not name.endswith(".py"):
-        return []
-    first = Path(name).resolve()
-    root = first.parents[module.count(".") + (first.name == "__init__.py")]
-    installed, package = "site-packages" in root.parts, module.partition(".")[0]
-    files, left = {first}, [first]
-    while left:
-        parts = [name.split(".") for name in _imported(left.pop(), root) if is_own(name)]
-        names = [".".join(part[:count]) for part in parts for count in range(1, len(part) + 1)]
-        if installed:
-            names = [name for name in names if name.partition(".")[0] == package]
-        new = {found for name in names if (found := _file_of(name, root)) is not None} - files
-        files |= new
-        left += sorted(new)
-    return [first, *sorted(files - {first})]
-
-
-def _imported(file: Path, root: Path) -> Iterator[str]:
-    """The dotted names that a file's imports may mean, as seen from `root`."""
-    package = file.parent.relative_to(root).parts
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else ()
-            module = ".".join([*above, *([node.module] if node.module else [])])
-            yield module
-            yield from (f"{module}.{alias.name}".lstrip(".") for alias in node.names)
-
-
-def _file_of(module: str, root: Path) -> Path | None:
-    place = root.joinpath(*module.split("."))
-    files = (place.with_suffix(".py"), place / "__init__.py")
-    return next((file for file in files if module and file.is_file()), None)

@@ -1,28 +1,22 @@
-"""The folders to compare: read, put together where only the seed differs, and refused where they do not compare."""
+"""Runs as the rows of a comparison: put together where only the seed differs, refused where they do not compare."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from experiments.runs.fingerprint import UNUSABLE, data_fingerprint
-from experiments.runs.plain import as_dict
-from experiments.runs.records import MAY_CHANGE, flat, read_records
+from experiments.runs.config_values import changed_values, listed
+from experiments.runs.finished import Run
+from experiments.runs.records import MAY_CHANGE
 from experiments.runs.summary import is_right
 from ttc.errors import InvalidInput
-from ttc.protocols import Problem
 
-NEEDED = ("id", "correct", "error", "branches", "usage")
-"""What every version has written into a record."""
 OF_A_SEED = ("run.seed", "run.name", *MAY_CHANGE)
 """Settings in which the runs of one row may differ."""
 OF_THE_PROMPT = (
@@ -42,65 +36,6 @@ SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Run:
-    """One folder. config: its settings, as dotted keys. made_from: its fingerprint.json, {} in old runs."""
-
-    folder: Path
-    config: dict[str, Any]
-    verifier: dict[str, Any]
-    records: dict[str, dict[str, Any]]
-    summary: dict[str, Any]
-    made_from: dict[str, dict[str, str]] = field(repr=False)
-
-    @classmethod
-    def load(cls, folder: Path) -> Run:
-        """Raises InvalidInput for a folder that is not that of a run, and for records of another kind."""
-        file, settings = folder / "records.jsonl", folder / "config.yaml"
-        if not file.is_file() or not settings.is_file():
-            what = (
-                "is no folder"
-                if not folder.is_dir()
-                else f"holds no {file.name if settings.is_file() else settings.name}"
-            )
-            raise InvalidInput(f"{folder} {what}; give folders of runs, as outputs/NAME, with a problem done")
-        try:
-            tree = as_dict(OmegaConf.load(settings))
-            config = flat(tree)
-        except (OmegaConfBaseException, ValueError, AttributeError) as error:
-            raise InvalidInput(f"{settings} cannot be read ({str(error).splitlines()[0]}); restore it") from error
-        records = read_records(file)[0]
-        if not records:
-            raise InvalidInput(f"{file} holds no problem yet; wait for the run, or leave the folder out")
-        for number, record in enumerate(records.values(), 1):
-            if missing := [name for name in NEEDED if name not in record]:
-                raise InvalidInput(
-                    f"{file}, record {number} has no {' and no '.join(missing)}: another version or program wrote it, "
-                    "so it cannot be compared; run again under another run.name"
-                )
-        verifier = tree.get("verifier") or {}
-        return cls(
-            folder, config, verifier, records, _json(folder / "summary.json"), _json(folder / "fingerprint.json")
-        )
-
-    @cached_property
-    def problems(self) -> dict[str, str | None]:
-        """A mark of each problem's question and gold answer; None where the records do not tell."""
-        known = self.made_from.get("data", {})
-        return {name: known.get(name) or self._mark(name) for name in self.records}
-
-    def _mark(self, name: str) -> str | None:
-        question, gold = self.records[name].get("question"), self.records[name].get("gold")
-        if question is None:
-            return UNUSABLE if self.records[name]["error"] and gold is None else None
-        return data_fingerprint([Problem(question, name, gold)], [])[name]
-
-    @property
-    def left(self) -> list[str]:
-        """The problems that the run has not come to, as it was stopped or goes on."""
-        return [name for name in self.made_from.get("data", {}) if name not in self.records]
-
-
-@dataclass(frozen=True)
 class Row:
     """A configuration with its runs, which differ in the seed alone."""
 
@@ -114,11 +49,11 @@ class Row:
 
     def each(self, figure: Callable[[dict[str, Any]], float]) -> dict[str, float]:
         """A figure of each problem, the mean over its runs."""
-        found: dict[str, list[float]] = {}
+        figures: dict[str, list[float]] = {}
         for run in self.runs:
             for name, record in run.records.items():
-                found.setdefault(name, []).append(figure(record))
-        return {name: sum(figures) / len(figures) for name, figures in found.items()}
+                figures.setdefault(name, []).append(figure(record))
+        return {name: sum(values) / len(values) for name, values in figures.items()}
 
     def mean(self, figure: Callable[[dict[str, Any]], float]) -> float:
         """The mean of a figure over the problems: each counts once, in however many runs it is."""
@@ -157,23 +92,19 @@ def load_rows(folders: Sequence[Path]) -> list[Row]:
 def check_comparable(rows: Sequence[Row], different_problems: bool = False, different_prompts: bool = False) -> None:
     """Raise InvalidInput, which names the difference, for runs on other problems or with other prompts than the first.
 
-    Prompts are compared as texts between runs of one model. Models have chat templates of their own, so between two of
-    them the settings of the prompt are compared.
+    Prompts are compared as texts between runs of one model, and by their settings between models, whose chat templates
+    differ.
     """
     first, *others = [run for row in rows for run in row.runs]
     for run in others:
-        if not different_problems and (lines := list(_other_problems(first, run))):
+        both = f"{first.folder} and {run.folder}"
+        if not different_problems and (lines := listed(_other_problems(first, run))):
             raise InvalidInput(
-                f"{first.folder} and {run.folder} are not on the same problems:\n"
-                + "\n".join(f"  {line}" for line in lines)
-                + "\n--different-problems compares them all the same, where they can be paired on the problems of both"
+                f"{both} are not on the same problems:\n{lines}\n--different-problems compares them all the same, "
+                "where they can be paired on the problems of both"
             )
-        if not different_prompts and (lines := list(_other_prompts(first, run))):
-            raise InvalidInput(
-                f"{first.folder} and {run.folder} do not ask alike:\n"
-                + "\n".join(f"  {line}" for line in lines)
-                + "\n--different-prompts compares them all the same"
-            )
+        if not different_prompts and (lines := listed(_other_prompts(first, run))):
+            raise InvalidInput(f"{both} do not ask alike:\n{lines}\n--different-prompts compares them all the same")
 
 
 def differing_settings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
@@ -193,17 +124,6 @@ def prompt_settings(run: Run) -> dict[str, Any]:
     }
 
 
-def _json(file: Path) -> dict[str, Any]:
-    """What an optional file of a run holds; nothing where there is none."""
-    if not file.is_file():
-        return {}
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InvalidInput(f"{file} is damaged ({error}); restore or delete it") from error
-    return found if isinstance(found, dict) else {}
-
-
 def _configuration(run: Run) -> str:
     kept = {key: value for key, value in run.config.items() if key not in OF_A_SEED}
     parts = [run.made_from.get(part) for part in ("model", "verifier", "code")]
@@ -212,13 +132,12 @@ def _configuration(run: Run) -> str:
 
 def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
     """The folders' names, without the seed where a row has several; with their paths where names repeat."""
-    short = [
-        group[0].folder.name
-        if len(group) == 1
-        else re.sub(r"-?seed\d+", "", group[0].folder.name) or group[0].folder.name
-        for group in groups
-    ]
-    return [name if short.count(name) == 1 else str(group[0].folder) for name, group in zip(short, groups, strict=True)]
+    folders = [group[0].folder for group in groups]
+    names = [folder.name for folder in folders]
+    for place, group in enumerate(groups):
+        if len(group) > 1:
+            names[place] = re.sub(r"-?seed\d+", "", names[place]) or names[place]
+    return [name if names.count(name) == 1 else str(folder) for name, folder in zip(names, folders, strict=True)]
 
 
 def _other_problems(a: Run, b: Run) -> Iterator[str]:
@@ -245,10 +164,7 @@ def _other_prompts(a: Run, b: Run) -> Iterator[str]:
             yield f"the prompt of {_some(changed)}"
         else:
             return
-    settings = [prompt_settings(run) for run in (a, b)]
-    for key in sorted(settings[0].keys() | settings[1].keys()):
-        if settings[0].get(key) != settings[1].get(key):
-            yield f"{key}: {settings[0].get(key)!r} -> {settings[1].get(key)!r}"
+    yield from changed_values(prompt_settings(a), prompt_settings(b))
     shown = [run.made_from.get("examples", {}) for run in (a, b)]
     if shown[0] != shown[1] and a.made_from and b.made_from:
         yield "the solved examples"

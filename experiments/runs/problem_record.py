@@ -1,0 +1,119 @@
+"""What a run writes down of a solved problem."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+
+from experiments.runs.data import Task, graded
+from experiments.runs.records import own_figures, tree_node
+from experiments.runs.summary import failed
+from search.budget import LIMITS
+from ttc.errors import InvalidInput
+from ttc.protocols import Backend, Result
+from ttc.text.prompt import PromptTemplate
+
+TIMING = ("forward_passes", "host_to_device_bytes", "device_to_host_bytes", "wall_s")
+"""The parts of a problem's usage that depend on the machine and on what else ran."""
+
+
+def full_record(result: Result, task: Task, config: DictConfig, template: PromptTemplate, engine: Backend) -> Any:
+    """The record of a problem that a run has solved: `problem_record`, the exact prompt, and what cut the text off."""
+    record = problem_record(result, task, config.run.record_tokens)
+    record["prompt"] = None if result.best is None else template.text(result.problem.question, engine.tokenizer)
+    if config.dataset.private:
+        record |= {"question": None, "prompt": None}
+    record["truncated_by"] = _truncated_by(result, config.run)
+    memory = getattr(engine, "memory", None)  # a backend may keep KV elsewhere
+    peak = None if memory is None else memory.device.peak_bytes + memory.host.peak_bytes
+    record["timing"]["kv_peak_bytes"] = peak
+    return record
+
+
+def problem_record(result: Result, task: Task, with_tokens: bool = False) -> dict[str, Any]:
+    """What is known of a problem without the run. with_tokens: see `tree_node`."""
+    problem = result.problem
+    usage = result.usage.to_dict()
+    marks, grades, error = _grades(result, task)
+    branches = [
+        {
+            "path": list(branch.path),
+            "text": branch.text,
+            **mark,
+            "score": branch.score,
+            "step_scores": branch.step_scores,
+            "finish_reason": branch.finish_reason,
+            "tokens": len(branch.generated),
+            **own_figures(branch),
+            "substituted": None if branch.substituted is None else branch.substituted.similarity,
+        }
+        for branch, mark in zip(result.branches, marks, strict=True)
+    ]
+    return {
+        "id": problem.id,
+        "question": problem.question or None,
+        "gold": problem.answer,
+        "source": problem.metadata.get("source"),
+        **grades,
+        "error": error,
+        "truncated": _has_no_end(result),
+        "truncated_by": None,
+        "stopped": result.stopped,
+        "branches": branches,
+        "tree": [tree_node(node, with_tokens) for node in result.tree],
+        "usage": {k: v for k, v in usage.items() if k not in TIMING},
+        "timing": {k: usage[k] for k in TIMING} | {"finished_at": time.time()},
+    }
+
+
+def votes_by_path(result: Result, task: Task, answers: Sequence[str | None]) -> list[str | None]:
+    """What each branch's answer votes for, grouped in the order of their paths as a search does."""
+    paths = [branch.path for branch in result.branches]
+    places = sorted(range(len(paths)), key=paths.__getitem__)
+    reader = task.reading.voting(result.problem)
+    votes = dict(zip(places, reader.ballots([answers[place] for place in places]), strict=True))
+    return [votes[place] for place in range(len(paths))]
+
+
+def _grades(result: Result, task: Task) -> tuple[list[dict[str, Any]], dict[str, Any], str | None]:
+    """Each branch's answer and whether it is right; the same of the result; and its error, which is that of a function
+    of the user's own where one fails on a branch."""
+    problem = result.problem
+    error = result.error
+    try:
+        answers = [task.reading.answer(problem, branch) for branch in result.branches]
+        votes = votes_by_path(result, task, answers)
+        branches: list[dict[str, Any]] = [
+            {"answer": answer, "vote": vote, "correct": task.is_correct(problem, answer)}
+            for answer, vote in zip(answers, votes, strict=True)
+        ]
+        grades = graded(task, result)
+    except InvalidInput as failure:
+        branches = [{"answer": None, "vote": None, "correct": False} for _ in result.branches]
+        grades = {"answer": result.answer}
+        error = error if failed({"error": error}) else f"{type(failure).__name__}: {failure}"
+    if failed({"error": error}):
+        grades |= {"correct": False, "correct_strict": False}
+    return branches, grades, error
+
+
+def _has_no_end(result: Result) -> bool:
+    return result.best is not None and result.best.finish_reason in (None, "context")
+
+
+def _truncated_by(result: Result, limits: DictConfig) -> str | None:
+    """What left the chosen text without an end: "context", a budget by the name of its setting, or "search"."""
+    if result.best is None or not _has_no_end(result):
+        return None
+    if result.best.finish_reason == "context":
+        return "context"
+    generated = result.usage.generated_tokens
+    spent = {"max_generated_tokens": generated, "max_tokens": generated + result.usage.verifier_tokens}
+    for name, tokens in spent.items():
+        if limits[name] is not None and tokens >= limits[name]:
+            return f"run.{name}"
+    given = [f"run.{name}" for name in LIMITS if limits[name] is not None]
+    return " or ".join(given) if result.stopped == "budget" else "search"

@@ -507,7 +507,8 @@ class Engine:
         """Calls that others have begun are finished first where room is tight: it was theirs when they began."""
         if not self.residency.roomy:
             for call in list(self.under_way):
-                call.finish()
+                while not call.step():
+                    pass
 
     def _follow_model(self, samples: bool = True) -> None:
         """Where the model is another one than in the last call (adapters, weights, code), let go of

@@ -71,3 +71,5 @@ class PassByPass:
         with self.lock:
             self.under_way.discard(self)
             self.passes.close()
+            if not self.done and self.error is None:
+                self.error = RuntimeError("this prefill was closed before its last pass")

@@ -20,7 +20,7 @@ from ttc.tree.branch import Branch, StepEnd, check_live
 
 SEEDS = 2**31
 """Seeds are below it: servers differ in how large they may be."""
-LOOK_S = 0.05
+LOOK_S = 0.1
 """So long an answer is waited for before the caller may look up."""
 ANY_LENGTH = 2**62
 """The limit of a branch whose tokens are counted by the server."""

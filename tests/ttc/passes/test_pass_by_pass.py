@@ -14,6 +14,7 @@ from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.exactness import assert_like_plain
 from tests.helpers.models import prompt, small
 from tests.helpers.ownership import assert_nothing_left
+from tests.helpers.recurrent import engine_of, plain
 from tests.helpers.tokenizers import Letters
 from ttc import BlockCache, Engine, OutOfMemory, Paged, Resident
 from ttc.protocols import PrefillsByPass, Step
@@ -112,6 +113,22 @@ def test_what_others_do_between_its_passes_changes_nothing(between: list[list[An
         assert_nothing_left(engine, [*held, *prefill.branches])
 
 
+@pytest.mark.parametrize("case", ["qwen3_5_text", "mamba2"])
+def test_recurrent_states_are_those_of_the_passes_alone(case: str) -> None:
+    engine = engine_of(case, prefill_tokens=8)
+    held = [engine.root(prompt(3, 20))]
+    prefill = engine.begin_roots([LONG, OTHER], seeds=[0, 1])
+    for act in (decodes, computes_another_prompt, extends, scores):
+        prefill.step()
+        act(engine, held)
+    while not prefill.step():
+        pass
+    for branch in prefill.branches:
+        assert written(engine, branch)
+        assert_like_plain(plain(case), branch)
+    assert_nothing_left(engine, [*held, *prefill.branches])
+
+
 def test_a_branch_that_is_released_leaves_at_once_and_the_others_go_on() -> None:
     engine = stepwise()
     prefill = engine.begin_roots([LONG, prompt(8, 40)], seeds=[0, 1])
@@ -143,6 +160,9 @@ def test_what_is_broken_off_leaves_nothing(steps: int) -> None:
         extension.step()
     extension.close()
     assert root.tokens == prompt(1, 5) or extension.done
+    if not extension.done:
+        with pytest.raises(RuntimeError, match="closed before its last pass"):
+            extension.step()
     assert_nothing_left(engine, [root])
 
 
@@ -153,15 +173,15 @@ def test_where_the_model_changes_between_two_passes_all_is_computed_by_the_new_o
     prefill = engine.begin_roots([LONG], seeds=[0]) if begin == "roots" else engine.begin_extend([root], [LONG])
     prefill.step()
     prefill.step()
-    plain = small(2, 128)
-    for model in (engine.model, plain):
+    changed = small(2, 128)
+    for model in (engine.model, changed):
         with torch.no_grad():
             model.model.layers[0].mlp.down_proj.weight.mul_(3)
     while not prefill.step():
         pass
     (branch,) = prefill.branches
     assert written(engine, branch)
-    assert_like_plain(plain, branch)
+    assert_like_plain(changed, branch)
     engine.release([root, branch])
     assert engine.kv_bytes() == 0 and not engine.tree.segments()
 

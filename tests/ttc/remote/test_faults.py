@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable
 from functools import cache
@@ -15,7 +16,7 @@ from search import BeamSearch, BestOfN, Greedy, solve
 from tests.helpers.engines import GREEDY
 from tests.helpers.servers import Fault, Handler, ServedModel, connected
 from tests.helpers.tiers import some_quick
-from ttc import RemoteError
+from ttc import Branch, RemoteError
 from ttc.protocols import Step
 from verifiers import ConfidenceVerifier
 
@@ -229,7 +230,9 @@ def test_no_more_requests_are_under_way_than_the_setting_says() -> None:
         batch = backend.running_batch(max_rows=2)
         batch.add(children, Step(2))
         assert len(batch) == 12
-        ended = [branch for _ in range(12) if len(batch) for branch in batch.step()]
+        ended = list[Branch]()
+        while len(batch):
+            ended += batch.step()
         assert served.most == 2 and sorted(map(id, ended)) == sorted(map(id, children))
 
 
@@ -246,3 +249,17 @@ def test_a_batch_that_is_closed_or_whose_branches_go_waits_for_nothing() -> None
         batch.close()
         assert len(batch) == 0 and batch.step() == []
         assert time.monotonic() - started < 4 and all(not child.generated for child in children)
+
+
+@pytest.mark.parametrize("limit", ["cancel", "max_wall_s"])
+def test_a_search_that_is_to_end_waits_for_no_answer(limit: str) -> None:
+    served = ServedModel()
+    with connected(served) as backend:
+        served.pause_s = 5.0
+        cancel = threading.Event()
+        threading.Timer(0.2, cancel.set).start()
+        options: dict[str, Any] = {"cancel": cancel} if limit == "cancel" else {"max_wall_s": 0.2}
+        started = time.monotonic()
+        result = solve(Greedy(max_tokens=8), problem="1", engine=backend, **options)
+        assert time.monotonic() - started < 4 and not backend.live
+        assert result.stopped == ("cancelled" if limit == "cancel" else limit)

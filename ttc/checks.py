@@ -40,6 +40,14 @@ def check_one_each(count: int, things: str, given: int, others: str, none: str =
         raise InvalidInput(f"{count} {things} came with {given} {others}; give one each{none and ', '}{none}")
 
 
+def check_positive(settings: Any, prefix: str, *names: str) -> None:
+    """Raise InvalidInput for a limit among these fields that is not above 0; None is no limit."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not value > 0:
+            raise InvalidInput(f"{prefix}{name}={value} must be positive, or null for no limit")
+
+
 def check_fields(settings: Any, prefix: str = "") -> None:
     """Raise InvalidInput for a field of a dataclass that does not hold the plain type it is
     declared with; other fields are left alone. prefix: what stands before a field's name in the

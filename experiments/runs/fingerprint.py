@@ -35,7 +35,8 @@ def data_fingerprint(problems: Sequence[Problem], failures: Sequence[tuple[str, 
 def model_fingerprint(name: str) -> dict[str, str]:
     """What the weights under `name` are: the size and a hash of each file, or the revision of a model of the hub; the
     empty dictionary for one that is not in the cache yet."""
-    from ttc.model.loading import SMOLLM2, SMOLLM2_PACKAGE, SMOLLM2_VERSION, local_path
+    from ttc.model.default_model import SMOLLM2, SMOLLM2_PACKAGE, SMOLLM2_VERSION
+    from ttc.model.model_files import local_path
 
     if name == SMOLLM2:
         return {SMOLLM2_PACKAGE: f"version {SMOLLM2_VERSION}"}

@@ -199,7 +199,6 @@ def test_without_the_check_of_the_caches_windows_the_sweep_would_call_a_model_wr
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ttc.model.check, "check_windows", lambda *_: None)
-    monkeypatch.setattr(ttc.model.check.ModelCheck, "check_cache", lambda *_: None)
     row = architectures.examine("moshi")
     assert row["verdict"] == "wrong" and row["worst_nats"] > 0.1
     assert row["compared_with"] == ["generate", "one run"]

@@ -269,7 +269,7 @@ def test_a_checkpoint_whose_decoder_is_not_whole_is_refused(tmp_path: Path) -> N
     folder = published(tmp_path / "qwen", body, tokenizer, random_head(("score", 2, 32)))
     half = {f"model.{k}": v for k, v in body.state_dict().items() if "layers.1" not in k}
     save_file(half | random_head(("score", 2, 32)), Path(folder) / "model.safetensors")
-    with pytest.raises(UnsupportedModel, match=r"lack .* tensors of a Qwen2Model"):
+    with pytest.raises(UnsupportedModel, match=r"lack .* weights of a Qwen2Model"):
         rating(QwenPRM(folder))
 
 

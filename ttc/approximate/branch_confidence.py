@@ -18,8 +18,8 @@ def confidence(branch: Branch) -> float:
 
 def mean_of_own(values: Sequence[float]) -> float:
     """The mean over generated tokens; given ones are NaN. 0 if there are none."""
-    own = [value for value in values if not math.isnan(value)]
-    return sum(own) / len(own) if own else 0.0
+    generated = [value for value in values if not math.isnan(value)]
+    return sum(generated) / len(generated) if generated else 0.0
 
 
 def gap_ratio(p: Sequence[float]) -> float:

@@ -21,26 +21,24 @@ Rule = Literal["entropy", "ranking"]
 
 @dataclass(frozen=True)
 class EarlyExit:
-    """When a branch leaves a scoring pass. Approximate: it is scored by the lens after the layer at which it left.
+    """When a branch leaves a scoring pass. Approximate: it is scored by the lens after that layer.
 
-    The lens is what the model does after its last layer (final norm, head, scaling, soft cap), applied after an earlier
-    one; the paper's lacks the norm. Layers count from 1. What is left after the last one has the model's own score.
-    A problem is what stands on one root: all branches of one `root_id`.
+    The lens is what the model does after its last layer, applied after an earlier one; the paper's
+    lacks the final norm. Layers count from 1. What is left after the last one has the model's own
+    score. A problem is all branches of one `root_id`.
 
-    rule="entropy", the paper's (Eq. 5, Algorithm 3): a branch leaves after the first layer l >= l_min at which
-    H_l < theta and |H_l - H_(l-1)| < eps, H being the entropy of the lens at its last token, and H_0 infinite. Branches
-    that left at different depths are not comparable by raw logits, their scores come from different functions; the
-    paper compares them all the same.
-    common_depth: a branch that has met the rule waits for the others of its problem; all leave, and are scored, after
-    the layer at which the last of them met it: the least depth by which the rule has called every one settled.
+    rule="entropy", the paper's (Eq. 5, Algorithm 3): a branch leaves after the first layer l >= l_min
+    at which H_l < theta and |H_l - H_(l-1)| < eps, H being the entropy of the lens at its last token
+    in nats, and H_0 infinite. Branches that left at different depths do not compare by raw logits;
+    the paper compares them all the same. common_depth: all branches of a problem leave after the
+    layer at which the last of them met the rule.
 
-    rule="ranking": the branches of a problem leave together once their order by P has been the same after `patience`
-    layers running, all of them >= l_min. P is the probability of a branch's first `positive` continuations over that of
-    all that it was given: P(yes) / (P(yes) + P(no)) for a self-verifier. The order alone is settled then, so scores of
-    different calls do not compare. A problem's only branch has no order and runs all layers; ties that flip delay.
+    rule="ranking": the branches of a problem leave together once their order by P has been the same
+    after `patience` layers running, all of them >= l_min. P is the probability of a branch's first
+    `positive` continuations over that of all that it was given: P(yes) / (P(yes) + P(no)). Only the
+    order is settled then, so scores of different calls do not compare.
 
-    theta, eps: in nats. The defaults are a start: the paper calibrates them
-    per model and data set, and its values, made without the norm, say nothing about this lens.
+    The defaults are a start: the paper calibrates theta and eps per model and data set.
     Raises InvalidInput, naming the value.
     """
 
@@ -54,7 +52,8 @@ class EarlyExit:
 
     def __post_init__(self) -> None:
         if self.rule not in get_args(Rule):
-            raise InvalidInput(f"rule={self.rule!r} is unknown; use one of {', '.join(get_args(Rule))}")
+            known = ", ".join(get_args(Rule))
+            raise InvalidInput(f"rule={self.rule!r} is unknown; use one of {known}")
         for name in ("l_min", "patience", "positive"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
@@ -79,9 +78,9 @@ class EarlyExit:
 class ExitReport:
     """What a call of `Engine.score` with an exit computed.
 
-    depths: the layers that each branch went through. rows: the rows that each layer computed, measured there.
-    lens_rows: rows that went through norm and head to be looked at, the price of the exit.
-    watch: given by the caller; called at every look, with the places of the call's branches.
+    depths: the layers that each branch went through. rows: the rows that each layer computed.
+    lens_rows: rows that went through norm and head to be looked at, the price of the exit. watch:
+    given by the caller; called at every look, with the places of the call's branches.
     """
 
     depths: list[int] = field(default_factory=list)
@@ -110,15 +109,16 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def positive_share(logits: Tensor, tokens: Sequence[int], positive: int) -> float:
-    """P: the probability of the first `positive` of `tokens` over that of all of them; logits (vocab,)."""
+    """P: the probability of the first `positive` of `tokens` over that of all; logits (vocab,)."""
     return float(logits[list(tokens)].softmax(-1)[:positive].sum())
 
 
 class EntropyRule:
-    """RKSC's Algorithm 3, per branch; with `common_depth` per problem. problems: the branches of each."""
+    """RKSC's Algorithm 3, per branch; with `common_depth` per problem. problems: branches of each."""
 
     def __init__(self, exit: EarlyExit, problems: Sequence[Sequence[int]]):
-        self.exit, self.problems = exit, problems
+        self.exit = exit
+        self.problems = problems
         self.before: dict[int, float] = {}
         self.settled: set[int] = set()
 
@@ -126,42 +126,51 @@ class EntropyRule:
         return self.leaving(depth, dict(zip(live, entropy(logits).tolist(), strict=True)))
 
     def leaving(self, depth: int, entropies: Mapping[int, float]) -> set[int]:
-        """Which of the branches that are left leave, by their H after layer `depth`."""
+        """Which branches leave, by their H after layer `depth`."""
         for i, h in entropies.items():
             steady = abs(h - self.before.get(i, math.inf)) < self.exit.eps
             if depth >= self.exit.l_min and h < self.exit.theta and steady:
                 self.settled.add(i)
             self.before[i] = h
-        if not self.exit.common_depth:
-            return self.settled & entropies.keys()
-        return {i for rows in self.problems if self.settled.issuperset(rows) for i in rows} & entropies.keys()
+        leaving = self.settled
+        if self.exit.common_depth:
+            whole = [rows for rows in self.problems if self.settled.issuperset(rows)]
+            leaving = {i for rows in whole for i in rows}
+        return leaving & entropies.keys()
 
 
 class RankingRule:
-    """The branches of a problem leave when their order has held. tokens: what each branch's continuations are."""
+    """The branches of a problem leave when their order has held. tokens: each one's continuations."""
 
-    def __init__(self, exit: EarlyExit, problems: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]] = ()):
-        self.exit, self.problems, self.tokens = exit, problems, tokens
+    def __init__(
+        self,
+        exit: EarlyExit,
+        problems: Sequence[Sequence[int]],
+        tokens: Sequence[Sequence[int]] = (),
+    ):
+        self.exit = exit
+        self.problems = problems
+        self.tokens = tokens
         self.order: list[list[int]] = [[] for _ in problems]
         self.held = [0] * len(problems)  # layers running
 
     def __call__(self, depth: int, live: Sequence[int], logits: Tensor) -> set[int]:
-        return self.leaving(
-            depth,
-            {i: positive_share(row, self.tokens[i], self.exit.positive) for i, row in zip(live, logits, strict=True)},
-        )
+        shares = {
+            i: positive_share(row, self.tokens[i], self.exit.positive) for i, row in zip(live, logits, strict=True)
+        }
+        return self.leaving(depth, shares)
 
     def leaving(self, depth: int, shares: Mapping[int, float]) -> set[int]:
-        """Which of the branches that are left leave, by their P after layer `depth`."""
-        found: set[int] = set()
+        """Which branches leave, by their P after layer `depth`."""
+        leaving = set[int]()
         for n, rows in enumerate(self.problems):
             if len(rows) > 1 and rows[0] in shares:
                 order = sorted(rows, key=shares.__getitem__, reverse=True)
                 self.held[n] = self.held[n] + 1 if order == self.order[n] else 1
                 self.order[n] = order
                 if self.held[n] >= self.exit.patience:
-                    found.update(rows)
-        return found
+                    leaving.update(rows)
+        return leaving
 
 
 # -------------------------------------------------------------------- scoring
@@ -177,24 +186,31 @@ def score_with_exit(
 ) -> list[list[list[float]]]:
     """See `Engine.score`. tokens[i]: the single-token continuations of branch i after `given[i]`.
 
-    Branches that leave together are in one pass, which may then be longer than the engine's `prefill_tokens`.
+    Branches that leave together are in one pass, however long.
     """
     layers = len(runtime.lens.layers)
     if exit.l_min > layers:
         raise InvalidInput(f"l_min={exit.l_min} is more than the model's {layers} layers; use {layers} or less")
-    if exit.rule == "ranking" and (least := min(map(len, tokens), default=math.inf)) <= exit.positive:
+    fewest = min(map(len, tokens), default=math.inf)
+    if exit.rule == "ranking" and fewest <= exit.positive:
         raise InvalidInput(
-            f"positive={exit.positive} leaves none of a branch's {least} continuations to compare with; give more"
+            f"positive={exit.positive} leaves none of a branch's {fewest} continuations to compare with; give more"
         )
     runs = [[b.tokens[-1], *more] for b, more in zip(branches, given, strict=True)]
-    report.depths, report.rows, report.lens_rows = [0] * len(branches), [0] * layers, 0
+    report.depths = [0] * len(branches)
+    report.rows = [0] * layers
+    report.lens_rows = 0
     scores: list[list[list[float]]] = [[] for _ in branches]
     for chosen in batches(runtime, branches, runs, exit.together):
-        tokens_here = [tokens[i] for i in chosen]
         problems = by_problem([branches[i] for i in chosen])
-        rule = EntropyRule(exit, problems) if exit.rule == "entropy" else RankingRule(exit, problems, tokens_here)
+        rule: EntropyRule | RankingRule = EntropyRule(exit, problems)
+        if exit.rule == "ranking":
+            rule = RankingRule(exit, problems, [tokens[i] for i in chosen])
+        new = [_new_run(runtime, branches[i], runs[i]) for i in chosen]
         watch = _watch_of(report.watch, chosen)
-        done = _one_pass(runtime, [branches[i] for i in chosen], [runs[i] for i in chosen], rule, watch)
+        with one_chunk(runtime, new) as (chunk, _):  # what it wrote is incomplete and goes at once
+            done = ShrinkingPass(runtime.lens, chunk.plan, rule, exit.first_look, watch)
+            done.run(runtime.runner, chunk.tokens)
         for n, i in enumerate(chosen):
             depth, logits = done.results[n]
             logprobs = logits.log_softmax(-1)[list(tokens[i])].tolist()
@@ -210,26 +226,11 @@ def score_with_exit(
     return scores
 
 
+def _new_run(runtime: Runtime, branch: Branch, run: list[int]) -> NewRun:
+    return NewRun(branch.leaf, run, branch.usage, runtime.opening(branch, len(run) - 1))
+
+
 def _watch_of(watch: Watch | None, chosen: Sequence[int]) -> Watch | None:
-    """`watch` for a pass of the branches at these places."""
     if watch is None:
         return None
-    return lambda live, depth, states, logits: watch([chosen[n] for n in live], depth, states, logits)
-
-
-def _one_pass(
-    runtime: Runtime,
-    branches: Sequence[Branch],
-    runs: Sequence[list[int]],
-    rule: EntropyRule | RankingRule,
-    watch: Watch | None,
-) -> ShrinkingPass:
-    """All of `runs`, in depth-first order, in one pass. What it wrote is incomplete and goes at once."""
-    new = [
-        NewRun(branch.leaf, run, branch.usage, runtime.opening(branch, len(run) - 1))
-        for branch, run in zip(branches, runs, strict=True)
-    ]
-    with one_chunk(runtime, new) as (chunk, _):
-        made = ShrinkingPass(runtime.lens, chunk.plan, rule, rule.exit.first_look, watch)
-        made.run(runtime.runner, chunk.tokens)
-    return made
+    return lambda live, *look: watch([chosen[n] for n in live], *look)

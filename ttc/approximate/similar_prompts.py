@@ -25,28 +25,34 @@ from ttc.tree.segment import common_prefix
 from ttc.tree.sharing import Pooling
 
 CONTEXT = 8
-"""Tokens on each side of what differs that are compared with it: one changed word is little, among them."""
+"""Tokens on each side of what differs that are compared with it."""
 
 
 @torch.inference_mode()
 def share_similar(runtime: Runtime, root: Branch, children: Sequence[Branch]) -> None:
-    """Put the root's tokens in place of those of `children`, which stand on the trunk, where the two are similar.
+    """Put the root's tokens in place of those of `children`, which stand on the trunk, where they
+    are similar.
 
-    The probe is the beginning of the prefill that it may save: all variants run through the first layers, and those
-    that are refused run on. A similar one is moved to the root's leaf and says so in `substituted`.
-    Raises UnsupportedModel for a model with recurrent layers: prompts that run on would lack states at their ends.
+    The probe is the beginning of the prefill that it may save: all variants run through the first
+    layers, and those that are refused run on. A similar one is moved to the root's leaf and says so
+    in `substituted`. Raises UnsupportedModel for a model with recurrent layers.
     """
     if runtime.runner.recurrent is not None:
         raise UnsupportedModel(
-            f"{type(runtime.runner.model).__name__} has recurrent layers, whose states are not kept of a pass that "
-            "similar prompts leave early; use sharing=exact"
+            f"{type(runtime.runner.model).__name__} has recurrent layers, whose states are not kept "
+            "of a pass that similar prompts leave early; use sharing=exact"
         )
     first: dict[tuple[int, ...], Branch] = {}
     for child in children:
         first.setdefault(tuple(child.tokens), child)
-    others = [child for child in first.values() if not _is_prefix(child.tokens[:-1], root.tokens[:-1])]
+    others = [
+        child
+        for child in first.values()  # what stands under the root already is shared exactly
+        if common_prefix(child.tokens[:-1], root.tokens[:-1]) < len(child.tokens) - 1
+    ]
     if runtime.sharing.same_numbers:
-        others = [child for child in others if _numbers(runtime, child) == _numbers(runtime, root)]
+        numbers = _numbers(runtime, root)
+        others = [child for child in others if _numbers(runtime, child) == numbers]
     for child, similarity in _probe(runtime, root, others):
         same = [c for c in children if c.tokens == child.tokens]
         child.usage.substituted_tokens += len(same) * (len(child.tokens) - 1 - child.leaf.end)
@@ -63,13 +69,17 @@ def differing(a: Sequence[int], b: Sequence[int]) -> tuple[slice, slice]:
     return slice(start, len(a) - end), slice(start, len(b) - end)
 
 
-def compared(root: Sequence[int], own: Sequence[int], pooling: Pooling) -> tuple[slice, slice]:
-    """The tokens of each prompt whose states are compared: the last ones, or what differs with `CONTEXT` around it."""
-    ends = len(root), len(own)
+def compared(root: Sequence[int], variant: Sequence[int], pooling: Pooling) -> tuple[slice, slice]:
+    """The tokens of each prompt whose states are compared: the last, or what differs with `CONTEXT`."""
+    prompts = root, variant
     if pooling == "last":
-        return slice(ends[0] - 1, ends[0]), slice(ends[1] - 1, ends[1])
-    changed = differing(root, own)
-    return _widened(changed[0], ends[0]), _widened(changed[1], ends[1])
+        one, other = (slice(len(prompt) - 1, len(prompt)) for prompt in prompts)
+        return one, other
+    one, other = (
+        slice(max(0, changed.start - CONTEXT), min(len(prompt), changed.stop + CONTEXT))
+        for changed, prompt in zip(differing(root, variant), prompts, strict=True)
+    )
+    return one, other
 
 
 def layer_weights(layers: int, total: int, alpha: float) -> list[float]:
@@ -89,53 +99,44 @@ def similarity(a: Tensor, b: Tensor, pooling: Pooling) -> float:
     return float(torch.cosine_similarity(one, other, dim=0))
 
 
-def _is_prefix(tokens: Sequence[int], of: Sequence[int]) -> bool:
-    """Whether all of it stands under the root already, exactly: nothing is left to save."""
-    return common_prefix(tokens, of) == len(tokens)
-
-
 def _numbers(runtime: Runtime, branch: Branch) -> Counter[str]:
     return Counter(re.findall(r"-?\d+(?:[.,]\d+)*", runtime.decode(branch.tokens)))
 
 
 @dataclass(frozen=True)
 class _Window:
-    """What is compared of a variant: tokens `root` of the root's prompt, and of the variant's own prompt `own`, which
-    has the same KV as the root up to `run`, where its own rows begin."""
+    """The tokens that are compared, of the root's prompt and of a variant's, whose rows begin at
+    `run`: before that it has the root's KV."""
 
     root: slice
-    own: slice
+    variant: slice
     run: int
 
-    @classmethod
-    def of(cls, root: Sequence[int], own: Sequence[int], run: int, pooling: Pooling) -> _Window:
-        return cls(*compared(root, own, pooling), run)
-
     def similarity(self, rows: Tensor, root: Tensor, offset: int, pooling: Pooling) -> float:
-        """rows: the variant's own states. root: the root's, from its token `offset` on."""
-        shared = root[self.own.start - offset : max(0, self.run - offset)] if self.own.start < self.run else root[:0]
-        own = torch.cat([shared, rows[max(0, self.own.start - self.run) : self.own.stop - self.run]])
-        return similarity(own, root[self.root.start - offset : self.root.stop - offset], pooling)
-
-
-def _widened(region: slice, end: int) -> slice:
-    return slice(max(0, region.start - CONTEXT), min(end, region.stop + CONTEXT))
+        """rows: the variant's states. root: the root's, from its token `offset` on."""
+        start = self.variant.start
+        new = rows[max(0, start - self.run) : self.variant.stop - self.run]
+        shared = root[:0]
+        if start < self.run:
+            shared = root[start - offset : max(0, self.run - offset)]
+        of_root = root[self.root.start - offset : self.root.stop - offset]
+        return similarity(torch.cat([shared, new]), of_root, pooling)
 
 
 def _probe(runtime: Runtime, root: Branch, others: Sequence[Branch]) -> list[tuple[Branch, float]]:
-    """Those of `others` that are similar to the root, and how much. What stands in the tree for other prompts decides
-    nothing: a refused one has its prompt's KV afterwards, or finds more of it there."""
-    sharing, layers = runtime.sharing, len(runtime.lens.layers)
+    """Those of `others` that are similar to the root, and how much. What stands in the tree for
+    other prompts decides nothing: a refused one has its prompt's KV afterwards."""
+    sharing = runtime.sharing
+    layers = len(runtime.lens.layers)
     if sharing.probe_layers >= layers:
         raise InvalidInput(
             f"sharing.probe_layers={sharing.probe_layers} leaves nothing to save of {layers} layers; use less"
         )
     if not others or len(root.tokens) < 2:
         return []
-    probed = list(others)
     windows: list[_Window] = []
-    known: set[int] = set()  # places of those that more of stands in the tree of: they leave after the probe as well
-    for place, child in enumerate(probed):
+    known = set[int]()  # places of those that more stands in the tree of: they leave after the probe
+    for place, child in enumerate(others):
         common = common_prefix(root.tokens, child.tokens[:-1])
         leaf = runtime.tree.descend(runtime.tree.trunk, child.tokens[:common])
         runtime.tree.move(child, leaf)
@@ -143,36 +144,42 @@ def _probe(runtime: Runtime, root: Branch, others: Sequence[Branch]) -> list[tup
         if runtime.tree.descend(leaf, child.tokens[leaf.end : -1]) is not leaf:
             known.add(place)
         # the last token is not computed in a prefill, so it is not compared either
-        windows.append(_Window.of(root.tokens[:-1], child.tokens[:-1], leaf.end, sharing.pooling))
+        slices = compared(root.tokens[:-1], child.tokens[:-1], sharing.pooling)
+        windows.append(_Window(*slices, leaf.end))
     offset, reference = _reference(runtime, root, windows)
-    runs = [child.tokens[child.leaf.end : -1] for child in probed]
+    runs = [child.tokens[child.leaf.end : -1] for child in others]
     similar: list[tuple[Branch, float]] = []
-    for chosen in batches(runtime, probed, runs, together=False):
+    for chosen in batches(runtime, others, runs, together=False):
         also = {n for n, i in enumerate(chosen) if i in known}
-        seen = [windows[i] for i in chosen]
-        new = [NewRun(probed[i].leaf, runs[i], probed[i].usage) for i in chosen]
+        of_chunk = [windows[i] for i in chosen]
+        new = [NewRun(others[i].leaf, runs[i], others[i].usage) for i in chosen]
         with one_chunk(runtime, new) as (chunk, held):
-            sigmas = _compare(runtime, chunk, seen, reference, offset, also)
+            sigmas = _compare(runtime, chunk, of_chunk, reference, offset, also)
             for i, sigma, segment in zip(chosen, sigmas, held, strict=True):
+                child = others[i]
                 if sigma >= sharing.tau:
-                    similar.append((probed[i], sigma))
+                    similar.append((child, sigma))
                 if sigma >= sharing.tau or i in known:
-                    probed[i].usage.probe_layer_rows += len(runs[i]) * sharing.probe_layers
+                    child.usage.probe_layer_rows += len(runs[i]) * sharing.probe_layers
                 else:
-                    runtime.tree.move(probed[i], segment)
-                    probed[i].usage.prompt_tokens += len(runs[i])
+                    runtime.tree.move(child, segment)
+                    child.usage.prompt_tokens += len(runs[i])
     return similar
 
 
 def _reference(runtime: Runtime, root: Branch, windows: Sequence[_Window]) -> tuple[int, list[Tensor]]:
-    """The root's states (tokens, width) after each layer of the probe, and the token that they start with."""
-    start = min(min(window.root.start, window.own.start) for window in windows)
+    """The token that the root's states start with, and these (tokens, width) after each layer."""
+    start = min(min(window.root.start, window.variant.start) for window in windows)
+    end = max(max(window.root.stop, window.run) for window in windows)
     leaf = runtime.tree.descend(runtime.tree.trunk, root.tokens[:start])
-    run = root.tokens[leaf.end : max(max(window.root.stop, window.run) for window in windows)]
+    run = root.tokens[leaf.end : end]
     states: list[Tensor] = []
+
+    def look(depth: int, pieces: Sequence[Tensor]) -> None:
+        states.append(pieces[0])
+
     with one_chunk(runtime, [NewRun(leaf, run, root.usage)]) as (chunk, _):
-        probe = _ProbePass(runtime, chunk.plan, lambda _, pieces: states.append(pieces[0]), lambda: {0})
-        probe.run(runtime.runner, chunk.tokens)
+        _ProbePass(runtime, chunk.plan, look, lambda: {0}).run(runtime.runner, chunk.tokens)
     root.usage.probe_layer_rows += len(run) * runtime.sharing.probe_layers
     return leaf.end, states
 
@@ -191,8 +198,10 @@ def _compare(
     sigma = [0.0] * len(windows)
 
     def look(depth: int, pieces: Sequence[Tensor]) -> None:
+        of_root = reference[depth - 1]
         for i, (rows, window) in enumerate(zip(pieces, windows, strict=True)):
-            sigma[i] += shares[depth - 1] * window.similarity(rows, reference[depth - 1], offset, sharing.pooling)
+            alike = window.similarity(rows, of_root, offset, sharing.pooling)
+            sigma[i] += shares[depth - 1] * alike
 
     def leaving() -> set[int]:
         return also | {i for i, s in enumerate(sigma) if s >= sharing.tau}
@@ -210,7 +219,9 @@ class _ProbePass(ShrinkingPass):
 
     def __init__(self, runtime: Runtime, plan: ExtendPlan, look: Look, leaving: Callable[[], set[int]]):
         super().__init__(runtime.lens, plan, lambda *_: set(), first_look=1)
-        self.probe_layers, self.look, self.leaving = runtime.sharing.probe_layers, look, leaving
+        self.probe_layers = runtime.sharing.probe_layers
+        self.look = look
+        self.leaving = leaving
 
     def _look(self, depth: int, output: Any) -> Any:
         if depth > self.probe_layers:

@@ -1,4 +1,4 @@
-"""Binding a residency policy to a model: CAPTURE's needs the model itself, to generate keys and values."""
+"""Binding a residency policy to a model: CAPTURE's needs it to generate keys and values."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ def bind_policy(policy: Residency, runner: ModelRunner) -> Residency:
         check_resident(policy)
     if not isinstance(policy, Capture):
         return policy.bind(runner.shapes, runner.dtype, runner.device)
-    fixed = getattr(runner, "fixed_layers", 0)
-    regeneration = Regeneration(runner.model, runner.shapes, timed=policy.act_share is None, first=fixed)
+    first = getattr(runner, "fixed_layers", 0)
+    timed = policy.act_share is None
+    regeneration = Regeneration(runner.model, runner.shapes, timed=timed, first=first)
     bound = policy.bind(regeneration.shapes, runner.dtype, runner.device)
-    bound.use(regeneration, MeasuredTimes(runner, regeneration, bound.memory, bound.block_tokens))
+    times = MeasuredTimes(runner, regeneration, bound.memory, bound.block_tokens)
+    bound.use(regeneration, times)
     return bound
 
 
 def check_resident(policy: Residency | None) -> None:
-    """Raise InvalidInput for a policy that moves KV, where a model's layers lie on several devices."""
+    """Raise InvalidInput for a policy that moves KV, where layers lie on several devices."""
     if policy is not None and not isinstance(policy, Resident):
         raise InvalidInput(
-            f"{type(policy).__name__}() moves keys and values between one device and the host. Over several devices "
-            "each layer's stay beside it: memory=resident (ttc.Resident()), or a device_map of one device"
+            f"{type(policy).__name__}() moves keys and values between one device and the host. Over "
+            "several devices each layer's stay beside it: memory=resident (ttc.Resident()), or a "
+            "device_map of one device"
         )

@@ -20,18 +20,15 @@ from ttc.errors import UnsupportedModel
 from ttc.memory.kv import KV, LayerKV
 from ttc.memory.link import Link
 from ttc.memory.manager import KVMemory
-from ttc.model.regeneration import TIMED_TOKENS, Regeneration, timed_line
+from ttc.model.regeneration import TIMED_TOKENS, TRIES, Regeneration, timed_line
 from ttc.model.runner import ModelRunner
 
 TIMED_BLOCKS = (1, 2, 4, 8)
 """Numbers of KV blocks that are attended while the rest of a layer is timed."""
-TRIES = 3
-"""Of so many times the least counts."""
 
 
 class MeasuredTimes:
-    """The times of a layer, per token: lines through what this machine takes. Each is measured once, when it is first
-    needed.
+    """The times of a layer, per token: lines through what this machine takes, measured when needed.
 
     block_tokens: tokens of a block, as each block is attended by itself.
     """
@@ -46,8 +43,8 @@ class MeasuredTimes:
     def __call__(self, layer: int, rows: int, tokens: int) -> CaptureTimes:
         """The times of this layer in a pass of so many rows that attend `tokens` tokens.
 
-        Rows count as the next power of two. `forward_s` is 0 where it cannot be measured: in models with recurrent
-        layers, and in those whose decoder layers lie in no list.
+        Rows count as the next power of two. `forward_s` is 0 where it cannot be measured: with
+        recurrent layers, and where decoder layers lie in no list.
         """
         if self._copying is None:
             self._copying = self._measure_copying(layer)
@@ -57,16 +54,18 @@ class MeasuredTimes:
         return replace(self._copying, forward_s=self._forward[rows](tokens))
 
     def _measure_copying(self, layer: int) -> CaptureTimes:
-        """All but the rest of the layer."""
-        memory, shape = self.memory, self.memory.shapes[layer]
-        assert self.regeneration.kv_gen is not None
-        load_kv, load_act = (timed_line(_load(memory, each.elements)) for each in (shape, shape.as_inputs))
+        memory = self.memory
+        shape = memory.shapes[layer]
+        kv_gen = self.regeneration.kv_gen
+        assert kv_gen is not None
+        load_kv = timed_line(_load(memory, shape.elements))
+        load_act = timed_line(_load(memory, shape.as_inputs.elements))
         weight_bytes = getattr(self.runner, "streamed_layer_bytes", 0)
         load_w = weight_bytes * load_kv.slope / memory.layer_bytes_per_token[layer]
-        return CaptureTimes(kv_gen=self.regeneration.kv_gen, load_kv=load_kv, load_act=load_act, load_w=load_w)
+        return CaptureTimes(kv_gen=kv_gen, load_kv=load_kv, load_act=load_act, load_w=load_w)
 
     def measure_forward(self, layer: int, rows: int) -> Line:
-        """What else the layer computes in a pass, by the tokens that are attended. Waits for weights are left out."""
+        """What else the layer computes in a pass, by the tokens attended, without waits for weights."""
         module = self._decoder_layer(layer)
         if module is None:
             return Line(0.0)
@@ -79,7 +78,6 @@ class MeasuredTimes:
         return fit_line(points)
 
     def _decoder_layer(self, layer: int) -> nn.Module | None:
-        """The module around a layer's attention."""
         if self.runner.recurrent is not None:
             return None
         attention = self.regeneration.modules[layer]
@@ -91,7 +89,6 @@ class MeasuredTimes:
 
     @torch.inference_mode()
     def _layer_s(self, module: nn.Module, plan: DecodePlan, rows: int) -> float:
-        """The seconds that a module computes in a pass, which ends behind it."""
         with _timing(module, self.memory.link) as seconds:
             try:
                 self.run_pass([0] * rows, plan)
@@ -106,8 +103,9 @@ class _Timed(Exception):
 
 @contextmanager
 def _timing(module: nn.Module, link: Link) -> Iterator[list[float]]:
-    """Ends a pass behind a module, and leaves in the list what that computed: the time less waits for the link."""
-    begun, seconds = list[float](), list[float]()
+    """Ends a pass behind a module; the list gets the time that it computed, without waits."""
+    begun: list[float] = []
+    seconds: list[float] = []
 
     def now() -> float:
         if link.device.type == "cuda":
@@ -130,7 +128,7 @@ def _timing(module: nn.Module, link: Link) -> Iterator[list[float]]:
 
 
 class _Arrived:
-    """In place of a reader: blocks that have come over the link, each read as a piece of its own."""
+    """In place of a reader: blocks that have come over the link, each a piece of its own."""
 
     views: Mapping[int, Any] = {}
     sparse = False
@@ -147,29 +145,32 @@ class _Arrived:
 
 
 def attending_blocks(memory: KVMemory, layer: int, rows: int, blocks: int, block_tokens: int) -> DecodePlan:
-    """A pass of `rows` rows up to this layer, in which so many KV blocks are attended, each by one row.
+    """A pass of `rows` rows up to this layer, in which so many KV blocks are attended, each by one.
 
-    Nothing of it is counted in `memory`. Rows are at position 0, where no window hides anything; no time depends on it.
+    Rows are at position 0, where no window hides anything.
     """
     layers = range(layer + 1)
     tails = KV(len(memory.shapes), 1, rows)
     for each in layers:
         tails.device[each] = memory.buffer(tails, each)
     kv = KV(len(memory.shapes), block_tokens)
-    before = [[memory.buffer(kv, each)] * blocks for each in layers[:-1]]  # one block will do, as this is not timed
-    copies = [*before, [memory.buffer(kv, layer) for _ in range(blocks)]]
+    # before the timed layer one block will do
+    copies = [[memory.buffer(kv, each)] * blocks for each in layers[:-1]]
+    copies.append([memory.buffer(kv, layer) for _ in range(blocks)])
     for copy in (copy for each in copies for copy in each):
         for part in copy.both:
             part.fill_(0.02)
-    entries = [Entry(kv, 0, block_tokens, slice(row, row + 1)) for row in sorted(n % rows for n in range(blocks))]
+    attending = sorted(n % rows for n in range(blocks))
+    entries = [Entry(kv, 0, block_tokens, slice(row, row + 1)) for row in attending]
     return DecodePlan(entries, [0] * rows, tails, 0, cast(KVReader, _Arrived(copies)))
 
 
 def _load(memory: KVMemory, elements: int) -> Callable[[int], None]:
     """Copies tokens of so many numbers to the device, and waits for them."""
-    device, most = memory.link.device, max(TIMED_TOKENS)
-    link = Link(device, memory.link.gbps)  # a link of its own, so that nothing of it is counted
-    host = torch.zeros(most * elements, dtype=memory.dtype, pin_memory=device.type == "cuda")
+    device = memory.link.device
+    link = Link(device, memory.link.gbps)  # another one, so that nothing of it is counted
+    size = max(TIMED_TOKENS) * elements
+    host = torch.zeros(size, dtype=memory.dtype, pin_memory=device.type == "cuda")
     there = torch.empty_like(host, device=device)
 
     def copy(tokens: int) -> None:

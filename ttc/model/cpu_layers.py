@@ -1,9 +1,9 @@
-"""What lies around attention in a decoder of Llama's kind, compiled by numba: a list of operations that threads share.
+"""What lies around attention in a decoder of Llama's kind, compiled: a list of shared operations.
 
-Each operation is cut into units, and threads take units from its counter; after an operation whose results the next one
-reads they wait for each other. Numbers are rounded where transformers' modules round them, and sums of products are
-float32. A row's result does not depend on the number of threads, nor in float32 on the rows beside it; bfloat16 is
-added up in another order where rows are many.
+Each operation is cut into units, and threads take units from its counter; after an operation whose
+results the next one reads they wait for each other. Numbers are rounded where transformers' modules
+round them, and sums of products are float32. A row's result does not depend on the number of threads,
+nor in float32 on the rows beside it; bfloat16 is added up in another order where rows are many.
 
 Imported at first use only, for numba takes a second to import.
 """
@@ -36,7 +36,7 @@ from ttc.model.cpu_tiles import (
 BLOCK = 32
 """Rows whose results are kept in float32 at a time."""
 SLICE = 2048
-"""Bytes of the rows of weights that are multiplied at a time, so that what they meet stays in the nearest cache."""
+"""Bytes of the rows of weights that are multiplied at a time, so that both stay in a cache."""
 CHUNK = 128
 """The most rows of a unit."""
 MANY_ROWS = 96
@@ -67,11 +67,14 @@ def products(like, x, x_row, w, w_row, rows, columns, width, out, out_row, ahead
     """out[r, c] = x[r] . w[c] in float32, for a few rows."""
     whole = columns // LANES * LANES
     for begin in range(0, width, SLICE):
-        vectors, more = min(SLICE, width - begin) // VECTOR_BYTES, begin > 0
+        vectors = min(SLICE, width - begin) // VECTOR_BYTES
+        more = begin > 0
+        weights = w + begin
         row = 0
         while row < rows:
-            left, weights = rows - row, w + begin
-            source, target = x + row * x_row + begin, out + row * out_row
+            left = rows - row
+            source = x + row * x_row + begin
+            target = out + row * out_row
             if left >= 8:
                 step = 8
                 for c in range(0, whole, 2):
@@ -101,16 +104,17 @@ def products(like, x, x_row, w, w_row, rows, columns, width, out, out_row, ahead
 
 @njit(**FLAGS)
 def packed_products(like, x, x_row, w, w_2, w_row, rows, width, out, out_row, scratch, soon, soon_2):  # type: ignore[no-untyped-def]
-    """The same in bfloat16 for many rows, by 16 columns from w on and 16 from w_2 on: these are turned into vectors of
-    16 columns first, so that no sum lies across a vector. Eight rows at a time: up to seven more are read and written.
-    """
+    """The same in bfloat16 for many rows, by 16 columns from w on and 16 from w_2 on, which are turned
+    into vectors of 16 columns first. Eight rows at a time: up to seven more are read and written."""
     tiles = (rows + 7) // 8
     lines = (LANES + tiles - 1) // tiles
-    second, done = scratch + LANES * PACKED, 0
+    second = scratch + LANES * PACKED
+    done = 0
     for begin in range(0, width, PACKED):
         vectors = min(PACKED, width - begin) // VECTOR_BYTES
         for v in range(vectors):
-            source, place = begin + v * VECTOR_BYTES, v * VECTOR_BYTES * LANES
+            source = begin + v * VECTOR_BYTES
+            place = v * VECTOR_BYTES * LANES
             transpose(floats(0), w + source, w_row // 4, LANES - 1, scratch + place, LANES)
             transpose(floats(0), w_2 + source, w_row // 4, LANES - 1, second + place, LANES)
         for row in range(0, rows, 8):
@@ -122,7 +126,8 @@ def packed_products(like, x, x_row, w, w_2, w_row, rows, width, out, out_row, sc
 @njit(**FLAGS)
 def add_bias(like, sums, bias, columns):  # type: ignore[no-untyped-def]
     """Add a linear layer's bias to the sums of one row."""
-    total, more = carray(floats(sums), (columns,)), carray(at(like, bias), (columns,))
+    total = carray(floats(sums), (columns,))
+    more = carray(at(like, bias), (columns,))
     for c in range(columns):
         total[c] += number(like, more[c])
 
@@ -131,7 +136,8 @@ def add_bias(like, sums, bias, columns):  # type: ignore[no-untyped-def]
 def normalise(like, source, target, weight, width, eps, itemsize):  # type: ignore[no-untyped-def]
     """One row's RMS norm (Zhang and Sennrich, 2019)."""
     count = width // itemsize
-    x, y = carray(at(like, source), (count,)), carray(at(like, target), (count,))
+    x = carray(at(like, source), (count,))
+    y = carray(at(like, target), (count,))
     scale = carray(at(like, weight), (count,))
     total = np.float32(0.0)
     for i in range(count):
@@ -143,7 +149,7 @@ def normalise(like, source, target, weight, width, eps, itemsize):  # type: igno
 
 @njit(**FLAGS)
 def finish_head(like, op, row, head, sums, dim, itemsize):  # type: ignore[no-untyped-def]
-    """Normalise and rotate a head of one row (Su et al., 2021: RoFormer), where the operation says so, and keep it."""
+    """Normalise and rotate a head of one row (RoFormer), where the operation says so, and keep it."""
     x = carray(floats(sums), (dim,))
     out = carray(at(like, op[OUTPUT] + row * op[OUTPUT_ROW] + head * dim * itemsize), (dim,))
     for d in range(dim):
@@ -174,14 +180,13 @@ def finish_head(like, op, row, head, sums, dim, itemsize):  # type: ignore[no-un
 @njit(**FLAGS)
 def finish_columns(like, op, row, first, sums, columns, itemsize):  # type: ignore[no-untyped-def]
     """Keep columns of one row, added to what is there where the operation says so."""
-    place, add, whole = (
-        op[OUTPUT] + row * op[OUTPUT_ROW] + first * itemsize,
-        op[RESIDUAL] != 0,
-        columns // LANES * LANES,
-    )
+    place = op[OUTPUT] + row * op[OUTPUT_ROW] + first * itemsize
+    add = op[RESIDUAL] != 0
+    whole = columns // LANES * LANES
     for c in range(0, whole, LANES):
         keep_16(like, sums + 4 * c, place + c * itemsize, add)
-    x, out = carray(floats(sums), (columns,)), carray(at(like, place), (columns,))
+    x = carray(floats(sums), (columns,))
+    out = carray(at(like, place), (columns,))
     for c in range(whole, columns):
         total = number(like, kept(like, x[c]))
         out[c] = kept(like, number(like, out[c]) + total if add else total)
@@ -198,11 +203,15 @@ def finish_gated(like, op, row, first, gates, ups, columns, itemsize):  # type: 
 @njit(**FLAGS)
 def project(like, op, unit, following, scratch, itemsize):  # type: ignore[no-untyped-def]
     """Some columns of a linear layer, for up to `CHUNK` rows."""
-    rows, panel, kind, width = op[ROWS], op[PANEL], op[KIND], op[WIDTH]
+    rows = op[ROWS]
+    panel = op[PANEL]
+    kind = op[KIND]
+    width = op[WIDTH]
     chunks = (rows + CHUNK - 1) // CHUNK
     first = unit // chunks * panel
     columns = min(panel, op[COLUMNS] - first)
-    weight, weight_2 = op[WEIGHT] + first * width, op[WEIGHT_2] + first * width
+    weight = op[WEIGHT] + first * width
+    weight_2 = op[WEIGHT_2] + first * width
     bias = op[BIAS] + first * itemsize if op[BIAS] != 0 else 0
     bias_2 = op[BIAS_2] + first * itemsize if op[BIAS_2] != 0 else 0
     ahead = (following // chunks * panel - first) * width
@@ -226,12 +235,15 @@ def project(like, op, unit, following, scratch, itemsize):  # type: ignore[no-un
                                 w + soon, w_2 + soon)  # fmt: skip
         else:
             for c in range(0, columns, LANES):  # few at a time, so that they stay in a cache for all rows
-                some, w, target = min(LANES, columns - c), weight + c * width, results + 4 * c
+                some = min(LANES, columns - c)
+                w = weight + c * width
+                target = results + 4 * c
                 soon = LANES * width if c + LANES < columns else ahead - c * width
                 products(like, x, op[INPUT_ROW], w, width, count, some, width, target, sums_row, soon)
                 if kind == GATE:
-                    products(like, x, op[INPUT_ROW], weight_2 + c * width, width, count, some, width,
-                             target + 4 * columns, sums_row, soon)  # fmt: skip
+                    w_2 = weight_2 + c * width
+                    ups = target + 4 * columns
+                    products(like, x, op[INPUT_ROW], w_2, width, count, some, width, ups, sums_row, soon)
         for i in range(count):
             sums = results + i * sums_row
             if bias != 0:
@@ -250,10 +262,8 @@ def project(like, op, unit, following, scratch, itemsize):  # type: ignore[no-un
 def narrow(like, op, row, itemsize):  # type: ignore[no-untyped-def]
     """One row of float32 numbers, as the model keeps numbers."""
     count = op[WIDTH] // itemsize
-    x, y = (
-        carray(floats(op[INPUT] + row * op[INPUT_ROW]), (count,)),
-        carray(at(like, op[OUTPUT] + row * op[OUTPUT_ROW]), (count,)),
-    )
+    x = carray(floats(op[INPUT] + row * op[INPUT_ROW]), (count,))
+    y = carray(at(like, op[OUTPUT] + row * op[OUTPUT_ROW]), (count,))
     for i in range(count):
         y[i] = kept(like, x[i])
 
@@ -278,8 +288,10 @@ def operate(like, op, address, scratch, itemsize):  # type: ignore[no-untyped-de
         following = fetch_add(address + 8 * NEXT, 1)
         if op[KIND] == NORMALISE:
             row = carray(integers(op[INDEX]), (unit + 1,))[unit] if op[INDEX] != 0 else unit
-            normalise(like, op[INPUT] + row * op[INPUT_ROW], op[OUTPUT] + unit * op[OUTPUT_ROW], op[WEIGHT], op[WIDTH],
-                      as_float(np.int32(op[EPSILON])), itemsize)  # fmt: skip
+            source = op[INPUT] + row * op[INPUT_ROW]
+            target = op[OUTPUT] + unit * op[OUTPUT_ROW]
+            eps = as_float(np.int32(op[EPSILON]))
+            normalise(like, source, target, op[WEIGHT], op[WIDTH], eps, itemsize)
         elif op[KIND] == NARROW:
             narrow(like, op, unit, itemsize)
         else:
@@ -288,7 +300,7 @@ def operate(like, op, address, scratch, itemsize):  # type: ignore[no-untyped-de
 
 
 def run(like):  # type: ignore[no-untyped-def]
-    """One thread's part of a list of operations. like: points to the head; its type says how numbers are kept."""
+    """One thread's part of a list. like: points to the head; its type says how numbers are kept."""
     head = carray(integers(address_of(like)), (HEAD,))
     thread = fetch_add(address_of(like) + 8 * THREAD, 1)
     scratch = head[SCRATCH] + thread * head[SCRATCH_STRIDE]

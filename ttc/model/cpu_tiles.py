@@ -1,4 +1,4 @@
-"""What the compiled layers are made of, as LLVM instructions: products of rows with rows, and numbers as they are kept.
+"""What the compiled layers are made of, as LLVM instructions: products, and numbers as kept.
 
 `like` says how the model's numbers are kept: a pointer to float32, or to uint16 for bfloat16.
 """
@@ -17,49 +17,81 @@ from ttc.attention.cpu_vectors import LANES, PAIRS
 VECTOR_BYTES = 64
 """Bytes of one vector of the model's numbers: rows are whole vectors."""
 
-_I32, _I64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+_I32 = ir.IntType(32)
+_I64 = ir.IntType(64)
+_FLOAT = ir.FloatType()
+_BYTES = ir.IntType(8).as_pointer()
 _SUMS = ir.VectorType(_FLOAT, LANES)
+_BITS = ir.VectorType(_I32, LANES)
+_HALVES = ir.VectorType(ir.IntType(16), LANES)
+
+NEAREST = 3
+"""Memory that is asked for goes to the nearest cache,"""
+SECOND = 2
+"""or to the second one."""
 
 
 def _const(value: int) -> Any:
     return ir.Constant(_I64, value)
 
 
+def _all_floats(value: float) -> Any:
+    return ir.Constant(_SUMS, [value] * LANES)
+
+
+def _all_bits(value: int) -> Any:
+    return ir.Constant(_BITS, [value] * LANES)
+
+
+def _is_short(signature: Any) -> bool:
+    return bool(signature.args[0].dtype == types.uint16)
+
+
+def _multiplier(builder: Any) -> Any:
+    """The function that adds products of pairs of bfloat16 to sums."""
+    kind = ir.FunctionType(_SUMS, [_SUMS, PAIRS, PAIRS])
+    name = "llvm.x86.avx512bf16.dpbf16ps.512"
+    return cgutils.get_or_insert_function(builder.module, kind, name)
+
+
+def _ask_for(builder: Any, address: Any, cache: int) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
+    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    hints = [ir.Constant(_I32, hint) for hint in (0, cache, 1)]  # to be read, as data
+    builder.call(prefetch, [builder.inttoptr(address, _BYTES), *hints])
+
+
 def _fold(builder: Any, a: Any, b: Any, span: int) -> Any:
     """Sums of lanes that are `span` apart: those of a and of b in turn."""
-    lanes = ir.VectorType(_I32, LANES)
     low = [i if not i & span else LANES + i - span for i in range(LANES)]
     high = [i + span if not i & span else LANES + i for i in range(LANES)]
-    return builder.fadd(*(builder.shuffle_vector(a, b, ir.Constant(lanes, mask)) for mask in (low, high)))
+    parts = [builder.shuffle_vector(a, b, ir.Constant(_BITS, mask)) for mask in (low, high)]
+    return builder.fadd(*parts)
 
 
 def _emit_dots(builder: Any, short: bool, rows: int, columns: int, args: Any) -> None:
     x, x_row, w, w_row, vectors, out, out_row, more, ahead = args
     vector = PAIRS if short else _SUMS
-    kind = ir.FunctionType(_SUMS, [_SUMS, PAIRS, PAIRS])
-    name = "llvm.x86.avx512bf16.dpbf16ps.512"
-    multiply = cgutils.get_or_insert_function(builder.module, kind, name) if short else None
-    byte = ir.IntType(8).as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32])
-    expect = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    soon = [ir.Constant(_I32, hint) for hint in (0, 3, 1)]  # to be read, soon, as data
+    multiply = _multiplier(builder) if short else None
 
     def starts(base: Any, stride: Any, count: int) -> list[Any]:
         return [builder.add(base, builder.mul(stride, _const(i))) for i in range(count)]
 
     cells = [cgutils.alloca_once(builder, _SUMS) for _ in range(rows * columns)]
     for cell in cells:
-        builder.store(ir.Constant(_SUMS, [0.0] * LANES), cell)
-    x_starts, w_starts = starts(x, x_row, rows), starts(w, w_row, columns)
+        builder.store(_all_floats(0.0), cell)
+    x_starts = starts(x, x_row, rows)
+    w_starts = starts(w, w_row, columns)
     with cgutils.for_range(builder, vectors, intp=_I64) as loop:
         here = builder.mul(loop.index, _const(VECTOR_BYTES))
         weights = []
         for start in w_starts:
             place = builder.add(start, here)
             weights.append(builder.load(builder.inttoptr(place, vector.as_pointer()), align=2))
-            builder.call(expect, [builder.inttoptr(builder.add(place, ahead), byte), *soon])
+            _ask_for(builder, builder.add(place, ahead), NEAREST)
         for i, start in enumerate(x_starts):
-            numbers = builder.load(builder.inttoptr(builder.add(start, here), vector.as_pointer()), align=2)
+            place = builder.add(start, here)
+            numbers = builder.load(builder.inttoptr(place, vector.as_pointer()), align=2)
             for cell, weight in zip(cells[i * columns :], weights, strict=False):
                 if multiply is not None:
                     total = builder.call(multiply, [builder.load(cell), numbers, weight])
@@ -67,15 +99,19 @@ def _emit_dots(builder: Any, short: bool, rows: int, columns: int, args: Any) ->
                     term = builder.fmul(numbers, weight, flags=["contract"])
                     total = builder.fadd(builder.load(cell), term, flags=["contract"])
                 builder.store(total, cell)
-    sums, span = [builder.load(cell) for cell in cells], 1
-    while span < LANES:  # lane n ends as the sum of cell n; each sum is added up in one and the same order
-        sums = [_fold(builder, a, b, span) for a, b in zip(sums[::2], sums[1::2] or sums, strict=True)]
+    sums = [builder.load(cell) for cell in cells]
+    span = 1
+    while span < LANES:  # lane n ends as the sum of cell n, added up in one and the same order
+        pairs = zip(sums[::2], sums[1::2] or sums, strict=True)
+        sums = [_fold(builder, a, b, span) for a, b in pairs]
         span *= 2
     for i, start in enumerate(starts(out, out_row, rows)):
-        lanes = ir.Constant(ir.VectorType(_I32, columns), list(range(i * columns, (i + 1) * columns)))
+        numbers = list(range(i * columns, (i + 1) * columns))
+        lanes = ir.Constant(ir.VectorType(_I32, columns), numbers)
         part = builder.shuffle_vector(sums[0], sums[0], lanes)
-        place = builder.inttoptr(start, ir.VectorType(_FLOAT, columns).as_pointer())
-        before = builder.select(more, builder.load(place, align=4), ir.Constant(part.type, [0.0] * columns))
+        place = builder.inttoptr(start, part.type.as_pointer())
+        zeros = ir.Constant(part.type, [0.0] * columns)
+        before = builder.select(more, builder.load(place, align=4), zeros)
         builder.store(builder.fadd(before, part), place, align=4)
 
 
@@ -94,20 +130,23 @@ def _dots(rows: int, columns: int) -> Any:
         more: Any,
         ahead: Any,
     ) -> Any:
-        """out[r, c] = x[r] . w[c] in float32, for rows of so many vectors; strides and `ahead` in bytes.
+        """out[r, c] = x[r] . w[c] in float32, for rows of so many vectors; strides in bytes.
 
-        more: add the products to what is there. What lies `ahead` of the weights is asked for meanwhile.
+        more: add to what is there. What lies `ahead` bytes of the weights is asked for meanwhile.
         """
 
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> None:
-            _emit_dots(builder, signature.args[0].dtype == types.uint16, rows, columns, args[1:])
+            _emit_dots(builder, _is_short(signature), rows, columns, args[1:])
 
         return types.void(like, *[types.int64] * 7, types.boolean, types.int64), emit
 
     return dots
 
 
-dots_8x2, dots_4x4, dots_2x8, dots_1x16 = _dots(8, 2), _dots(4, 4), _dots(2, 8), _dots(1, 16)
+dots_8x2 = _dots(8, 2)
+dots_4x4 = _dots(4, 4)
+dots_2x8 = _dots(2, 8)
+dots_1x16 = _dots(1, 16)
 dots_1x1 = _dots(1, 1)
 
 
@@ -129,15 +168,13 @@ def multiply_8(
 ) -> Any:
     """out[r, c] = x[r] . w[c] in float32, for 8 rows of bfloat16 and 2 x 16 columns of weights.
 
-    Vector n of `packed` and of `packed_2` holds numbers 2n and 2n + 1 of 16 columns; a column is as long as so many
-    `vectors`. Strides are in bytes.
-
-    more: add the products to what is there. Memory from `soon` and `soon_2` on is asked for meanwhile, `lines` of each
-    for each vector.
+    Vector n of `packed` and of `packed_2` holds numbers 2n and 2n + 1 of 16 columns; a column is as
+    long as so many `vectors`. Strides are in bytes. more: add to what is there. Memory from `soon`
+    and `soon_2` on is asked for meanwhile, `lines` of each for each vector.
     """
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> None:
-        if signature.args[0].dtype == types.uint16:  # never called with others
+        if _is_short(signature):  # never called with others
             _emit_multiply(builder, 8, args[1:])
 
     return types.void(like, *[types.int64] * 7, types.boolean, *[types.int64] * 3), emit
@@ -145,14 +182,8 @@ def multiply_8(
 
 def _emit_multiply(builder: Any, rows: int, args: Any) -> None:
     x, x_row, packed, packed_2, vectors, out, out_row, more, soon, soon_2, lines = args
-    kind = ir.FunctionType(_SUMS, [_SUMS, PAIRS, PAIRS])
-    multiply = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
-    byte = ir.IntType(8).as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32])
-    expect = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    hints = [ir.Constant(_I32, hint) for hint in (0, 2, 1)]  # to be read, from the second cache, as data
-    spread = ir.VectorType(_I32, LANES)
-    nothing, first_lane = ir.Constant(spread, ir.Undefined), ir.Constant(spread, [0] * LANES)
+    multiply = _multiplier(builder)
+    nothing = ir.Constant(_BITS, ir.Undefined)
 
     def pointer(address: Any, kind: Any, offset: int = 0) -> Any:
         return builder.inttoptr(builder.add(address, _const(offset)), kind.as_pointer())
@@ -160,15 +191,18 @@ def _emit_multiply(builder: Any, rows: int, args: Any) -> None:
     def row_of(base: Any, stride: Any, row: int) -> Any:
         return builder.add(base, builder.mul(stride, _const(row)))
 
-    places = [pointer(row_of(out, out_row, i), _SUMS, offset) for i in range(rows) for offset in (0, VECTOR_BYTES)]
+    starts = [row_of(out, out_row, i) for i in range(rows)]
+    places = [pointer(start, _SUMS, offset) for start in starts for offset in (0, VECTOR_BYTES)]
     cells = [cgutils.alloca_once(builder, _SUMS) for _ in places]
     for cell, place in zip(cells, places, strict=True):
-        builder.store(builder.select(more, builder.load(place, align=4), ir.Constant(_SUMS, [0.0] * LANES)), cell)
+        before = builder.load(place, align=4)
+        builder.store(builder.select(more, before, _all_floats(0.0)), cell)
     with cgutils.for_range(builder, vectors, intp=_I64) as loop:
         with cgutils.for_range(builder, lines, intp=_I64) as line:
-            offset = builder.mul(builder.add(builder.mul(loop.index, lines), line.index), _const(VECTOR_BYTES))
+            number = builder.add(builder.mul(loop.index, lines), line.index)
+            offset = builder.mul(number, _const(VECTOR_BYTES))
             for address in (soon, soon_2):
-                builder.call(expect, [builder.inttoptr(builder.add(address, offset), byte), *hints])
+                _ask_for(builder, builder.add(address, offset), SECOND)
         here = builder.add(x, builder.mul(loop.index, _const(VECTOR_BYTES)))
         block = builder.mul(loop.index, _const(VECTOR_BYTES * LANES))
         weights = [builder.add(start, block) for start in (packed, packed_2)]
@@ -177,9 +211,11 @@ def _emit_multiply(builder: Any, rows: int, args: Any) -> None:
             for i in range(rows):
                 pair = builder.load(pointer(row_of(here, x_row, i), _I32, 4 * n), align=2)
                 single = builder.insert_element(nothing, pair, ir.Constant(_I32, 0))
-                numbers = builder.bitcast(builder.shuffle_vector(single, nothing, first_lane), PAIRS)
+                spread = builder.shuffle_vector(single, nothing, _all_bits(0))
+                numbers = builder.bitcast(spread, PAIRS)
                 for cell, column in zip(cells[2 * i :], columns, strict=False):
-                    builder.store(builder.call(multiply, [builder.load(cell), numbers, column]), cell)
+                    total = builder.call(multiply, [builder.load(cell), numbers, column])
+                    builder.store(total, cell)
     for cell, place in zip(cells, places, strict=True):
         builder.store(builder.load(cell), place, align=4)
 
@@ -189,7 +225,7 @@ def is_short(typing: Any, like: Any) -> Any:
     """Whether numbers are kept as bfloat16; the compiler knows."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return ir.Constant(ir.IntType(1), int(signature.args[0].dtype == types.uint16))
+        return ir.Constant(ir.IntType(1), int(_is_short(signature)))
 
     return types.boolean(like), emit
 
@@ -201,7 +237,8 @@ def number(typing: Any, like: Any, kept: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if signature.args[0].dtype == types.float32:
             return args[1]
-        return builder.bitcast(builder.shl(builder.zext(args[1], _I32), ir.Constant(_I32, 16)), _FLOAT)
+        bits = builder.shl(builder.zext(args[1], _I32), ir.Constant(_I32, 16))
+        return builder.bitcast(bits, _FLOAT)
 
     return types.float32(like, like.dtype), emit
 
@@ -222,65 +259,54 @@ def kept(typing: Any, like: Any, x: Any) -> Any:
 
 
 def _rounded(builder: Any, short: bool, x: Any) -> Any:
-    """Numbers rounded as the model keeps them, as float32."""
     if not short:
         return x
-    bits = ir.VectorType(_I32, LANES)
-    found = builder.and_(_up(builder, x), ir.Constant(bits, [0xFFFF0000] * LANES))
-    return builder.bitcast(found, _SUMS)
+    return builder.bitcast(builder.and_(_up(builder, x), _all_bits(0xFFFF0000)), _SUMS)
 
 
 def _up(builder: Any, x: Any) -> Any:
     """The bits of numbers that round to bfloat16 when their lower half is cut off."""
-    bits = ir.VectorType(_I32, LANES)
-
-    def all_of(value: int) -> Any:
-        return ir.Constant(bits, [value] * LANES)
-
-    found = builder.bitcast(x, bits)
-    odd = builder.and_(builder.lshr(found, all_of(16)), all_of(1))
-    return builder.add(found, builder.add(odd, all_of(0x7FFF)))
+    bits = builder.bitcast(x, _BITS)
+    odd = builder.and_(builder.lshr(bits, _all_bits(16)), _all_bits(1))
+    return builder.add(bits, builder.add(odd, _all_bits(0x7FFF)))
 
 
 def _put(builder: Any, short: bool, x: Any, address: Any) -> None:
-    """Round and keep numbers."""
     if short:
-        upper = builder.lshr(_up(builder, x), ir.Constant(ir.VectorType(_I32, LANES), [16] * LANES))
-        x = builder.trunc(upper, ir.VectorType(ir.IntType(16), LANES))
+        x = builder.trunc(builder.lshr(_up(builder, x), _all_bits(16)), _HALVES)
     builder.store(x, builder.inttoptr(address, x.type.as_pointer()), align=2)
 
 
 def _get(builder: Any, short: bool, address: Any) -> Any:
-    """Numbers of the model, as float32."""
     if not short:
         return builder.load(builder.inttoptr(address, _SUMS.as_pointer()), align=4)
-    halves = builder.load(builder.inttoptr(address, ir.VectorType(ir.IntType(16), LANES).as_pointer()), align=2)
-    bits = ir.VectorType(_I32, LANES)
-    wide = builder.shl(builder.zext(halves, bits), ir.Constant(bits, [16] * LANES))
-    return builder.bitcast(wide, _SUMS)
+    halves = builder.load(builder.inttoptr(address, _HALVES.as_pointer()), align=2)
+    return builder.bitcast(builder.shl(builder.zext(halves, _BITS), _all_bits(16)), _SUMS)
 
 
 def _exp(builder: Any, x: Any) -> Any:
     """e to the x for x <= 0, as `ttc.attention.cpu_kernel.exp`."""
 
-    def all_of(value: float) -> Any:
-        return ir.Constant(_SUMS, [value] * LANES)
-
     def line(a: Any, b: Any, c: float) -> Any:
-        return builder.fadd(builder.fmul(a, b, flags=["contract"]), all_of(c), flags=["contract"])
+        return builder.fadd(builder.fmul(a, b, flags=["contract"]), _all_floats(c), flags=["contract"])
 
-    x = builder.select(builder.fcmp_ordered("<", x, all_of(-87.0)), all_of(-87.0), x)
-    floor = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_SUMS, [_SUMS]), "llvm.floor.v16f32")
-    n = builder.call(floor, [line(x, all_of(1.44269504), 0.5)])
-    r = builder.fadd(x, builder.fmul(n, all_of(-0.693359375), flags=["contract"]), flags=["contract"])
-    r = builder.fadd(r, builder.fmul(n, all_of(2.12194440e-4), flags=["contract"]), flags=["contract"])
-    p = all_of(1.9875691500e-4)
+    def plus_product(x: Any, a: Any, b: float) -> Any:
+        product = builder.fmul(a, _all_floats(b), flags=["contract"])
+        return builder.fadd(x, product, flags=["contract"])
+
+    least = _all_floats(-87.0)
+    x = builder.select(builder.fcmp_ordered("<", x, least), least, x)
+    kind = ir.FunctionType(_SUMS, [_SUMS])
+    floor = cgutils.get_or_insert_function(builder.module, kind, "llvm.floor.v16f32")
+    n = builder.call(floor, [line(x, _all_floats(1.44269504), 0.5)])
+    r = plus_product(plus_product(x, n, -0.693359375), n, 2.12194440e-4)
+    p = _all_floats(1.9875691500e-4)
     for term in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
         p = line(p, r, term)
-    p = builder.fadd(builder.fmul(builder.fmul(p, r), r, flags=["contract"]), line(r, all_of(1.0), 1.0))
-    bits = ir.VectorType(_I32, LANES)
-    power = builder.add(builder.fptosi(n, bits), ir.Constant(bits, [127] * LANES))
-    return builder.fmul(p, builder.bitcast(builder.shl(power, ir.Constant(bits, [23] * LANES)), _SUMS))
+    square = builder.fmul(builder.fmul(p, r), r, flags=["contract"])
+    p = builder.fadd(square, line(r, _all_floats(1.0), 1.0))
+    power = builder.add(builder.fptosi(n, _BITS), _all_bits(127))
+    return builder.fmul(p, builder.bitcast(builder.shl(power, _all_bits(23)), _SUMS))
 
 
 @intrinsic
@@ -288,7 +314,7 @@ def keep_16(typing: Any, like: Any, sums: Any, out: Any, add: Any) -> Any:
     """Round 16 sums and put them at `out`, added to what is there if `add`."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> None:
-        short = signature.args[0].dtype == types.uint16
+        short = _is_short(signature)
         x = _rounded(builder, short, _get(builder, False, args[1]))
         with builder.if_else(args[3]) as (then, otherwise):
             with then:
@@ -304,13 +330,15 @@ def gate_16(typing: Any, like: Any, gates: Any, ups: Any, out: Any) -> Any:
     """Put SiLU(gate) x up at `out`, for 16 sums of each (Shazeer, 2020: SwiGLU)."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> None:
-        short = signature.args[0].dtype == types.uint16
-        g, u = (_rounded(builder, short, _get(builder, False, address)) for address in args[1:3])
-        one, nothing = ir.Constant(_SUMS, [1.0] * LANES), ir.Constant(_SUMS, [0.0] * LANES)
-        positive = builder.fcmp_ordered(">=", g, nothing)
-        e = _exp(builder, builder.select(positive, builder.fsub(nothing, g), g))
+        short = _is_short(signature)
+        gate, up = (_rounded(builder, short, _get(builder, False, x)) for x in args[1:3])
+        zero = _all_floats(0.0)
+        one = _all_floats(1.0)
+        positive = builder.fcmp_ordered(">=", gate, zero)
+        e = _exp(builder, builder.select(positive, builder.fsub(zero, gate), gate))
         share = builder.fdiv(builder.select(positive, one, e), builder.fadd(one, e))
-        _put(builder, short, builder.fmul(_rounded(builder, short, builder.fmul(g, share)), u), args[3])
+        silu = _rounded(builder, short, builder.fmul(gate, share))
+        _put(builder, short, builder.fmul(silu, up), args[3])
 
     return types.void(like, types.int64, types.int64, types.int64), emit
 
@@ -331,9 +359,9 @@ def call_with(typing: Any, address: Any, argument: Any) -> Any:
     """Call a C function of one pointer."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> None:
-        pointer = ir.IntType(8).as_pointer()
-        function = builder.inttoptr(args[0], ir.FunctionType(ir.VoidType(), [pointer]).as_pointer())
-        builder.call(function, [builder.inttoptr(args[1], pointer)])
+        kind = ir.FunctionType(ir.VoidType(), [_BYTES])
+        function = builder.inttoptr(args[0], kind.as_pointer())
+        builder.call(function, [builder.inttoptr(args[1], _BYTES)])
 
     return types.void(types.int64, types.int64), emit
 
@@ -344,6 +372,7 @@ def cycles(typing: Any) -> Any:
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(_I64, [])
-        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.readcyclecounter"), [])
+        name = "llvm.readcyclecounter"
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [])
 
     return types.int64(), emit

@@ -1,7 +1,8 @@
-"""One quick question to the Hugging Face hub, so that a run without a network does not wait for ten retries."""
+"""One quick question to the Hugging Face hub, so that a run without a network does not wait."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -16,19 +17,31 @@ KEYS = {"model": "model.name", "dataset": "dataset.path"}
 
 @contextmanager
 def reached(name: str, kind: Kind) -> Iterator[bool]:
-    """Ask the hub once whether it has `name`. Yields whether it answered; if not, the body sees local copies alone.
+    """Ask the hub once whether it has `name`, and yield whether it answered.
 
-    Inside, a hub that cannot be reached means offline mode (as with HF_HUB_OFFLINE=1), in which nothing is retried.
-    Raises InvalidInput if the hub answers that there is no such name, or that it is not for everyone.
+    If not, the body runs in offline mode (as with HF_HUB_OFFLINE=1), where nothing is retried.
+    Raises InvalidInput if the hub says that there is no such name, or that it is not for everyone.
     """
-    if _asked(name, kind):
+    if _answers(name, kind):
         yield True
         return
-    with _offline():
+    from huggingface_hub import constants
+
+    # the libraries read the environment when they are imported
+    places: list[Any] = [constants]
+    if "datasets" in sys.modules:
+        places.append(sys.modules["datasets"].config)
+    before = [place.HF_HUB_OFFLINE for place in places]
+    for place in places:
+        place.HF_HUB_OFFLINE = True
+    try:
         yield False
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.HF_HUB_OFFLINE = value
 
 
-def _asked(name: str, kind: Kind) -> bool:
+def _answers(name: str, kind: Kind) -> bool:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
@@ -40,29 +53,10 @@ def _asked(name: str, kind: Kind) -> bool:
         raise InvalidInput(f"{name!r} is no name of a {what} on the hub: {error}") from error
     except RepositoryNotFoundError as error:
         raise InvalidInput(
-            f"the hub has no {what} {name!r} that you may read; check the spelling and, if it is private or gated, "
-            f"log in with `hf auth login`; a local copy needs no hub: {KEYS[kind]}=PATH"
+            f"the hub has no {what} {name!r} that you may read; check the spelling and, if it is "
+            "private or gated, log in with `hf auth login`; a local copy needs no hub: "
+            f"{KEYS[kind]}=PATH"
         ) from error
-    except Exception:  # no network, offline mode, a hub that is down: whatever it is, what lies here may do
+    except Exception:  # no network, offline mode, a hub that is down: what lies here may do
         return False
     return True
-
-
-@contextmanager
-def _offline() -> Iterator[None]:
-    """The libraries' offline mode, which they otherwise take from the environment when they are imported."""
-    import sys
-
-    from huggingface_hub import constants
-
-    places: list[Any] = [constants]
-    if "datasets" in sys.modules:
-        places.append(sys.modules["datasets"].config)
-    before = [place.HF_HUB_OFFLINE for place in places]
-    for place in places:
-        place.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        for place, value in zip(places, before, strict=True):
-            place.HF_HUB_OFFLINE = value

@@ -1,8 +1,8 @@
-"""Mamba 2 layers with a least time step: transformers applies it to runs of tokens, and not to single ones.
+"""Mamba 2 layers with a least time step, which transformers applies to runs of tokens alone.
 
-`generate` runs a prompt at once and what follows token by token, so it applies the least step to the prompt alone
-(Nemotron-H, Zamba 2). The engine computes tokens in other portions, so it decides by the token: before a branch's first
-generated one the least step is applied, however few tokens run at once, and from there on it is not.
+`generate` runs a prompt at once and what follows token by token, so it applies the least step to the
+prompt alone (Nemotron-H, Zamba 2). The engine computes tokens in other portions, so it decides by
+the token: the least step is applied in a branch's opening, the tokens before its first generated one.
 """
 
 from __future__ import annotations
@@ -22,27 +22,33 @@ UPDATE = "mamba2_selective_state_update"
 
 
 class LeastTimeStep:
-    """A module's least time step, applied to the tokens of a pass that stand in the opening, and to no others."""
+    """A module's least time step, applied to the tokens of a pass that stand in the opening."""
 
-    def __init__(self, module: torch.nn.Module, limits: tuple[float, float], own: Function):
-        self.module, self.limits, self.own = module, limits, own
+    def __init__(self, module: Any, limits: tuple[float, float], update: Function):
+        self.module = module
+        self.limits = limits
+        self.single_update = update
         self.in_opening: Sequence[bool] = ()
 
     @classmethod
     def of(cls, module: torch.nn.Module) -> LeastTimeStep | None:
         """That of a module that has one; None for others."""
-        limits, own = getattr(module, "time_step_limit", None), called_by(module, [UPDATE]).get(UPDATE)
-        return cls(module, limits, own) if limits and limits[0] > 0 and own is not None else None
+        limits: Any = getattr(module, "time_step_limit", None)
+        update = called_by(module, [UPDATE]).get(UPDATE)
+        if not limits or limits[0] <= 0 or update is None:
+            return None
+        return cls(module, limits, update)
 
     @contextmanager
     def of_opening(self, in_opening: Sequence[bool]) -> Iterator[None]:
-        """A call of the module, for sequences whose tokens stand in the opening or do not (see `StateBatch`)."""
+        """A call of the module, for sequences in the opening or not (see `StateBatch`)."""
         self.in_opening = in_opening
-        self.module.time_step_limit = (self.limits[0] if all(in_opening) else 0.0, self.limits[1])  # type: ignore[assignment]
+        least = self.limits[0] if all(in_opening) else 0.0
+        self.module.time_step_limit = (least, self.limits[1])
         try:
             yield
         finally:
-            self.module.time_step_limit = self.limits  # type: ignore[assignment]
+            self.module.time_step_limit = self.limits
 
     def update(
         self,
@@ -60,5 +66,6 @@ class LeastTimeStep:
         if dt_softplus:
             dt = F.softplus(dt)
         inside = self.in_opening or [True] * len(dt)
-        least = torch.tensor([self.limits[0] * here for here in inside], dtype=dt.dtype, device=dt.device)
-        return self.own(state, hidden_states, torch.maximum(dt, least[:, None, None]), *others, **options)
+        least = dt.new_tensor([self.limits[0] * here for here in inside])
+        dt = torch.maximum(dt, least[:, None, None])
+        return self.single_update(state, hidden_states, dt, *others, **options)

@@ -1,9 +1,10 @@
-"""What tokens see, by a model's masks: every earlier token, or those of a sliding window or of a chunk."""
+"""What tokens see, by a model's masks: all earlier tokens, a sliding window of them, or a chunk."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -13,17 +14,17 @@ from ttc.errors import UnsupportedModel
 from ttc.model.recording import Call
 
 LONGEST_MASK = 8192
-"""The longest window of a model whose masks depend on its tokens: such a mask must be built whole to be checked."""
+"""The longest window where masks depend on tokens: there a mask is built whole to be checked."""
 
-NOT_STATED = tuple(2**i + 1 for i in range(5, 17))
-"""Positions at which masks are checked beside the stated windows, for windows that the configuration does not name."""
+FAR_POSITIONS = tuple(2**i + 1 for i in range(5, 17))
+"""Where masks are checked for windows that the configuration does not state."""
 
 LongMasks = Callable[[int, Iterable[int]], dict[int, Tensor | None]]
 """(tokens, layers) to the masks that the model builds for those layers over so many tokens."""
 
 
 class Sight(NamedTuple):
-    """Beside causality, what a token sees: the tokens of its sliding window, or of its chunk; None for all."""
+    """What a token sees beside causality: its sliding window or chunk; None for all tokens."""
 
     window: int | None = None
     chunk: int | None = None
@@ -34,76 +35,83 @@ class Sight(NamedTuple):
         return "no sliding window" if self.window is None else f"a sliding window of {self.window}"
 
 
-def check_masks(calls: Sequence[Call], windows: Sequence[int], most: int, long_masks: LongMasks) -> list[Sight]:
-    """Each layer's mask must be causal, with one sliding window, chunks of one length or neither, near and far. Returns
-    what each call's tokens see.
+def check_masks(calls: Sequence[Call], windows: Sequence[int], context: int, long_masks: LongMasks) -> list[Sight]:
+    """What each call's tokens see.
 
-    The window is the one that the attention function is told. Some models tell it none and leave a window or chunks to
-    the mask; then it is the length among `windows` that the mask agrees with.
-    windows: the lengths that the configuration states. most: the model's context, in tokens.
-    Masks are not built over windows of thousands of tokens: transformers' rule of a mask is asked for single rows.
+    Each mask must be causal, with one sliding window, chunks of one length or neither, near and far.
+    The window is the one that the attention function is told; where it is told none, the length
+    among `windows` that the mask agrees with.
+
+    windows: the lengths that the configuration states. context: the model's, in tokens.
     Raises UnsupportedModel.
     """
-    kinds: dict[tuple[int, int | None], list[int]] = {}
-    for place, call in enumerate(calls):
+    check = _MaskCheck(windows, context, long_masks)
+    sights: dict[tuple[int, int | None], Sight] = {}
+    for call in calls:
         if call.mask is None:
             raise UnsupportedModel(f"layer {call.layer} builds no causal mask")
         if call.key.shape[2] != call.query.shape[2]:
             raise UnsupportedModel(
-                f"layer {call.layer} attends to {call.key.shape[2]} keys where there are {call.query.shape[2]} tokens; "
-                "the engine knows one key per token"
+                f"layer {call.layer} attends to {call.key.shape[2]} keys where there are "
+                f"{call.query.shape[2]} tokens; the engine knows one key per token"
             )
-        kinds.setdefault((id(call.mask), call.told_window), []).append(place)
-    found = [Sight()] * len(calls)
-    for places in kinds.values():
-        sight = _sight(calls[places[0]], windows, most, long_masks)
-        for place in places:
-            found[place] = sight
-    return found
+        kind = id(call.mask), call.told_window
+        if kind not in sights:
+            sights[kind] = check.sight(call)
+    return [sights[id(call.mask), call.told_window] for call in calls]
 
 
-def _sight(call: Call, windows: Sequence[int], most: int, long_masks: LongMasks) -> Sight:
-    """What a layer's mask agrees with: the window that it is told, or a stated window or chunk if it's told none."""
-    told = Sight(call.told_window)
-    try:
-        _check_mask(call, told, windows, most, long_masks)
-        return told
-    except UnsupportedModel:
-        stated = [*(Sight(window=n) for n in windows), *(Sight(chunk=n) for n in windows)]
-        for sight in stated if told.window is None else []:
-            with suppress(UnsupportedModel):
-                _check_mask(call, sight, windows, most, long_masks)
-                return sight
-        raise
+@dataclass
+class _MaskCheck:
+    windows: Sequence[int]
+    context: int
+    long_masks: LongMasks
 
+    def sight(self, call: Call) -> Sight:
+        told = Sight(call.told_window)
+        try:
+            self.check(call, told)
+            return told
+        except UnsupportedModel:
+            lengths = self.windows if told.window is None else []
+            stated = [*(Sight(window=n) for n in lengths), *(Sight(chunk=n) for n in lengths)]
+            for sight in stated:
+                with suppress(UnsupportedModel):
+                    self.check(call, sight)
+                    return sight
+            raise
 
-def _check_mask(call: Call, sight: Sight, windows: Sequence[int], most: int, long_masks: LongMasks) -> None:
-    tokens, mask = call.query.shape[2], call.mask
-    assert mask is not None
-    _check_rows(call, sight, mask, range(tokens))
-    stated = {p for n in windows for p in (n - 1, n, n + 1, 2 * n - 1, 2 * n, 3 * n + 1)}
-    try:
-        row = mask.row  # type: ignore[attr-defined]
-        for position in sorted(p for p in stated | set(NOT_STATED) if tokens <= p < most):
-            _check_rows(call, sight, row(position), [position])
-    except (AttributeError, IndexError):  # the model changed the mask, or the mask's rule looks at tokens
-        long = [n for n in windows if tokens <= n < most]
-        if long:
-            _check_long_mask(call, sight, long, most, long_masks)
+    def check(self, call: Call, sight: Sight) -> None:
+        """Near rows by the mask, far ones by transformers' rule of it, asked for single rows."""
+        mask = call.mask
+        assert mask is not None
+        tokens = call.query.shape[2]
+        _check_rows(call, sight, mask, range(tokens))
+        edges = {p for n in self.windows for p in (n - 1, n, n + 1, 2 * n - 1, 2 * n, 3 * n + 1)}
+        far = sorted(p for p in edges.union(FAR_POSITIONS) if tokens <= p < self.context)
+        try:
+            row = mask.row  # type: ignore[attr-defined]
+            for position in far:
+                _check_rows(call, sight, row(position), [position])
+        except (AttributeError, IndexError):  # the model changed it, or its rule looks at tokens
+            long = [n for n in self.windows if tokens <= n < self.context]
+            if long:
+                self.check_long(call, sight, long)
 
-
-def _check_long_mask(call: Call, sight: Sight, windows: Sequence[int], most: int, long_masks: LongMasks) -> None:
-    if max(windows) > LONGEST_MASK:
-        raise UnsupportedModel(
-            f"its masks depend on more than positions, and with a window of {max(windows)} tokens they cannot be "
-            f"checked; {LONGEST_MASK} is the longest that can"
-        )
-    tokens = min(2 * max(windows) + 2, most)
-    mask = long_masks(tokens, [call.layer])[call.layer]
-    if mask is None:
-        raise UnsupportedModel(f"layer {call.layer} builds no causal mask")
-    rows = sorted({p for n in windows for p in (n - 1, n, n + 1, 2 * n, 2 * n + 1) if p < tokens})
-    _check_rows(call, sight, mask[..., rows, :], rows)
+    def check_long(self, call: Call, sight: Sight, windows: Sequence[int]) -> None:
+        longest = max(windows)
+        if longest > LONGEST_MASK:
+            raise UnsupportedModel(
+                f"its masks depend on more than positions, and with a window of {longest} tokens "
+                f"they cannot be checked; {LONGEST_MASK} is the longest that can"
+            )
+        tokens = min(2 * longest + 2, self.context)
+        mask = self.long_masks(tokens, [call.layer])[call.layer]
+        if mask is None:
+            raise UnsupportedModel(f"layer {call.layer} builds no causal mask")
+        edges = {p for n in windows for p in (n - 1, n, n + 1, 2 * n, 2 * n + 1)}
+        rows = sorted(p for p in edges if p < tokens)
+        _check_rows(call, sight, mask[..., rows, :], rows)
 
 
 def _check_rows(call: Call, sight: Sight, mask: Tensor, positions: Sequence[int]) -> None:
@@ -123,9 +131,10 @@ def _check_rows(call: Call, sight: Sight, mask: Tensor, positions: Sequence[int]
         row, key = wrong[0].tolist()
         sees = "does not see" if bool(expected[row, key]) else "sees"
         raise UnsupportedModel(
-            f"in layer {call.layer} the token at position {positions[row]} {sees} the one at {key}, but its attention "
-            f"is told of {sight}; the engine serves layers that see every earlier token, or a sliding window or chunks "
-            "of a length that the configuration states, not other masks"
+            f"in layer {call.layer} the token at position {positions[row]} {sees} the one at {key}, "
+            f"but its attention is told of {sight}; the engine serves layers that see every "
+            "earlier token, or a sliding window or chunks of a length that the configuration "
+            "states, not other masks"
         )
 
 
@@ -134,11 +143,13 @@ def stated_windows(config: Any) -> list[int]:
     return sorted(set(_lengths(config.to_dict())))
 
 
-def _lengths(fields: dict[str, Any]) -> Iterator[int]:
+def _lengths(fields: dict[Any, Any]) -> Iterator[int]:
     for name, value in fields.items():
         if isinstance(value, dict):
-            yield from _lengths({str(k): v for k, v in value.items()})
-        elif any(word in name for word in ("window", "chunk", "local")) and "layer" not in name:
-            for number in value if isinstance(value, list) else [value]:
-                if isinstance(number, int) and number > 1:
-                    yield number
+            yield from _lengths(value)
+            continue
+        words = str(name)
+        bounds = any(word in words for word in ("window", "chunk", "local"))
+        if bounds and "layer" not in words:
+            numbers = value if isinstance(value, list) else [value]
+            yield from (n for n in numbers if isinstance(n, int) and n > 1)

@@ -1,14 +1,13 @@
 """Does a model still compute what it computed? Asked before each call: KV stays between calls.
 
-What decides what a model computes: its modules and their hooks, the code that they run, their
-attributes (a scale, an epsilon, which adapter of peft is active, disabled or merged), and its
-weights. All of it is noted once, flat, so that comparing is a few passes over lists in C: 0.14 ms
-for the 397 modules and 272 weights of SmolLM2-135M.
+Noted are its modules and their hooks, the code that they run, their attributes (a scale, which
+adapter of peft is active), and its weights. All is noted flat, so that comparing is a few passes over
+lists in C: 0.14 ms for the 397 modules and 272 weights of SmolLM2-135M.
 """
 
 from __future__ import annotations
 
-import inspect
+import sys
 from collections.abc import Callable, Iterable
 from copy import copy
 from itertools import chain, repeat
@@ -21,31 +20,31 @@ from torch import Tensor, nn
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 Getter = Callable[[dict[str, Any]], tuple[Any, ...]]
+Scope = dict[str, Any]
 SCALAR = (bool, int, float, str, type(None))
 COMMON = frozenset(vars(nn.Module())) | {"_is_hf_initialized", "training"}
 """Attributes that every module has, or that are not part of what it computes."""
 
 
-class Noted:
-    """What a model was when this was made. All that is compared by its place in memory is held, so
-    that nothing else can take that place."""
+class Snapshot:
+    """What a model was when this was made. What is compared by its place in memory is held, so that
+    nothing else can take that place."""
 
     def __init__(self, model: nn.Module):
         self.modules = list(model.modules())
         self.classes = [*map(type, self.modules)]
-        self._own = [vars(module) for module in self.modules]
+        self._attributes = [vars(module) for module in self.modules]
         self._children = [module._modules for module in self.modules if module._modules]
-        both = [(module._forward_hooks, module._forward_pre_hooks) for module in self.modules]
-        self._hooks = [*chain.from_iterable(both)]
-        self._getters, self._attributed = _attributes(self._own)
+        hooks = [(module._forward_hooks, module._forward_pre_hooks) for module in self.modules]
+        self._hooks = [*chain.from_iterable(hooks)]
+        self._getters, self._attributed = _plain_attributes(self._attributes)
         self._code = _Code(set(self.classes))
         self._weights = _Weights(self.modules)
         *self._before, attributes = self._structure()
         self._before.append([tuple(map(copy, values)) for values in attributes])
 
     def same_structure(self) -> bool:
-        """Whether the modules, their code, attributes and hooks are as they were, and weights where
-        they were."""
+        """Whether all but the numbers in the weights is as it was."""
         try:
             same = self._structure() == self._before and self._code.same()
             return same and self._weights.same_places()
@@ -62,14 +61,14 @@ class Noted:
 
     def taken_over(self) -> bool:
         """Whether hooks, or another forward than its class's, act on any module just now."""
-        return any(self._hooks) or any(map(dict.__contains__, self._own, repeat("forward")))
+        return any(self._hooks) or any(map(dict.__contains__, self._attributes, repeat("forward")))
 
     def _structure(self) -> list[list[Any]]:
         return [
             [*map(type, self.modules)],
             [*chain.from_iterable(map(dict.values, self._children))],
             [ids for hooks in self._hooks if hooks and (ids := _foreign(hooks))],
-            [*map(dict.get, self._own, repeat("forward"))],
+            [*map(dict.get, self._attributes, repeat("forward"))],
             [*map(call, self._getters, self._attributed)],
         ]
 
@@ -77,14 +76,15 @@ class Noted:
 class Watch:
     """Follows a model from look to look.
 
-    at_load, last: the model when this was made, and when somebody looked last. as_at_load: whether
-    its structure was the same both times. on_change: called by the look that sees a change, to let go
-    of what was made of the model; what they raise is raised by every look until the cause is gone.
+    at_load, last: the model when this was made, and at the last look. as_at_load: whether its
+    structure was the same both times. on_change: called by the look that sees a change; what they
+    raise is raised by every look until the cause is gone.
     """
 
     def __init__(self, model: nn.Module):
         self.model = model
-        self.at_load = self.last = Noted(model)
+        self.at_load = Snapshot(model)
+        self.last = self.at_load
         self.as_at_load = True
         self.on_change: list[Callable[[], None]] = []
 
@@ -98,47 +98,42 @@ class Watch:
             return True
         for react in self.on_change:
             react()
-        self.last = Noted(self.model)
+        self.last = Snapshot(self.model)
         self.as_at_load = self.at_load.same_structure()
         return False
 
     def may_leave_out_modules(self) -> bool:
-        """Whether what was made of the modules at load does what they would: nothing about them had
-        changed by the last look, and nothing acts on them now."""
+        """Whether what was made of the modules at load does what they would, by the last look, and
+        nothing acts on them now."""
         return self.as_at_load and not self.at_load.taken_over()
 
 
 class _Code:
-    """The forward of each class, and what it calls by name (see `_reached`); whoever replaces one of
-    these replaces it for all models."""
+    """The methods of a model's classes, and the functions in the files that define these."""
 
-    def __init__(self, classes: Iterable[type]):
-        reached = [(kind, *_reached(kind)) for kind in classes]
-        self._classes = [kind for kind, _, methods in reached for _ in methods]
-        self._methods = [name for _, _, methods in reached for name in methods]
-        called = [pair for _, functions, _ in reached for pair in functions]
-        self._scopes = [scope for scope, _ in called]
-        self._functions = [name for _, name in called]
+    def __init__(self, classes: set[type]):
+        owners: set[Any] = {base for kind in classes for base in kind.__mro__}
+        owners -= {nn.Module, object}
+        owners |= {sys.modules[kind.__module__] for kind in classes if kind.__module__ in sys.modules}
+        code = [(owner, name) for owner in owners for name in _functions(owner)]
+        self._owners = [owner for owner, _ in code]
+        self._names = [name for _, name in code]
         self._before = self._now()
 
     def same(self) -> bool:
         return self._now() == self._before
 
     def _now(self) -> list[Any]:
-        """Raises KeyError for a function that is gone, AttributeError for a method."""
-        return [
-            *map(getattr, self._classes, self._methods),
-            *map(getitem, self._scopes, self._functions),
-        ]
+        """Raises AttributeError for a function that is gone."""
+        return [*map(getattr, self._owners, self._names)]
 
 
 class _Weights:
-    """The weights and buffers of modules: which they are, where they lie, and what was written to
-    them.
+    """The weights and buffers of modules: which they are, where they lie, what was written to them.
 
-    PyTorch counts what is written to a tensor (`Tensor._version`), but not what is written through
-    `weight.data`, as peft does to merge adapters and to swap them. So one number of each tensor is
-    compared as well. Where a few numbers alone are written through `.data`, nobody notices.
+    PyTorch counts what is written to a tensor (`Tensor._version`), but not through `weight.data`, as
+    peft does to merge adapters. So one number of each tensor is compared as well. Where a few numbers
+    alone are written through `.data`, nobody notices.
     """
 
     def __init__(self, modules: Iterable[nn.Module]):
@@ -151,7 +146,8 @@ class _Weights:
         self._entries: list[Tensor | None] = [*map(getitem, self._dicts, self._keys)]
         self._tensors = [tensor for tensor in self._entries if tensor is not None]
         self._counted = [tensor for tensor in self._tensors if not tensor.is_inference()]
-        self._places, self._versions = self._places_now(), self._versions_now()
+        self._places = self._places_now()
+        self._versions = self._versions_now()
         self._groups = _samples(self._tensors)
         self._samples = [*map(_bytes, self._groups)]
 
@@ -175,25 +171,22 @@ class _Weights:
         return [*map(attrgetter("_version"), self._counted)]
 
 
-# ---------------------------------------------------------------- parts
-
-
 def changes_nothing(hook: Hook) -> Hook:
-    """Mark a hook of the engine's own, which reads and changes nothing: no look counts it, so that
-    an engine which comes or goes is no change of the model for another one."""
+    """Mark a hook of the engine, which changes nothing, so that no look counts it."""
     hook.changes_nothing = True  # type: ignore[attr-defined]
     return hook
 
 
 def _foreign(hooks: dict[int, Any]) -> tuple[int, ...]:
-    """The hooks that somebody else has registered, by their numbers."""
+    """The numbers of the hooks that are not the engine's."""
     return tuple(n for n, hook in hooks.items() if not hasattr(hook, "changes_nothing"))
 
 
-def _attributes(own: Iterable[dict[str, Any]]) -> tuple[list[Getter], list[dict[str, Any]]]:
-    """What gets the plain values among each module's own attributes, and where from."""
-    getters, owners = list[Getter](), list[dict[str, Any]]()
-    for attributes in own:
+def _plain_attributes(modules: Iterable[Scope]) -> tuple[list[Getter], list[Scope]]:
+    """What gets the plain values among modules' attributes, and from which of them."""
+    getters: list[Getter] = []
+    owners: list[Scope] = []
+    for attributes in modules:
         names = [n for n, value in attributes.items() if n not in COMMON and _is_plain(value)]
         if names:
             getters.append(itemgetter(names[0], *names))  # twice: for one name it gives no tuple
@@ -204,34 +197,17 @@ def _attributes(own: Iterable[dict[str, Any]]) -> tuple[list[Getter], list[dict[
 def _is_plain(value: Any) -> bool:
     """Whether an attribute is a number, a text, or a collection of these, as peft's scales are."""
     if isinstance(value, dict):
-        return all(isinstance(part, SCALAR) for part in value.values())
-    if isinstance(value, list | tuple | set):
-        return all(isinstance(part, SCALAR) for part in value)
-    return isinstance(value, SCALAR)
+        value = list(value.values())
+    parts = value if isinstance(value, list | tuple | set) else [value]
+    return all(isinstance(part, SCALAR) for part in parts)
 
 
-def _reached(kind: Any) -> tuple[list[tuple[dict[str, Any], str]], list[str]]:
-    """What the forward of a class calls by name: functions, each as (its file's names, the name), and
-    methods of the class, the forward among them. Those of its own file are followed to what they call."""
-    functions, methods = dict[tuple[int, str], tuple[dict[str, Any], str]](), dict.fromkeys(["forward"])
-    left: list[Any] = [kind.forward]
-    while left:
-        code = getattr(inner := inspect.unwrap(left.pop()), "__code__", None)
-        scope = {} if code is None else inner.__globals__
-        for name in () if code is None else code.co_names:
-            function, method = scope.get(name), getattr(kind, name, None)
-            method = None if method is getattr(nn.Module, name, None) else method
-            if isinstance(function, FunctionType) and (id(scope), name) not in functions:
-                functions[id(scope), name] = scope, name
-                left += [function] * (inspect.unwrap(function).__globals__ is scope)
-            if isinstance(method, FunctionType) and name not in methods:
-                methods[name] = None
-                left += [method] * (inspect.unwrap(method).__globals__ is scope)
-    return [*functions.values()], [*methods]
+def _functions(owner: Any) -> list[str]:
+    return [name for name, value in vars(owner).items() if isinstance(value, FunctionType)]
 
 
 def _samples(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """The middle number of each tensor, as a part of it; those of one type and device together."""
+    """The middle number of each tensor; those of one type and device together."""
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
         plain = type(tensor) in (nn.Parameter, Tensor) and tensor.layout == torch.strided

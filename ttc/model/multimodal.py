@@ -8,17 +8,16 @@ WEIGHT_NAMES = {
     r"^(?:model\.)?(?:language_model|text_model)\.lm_head\.": "lm_head.",
     r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?": "model.",
 }
-"""What the weights of the decoder are called in a multimodal checkpoint, old or new, and in a model of text alone."""
+"""A decoder's weights in a multimodal checkpoint, old or new, and in a model of text alone."""
 OWN_LOGITS = {"aya_vision", "cohere2_vision"}
-"""Multimodal models without the scale that the causal language model of their decoder puts on its logits."""
+"""Models without the scale that the causal language model of their decoder puts on its logits."""
 
 
 def text_decoder(config: Any) -> tuple[Any, Any, dict[str, Any]] | None:
-    """(class, configuration, options of `from_pretrained`) with which transformers reads the text decoder of a
-    multimodal model and no other weight; None for a model of text alone.
+    """(class, configuration, options of `from_pretrained`) that read the text decoder alone.
 
-    Where transformers has a causal language model that computes the same as the decoder, it is that one. Else it is the
-    multimodal model itself without its other parts (Qwen3-VL and its relatives).
+    The class is transformers' causal language model of the decoder, where it has one that computes
+    the same, else the multimodal model without its other parts (Qwen3-VL). None for text models.
     """
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -29,7 +28,8 @@ def text_decoder(config: Any) -> tuple[Any, Any, dict[str, Any]] | None:
     if text is None or config.is_encoder_decoder or config.get_text_config(decoder=True) is not text:
         return None
     if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING and config.model_type not in OWN_LOGITS:
-        text.tie_word_embeddings = getattr(config, "tie_word_embeddings", text.tie_word_embeddings)
+        tied = text.tie_word_embeddings
+        text.tie_word_embeddings = getattr(config, "tie_word_embeddings", tied)
         if (quantization := getattr(config, "quantization_config", None)) is not None:
             text.quantization_config = quantization
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(text)], text, {"key_mapping": WEIGHT_NAMES}
@@ -48,5 +48,5 @@ def _text_alone(whole: Any) -> Any:
             if all(module is not decoder for module in part.modules()):
                 setattr(self.base_model, name, None)
 
-    # transformers finds what weights are called in files by the name and the module of a class
+    # by name and module of a class transformers finds what weights are called in files
     return type(whole.__name__, (whole,), {"__init__": __init__, "__module__": whole.__module__})

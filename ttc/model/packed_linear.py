@@ -1,8 +1,7 @@
-"""Linear layers whose weights are laid out for the CPU's matrix units.
+"""Linear layers whose weights are laid out for the CPU's matrix units (oneDNN through PyTorch).
 
-A decode step is bound by reading the weights once; the packed layout reads them about 1.6 times as fast for the few
-rows that search decodes at a time (oneDNN through PyTorch, bfloat16). Projections of one input (q, k, v; gate, up) are
-packed as one product, which saves calls.
+A decode step is bound by reading the weights once; the packed layout reads them about 1.6 times as
+fast for few rows. Projections of one input (q, k, v; gate, up) are packed as one product.
 """
 
 from __future__ import annotations
@@ -38,24 +37,40 @@ class PackedProduct:
             self._input = x
         output = self._outputs[index]
         if index == len(self.sizes) - 1:
-            self._input, self._outputs = None, []
+            self._input = None
+            self._outputs = []
         return output
 
     def product(self, x: Tensor) -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        multiply = torch.ops.mkldnn._linear_pointwise
+        product: Tensor = multiply(x, self.packed, self.bias, "none", [], "")
         return product
 
 
 class PackedLinear(nn.Module):
-    """A drop-in for `nn.Linear` in inference: the same product, the weight kept in packed form only."""
+    """In place of `nn.Linear` in inference: the same product, the weight in packed form only."""
 
     def __init__(self, linear: nn.Linear, product: PackedProduct, index: int):
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.shared, self.index = product, index
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.shared = product
+        self.index = index
 
     def forward(self, x: Tensor) -> Tensor:
         return self.shared.part(x, self.index)
+
+
+def has_bfloat16() -> bool:
+    """Whether this CPU's oneDNN has kernels for bfloat16."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def packs(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether packing such weights is of use."""
+    return device.type == "cpu" and dtype == torch.bfloat16 and has_bfloat16()
 
 
 def can_pack(model: nn.Module) -> bool:
@@ -64,26 +79,15 @@ def can_pack(model: nn.Module) -> bool:
     return packs(weight.device, weight.dtype)
 
 
-def packs(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether weights are packed there: in bfloat16 on a CPU whose oneDNN has kernels for it."""
-    return (
-        device.type == "cpu"
-        and dtype == torch.bfloat16
-        and torch.backends.mkldnn.is_available()
-        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
-
-
 def is_plain(module: nn.Module) -> bool:
-    """Whether a module computes by its class's code on ordinary tensors. In a quantized model ordinary modules may have
-    other weights (torchao) or other code (compressed-tensors)."""
+    """Whether a module runs its class's code on ordinary tensors, which quantized ones need not."""
     weights = module.parameters(recurse=False)
-    return "forward" not in vars(module) and all(type(weight) is nn.Parameter for weight in weights)
+    return "forward" not in vars(module) and all(type(w) is nn.Parameter for w in weights)
 
 
 def pack_linears(model: nn.Module, leave: Sequence[nn.Module] = ()) -> None:
-    """Replace every `nn.Linear` of `model`, a few at a time, where that is of use (`can_pack`); a weight that nothing
-    else uses is freed. leave: parts of the model that stay as they are."""
+    """Replace every `nn.Linear` of `model` where that is of use (`can_pack`), a few at a time; a
+    weight that nothing else uses is freed. leave: parts of the model that stay as they are."""
     if not can_pack(model):
         return
     staying = {module for part in leave for module in part.modules()}
@@ -101,11 +105,12 @@ def pack_linears(model: nn.Module, leave: Sequence[nn.Module] = ()) -> None:
 
 def _groups(linears: dict[str, nn.Linear]) -> list[tuple[str, ...]]:
     """The names of `linears`, siblings together where their inputs and biases match."""
-    groups = [
-        names
-        for names in SIBLINGS
-        if all(name in linears for name in names)
-        and len({(linears[name].in_features, linears[name].bias is None) for name in names}) == 1
-    ]
-    taken = {name for names in groups for name in names}
-    return groups + [(name,) for name in linears if name not in taken]
+    groups = []
+    alone = dict.fromkeys(linears)
+    for names in SIBLINGS:
+        if all(name in linears for name in names):
+            kinds = {(linears[name].in_features, linears[name].bias is None) for name in names}
+            if len(kinds) == 1:
+                groups.append(names)
+                alone = {name: None for name in alone if name not in names}
+    return [*groups, *((name,) for name in alone)]

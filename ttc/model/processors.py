@@ -1,12 +1,12 @@
-"""What generation settings do to logits before a token is chosen, for branches of any lengths side by side.
+"""What generation settings do to logits, for branches of any lengths side by side.
 
-Each processor does to a row what transformers' logits processor of the same setting does to a text alone
-(`transformers.generation.logits_process`), in the same order of floating-point operations.
+Each processor does to a row what transformers' logits processor does to a text alone. Two are written
+for rows of any lengths, as models that many use ask for them; the others are transformers' own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -23,18 +23,23 @@ NO_TOKEN = -1
 class Texts:
     """What stands before the tokens that are to be chosen.
 
-    tokens: of each row, int64. prompts: how many of them are its prompt. device: where processors work.
+    tokens: of each row, int64. prompts: how many of them are its prompt. device: where processors
+    work.
     """
 
-    def __init__(self, tokens: Sequence[np.ndarray], prompts: Sequence[int], device: torch.device | str = "cpu"):
+    def __init__(
+        self,
+        tokens: Sequence[np.ndarray],
+        prompts: Sequence[int],
+        device: torch.device | str = "cpu",
+    ):
         self.tokens = list(tokens)
-        self.prompts = np.asarray(prompts, np.int64)
-        self.lengths = np.asarray([len(row) for row in self.tokens], np.int64)
+        self.prompts = [int(prompt) for prompt in prompts]
         self.device = torch.device(device)
 
     @cached_property
     def ids(self) -> Tensor:
-        """All tokens, int64 (rows, longest): each row ends in the last column, as transformers pads a batch."""
+        """All tokens, int64 (rows, longest): each row ends in the last column."""
         return self._padded(self.tokens)
 
     @cached_property
@@ -43,27 +48,37 @@ class Texts:
         pairs = zip(self.tokens, self.prompts, strict=True)
         return self._padded([row[:prompt] for row, prompt in pairs])
 
+    @cached_property
+    def alike(self) -> list[tuple[int, Tensor, Tensor]]:
+        """(length of the prompt, numbers of rows, their tokens) of rows with the same lengths."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for number, (row, prompt) in enumerate(zip(self.tokens, self.prompts, strict=True)):
+            groups.setdefault((len(row), prompt), []).append(number)
+        return [
+            (prompt, self._moved(np.asarray(rows)), self._padded([self.tokens[n] for n in rows]))
+            for (_, prompt), rows in groups.items()
+        ]
+
     def _padded(self, rows: Sequence[np.ndarray]) -> Tensor:
         padded = np.full((len(rows), max(map(len, rows))), NO_TOKEN)
         for place, row in enumerate(rows):
             padded[place, padded.shape[1] - len(row) :] = row
-        return torch.from_numpy(padded).to(self.device, non_blocking=True)
+        return self._moved(padded)
 
-    def column(self, values: np.ndarray) -> Tensor:
-        """A number or truth value for each row, (rows, 1)."""
-        return torch.from_numpy(values).to(self.device, non_blocking=True)[:, None]
+    def _moved(self, numbers: np.ndarray) -> Tensor:
+        return torch.from_numpy(numbers).to(self.device, non_blocking=True)
 
 
 class Processor(Protocol):
-    """One setting. scores: (rows, vocab), float32 or float64, which may be changed in place and returned."""
+    """One setting. scores: (rows, vocab), float32 or float64, changed in place and returned."""
 
     def __call__(self, texts: Texts, scores: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Repetition:
-    """`RepetitionPenaltyLogitsProcessor`; of the prompt alone, `EncoderRepetitionPenaltyLogitsProcessor`, whose penalty
-    is one over the setting."""
+    """`RepetitionPenaltyLogitsProcessor`; of the prompt alone,
+    `EncoderRepetitionPenaltyLogitsProcessor`, whose penalty is one over the setting."""
 
     penalty: float
     of_prompt: bool = False
@@ -71,12 +86,13 @@ class Repetition:
     def __call__(self, texts: Texts, scores: Tensor) -> Tensor:
         ids = texts.prompt_ids if self.of_prompt else texts.ids
         known = (ids >= 0) & (ids < scores.shape[-1])
-        # what is no token of the vocabulary becomes another token of the row: it gets the same value twice
+        # what is no token becomes another token of the row, which gets the same value twice
         another = ids.masked_fill(~known, NO_TOKEN).amax(1, keepdim=True).clamp_min(0)
         places = torch.where(known, ids, another)
         before = scores.gather(1, places)
         after = torch.where(before < 0, before * self.penalty, before / self.penalty)
-        return scores.scatter_(1, places, torch.where(known.any(1, keepdim=True), after, before))
+        kept = torch.where(known.any(1, keepdim=True), after, before)
+        return scores.scatter_(1, places, kept)
 
 
 @dataclass(frozen=True)
@@ -87,127 +103,34 @@ class NoRepeatNGram:
     of_prompt: bool = False
 
     def __call__(self, texts: Texts, scores: Tensor) -> Tensor:
-        ids, source = texts.ids, texts.prompt_ids if self.of_prompt else texts.ids
+        ids = texts.ids
+        source = texts.prompt_ids if self.of_prompt else ids
         first = ids.shape[1] + 1 - self.size
         if first < 0 or source.shape[1] < self.size:
             return scores
         runs = source.unfold(1, self.size, 1)  # (rows, places, size)
         same = (runs[..., :-1] == ids[:, None, first:]).all(-1)
-        width, last = scores.shape[-1], runs[..., -1]
+        width = scores.shape[-1]
+        last = runs[..., -1]
         last = torch.where(same & (last >= 0), last.clamp(max=width), width)
         banned = torch.zeros(len(scores), width + 1, dtype=torch.bool, device=scores.device)
         return scores.masked_fill_(banned.scatter_(1, last, True)[:, :width], -inf)
 
 
 @dataclass(frozen=True)
-class Biases:
-    """`SequenceBiasLogitsProcessor` and `NoBadWordsLogitsProcessor`, which look at the end of a text alone.
+class ByLength:
+    """A logits processor of transformers, for texts of one length at a time.
 
-    processor: the one of transformers.
+    make: from the length of a prompt and the device to the processor.
     """
 
-    processor: Any
+    make: Callable[[int, torch.device], Any]
 
     def __call__(self, texts: Texts, scores: Tensor) -> Tensor:
-        biased: Tensor = self.processor(texts.ids, scores)
-        return biased
-
-
-@dataclass(frozen=True)
-class LeastLength:
-    """`MinLengthLogitsProcessor` and `MinNewTokensLengthLogitsProcessor`: no end before so many tokens.
-
-    new_tokens: they are counted from the prompt's end on.
-    """
-
-    least: int
-    new_tokens: bool
-    eos_ids: tuple[int, ...]
-
-    def __call__(self, texts: Texts, scores: Tensor) -> Tensor:
-        before = texts.prompts if self.new_tokens else 0
-        return _forbid(texts, scores, self.eos_ids, texts.lengths < self.least + before)
-
-
-@dataclass(frozen=True)
-class ForcedFirst:
-    """`ForcedBOSTokenLogitsProcessor`: what follows a single token."""
-
-    token: int
-
-    def __call__(self, texts: Texts, scores: Tensor) -> Tensor:
-        return _force(texts, scores, (self.token,), texts.lengths == 1)
-
-
-@dataclass(frozen=True)
-class ForcedLast:
-    """`ForcedEOSTokenLogitsProcessor`: what ends a text at its longest.
-
-    longest: in tokens. new_tokens: they are counted from the prompt's end on.
-    """
-
-    longest: int
-    new_tokens: bool
-    tokens: tuple[int, ...]
-
-    def __call__(self, texts: Texts, scores: Tensor) -> Tensor:
-        before = texts.prompts if self.new_tokens else 0
-        return _force(texts, scores, self.tokens, texts.lengths == self.longest + before - 1)
-
-
-@dataclass(frozen=True)
-class InvalidRemoved:
-    """`InfNanRemoveLogitsProcessor`: NaN is 0, and what is infinite the largest or smallest number."""
-
-    def __call__(self, texts: Texts, scores: Tensor) -> Tensor:
-        return scores.nan_to_num_(0.0)
-
-
-@dataclass(frozen=True)
-class LengthDecay:
-    """`ExponentialDecayLengthPenalty`: the end becomes likelier, from `start` tokens after the prompt on."""
-
-    start: int
-    factor: float
-    eos_ids: tuple[int, ...]
-
-    def __call__(self, texts: Texts, scores: Tensor) -> Tensor:
-        beyond = texts.lengths - texts.prompts - self.start
-        if not (beyond > 0).any():
-            return scores
-        with np.errstate(over="ignore"):
-            grown = np.float64(self.factor) ** np.maximum(beyond, 0) - 1
-        largest = torch.finfo(scores.dtype).max
-        of_row = texts.column(np.minimum(grown, largest)).to(scores.dtype)
-        ends = _indices(self.eos_ids, scores)
-        logits = scores[:, ends]
-        penalty = (logits.abs() * of_row).masked_fill(~logits.isfinite(), 0.0)
-        return scores.index_copy_(1, ends, (logits + penalty).clamp(max=largest))
-
-
-@dataclass(frozen=True)
-class Suppressed:
-    """`SuppressTokensLogitsProcessor`."""
-
-    tokens: tuple[int, ...]
-
-    def __call__(self, texts: Texts, scores: Tensor) -> Tensor:
-        return scores.index_fill_(1, _indices(self.tokens, scores), -inf)
-
-
-@dataclass(frozen=True)
-class SuppressedFirst:
-    """`SuppressTokensAtBeginLogitsProcessor`: not as the first token after the prompt.
-
-    after_forced: not as the second one, after a prompt of one token.
-    """
-
-    tokens: tuple[int, ...]
-    after_forced: bool
-
-    def __call__(self, texts: Texts, scores: Tensor) -> Tensor:
-        first = texts.prompts + (self.after_forced & (texts.prompts <= 1))
-        return _forbid(texts, scores, self.tokens, texts.lengths == first)
+        for prompt, rows, ids in texts.alike:
+            processor = self.make(prompt, texts.device)
+            scores[rows] = processor(ids, scores[rows])
+        return scores
 
 
 def processed(processors: Sequence[Processor], texts: Texts, logits: Tensor) -> Tensor:
@@ -216,26 +139,3 @@ def processed(processors: Sequence[Processor], texts: Texts, logits: Tensor) -> 
     for processor in processors:
         scores = processor(texts, scores)
     return scores
-
-
-def _indices(tokens: Sequence[int], scores: Tensor) -> Tensor:
-    """Those of the tokens that the scores have a column for."""
-    known = sorted({token for token in tokens if 0 <= token < scores.shape[-1]})
-    return torch.tensor(known, dtype=torch.int64, device=scores.device)
-
-
-def _forbid(texts: Texts, scores: Tensor, tokens: Sequence[int], rows: np.ndarray) -> Tensor:
-    """Nothing but other tokens in these rows. rows: (rows,) bool."""
-    if not rows.any():
-        return scores
-    columns = _indices(tokens, scores)
-    return scores.index_copy_(1, columns, scores[:, columns].masked_fill(texts.column(rows), -inf))
-
-
-def _force(texts: Texts, scores: Tensor, tokens: Sequence[int], rows: np.ndarray) -> Tensor:
-    """Nothing but these tokens in these rows. rows: (rows,) bool."""
-    if not rows.any():
-        return scores
-    columns, chosen = _indices(tokens, scores), texts.column(rows)
-    kept = scores[:, columns].masked_fill(chosen, 0.0)
-    return scores.masked_fill_(chosen, -inf).index_copy_(1, columns, kept)

@@ -1,5 +1,4 @@
-"""Quantized models: refused by name where transformers cannot run them, and by what their layers do where rows of a
-pass are not apart, or rounding decides on steps of few bits."""
+"""Quantized models: refused by name where transformers cannot run them, or by what their layers do."""
 
 from __future__ import annotations
 
@@ -7,35 +6,41 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ttc.errors import UnsupportedModel
 
 WAY_OUT = (
-    "load its unquantized weights, a .gguf file of it, or weights of another method (docs/models.md says which run "
-    "where); or let a server run it (backend=openai)"
+    "load its unquantized weights, a .gguf file of it, or weights of another method (docs/models.md "
+    "says which run where); or let a server run it (backend=openai)"
 )
-ROWS, OTHERS = 4, 100.0
-"""Rows of the check whether they are apart, and what all of them but the first are multiplied by."""
-NUMBERS, NUDGE = 8192, 1e-5
-"""How many numbers a layer gets in the check for steps, and by which part of themselves they change.
-A layer whose outputs then change by ten times that part rounds its inputs: in one of 8 bits some
-numbers of 8,192 come to lie on another step. Measured: 1e-5 for plain layers and for torchao's
-weights alone; 1e-3 to 3e-3 where torchao quantizes activations as they come."""
+ROWS = 4
+OTHERS = 100.0
+"""What all rows but the first are multiplied by, to see whether the first one changes."""
+NUMBERS = 8192
+NUDGE = 1e-5
+"""How many numbers a layer gets in the check for steps, and by which part of them they change. In a
+layer that rounds its inputs to 8 bits some of these come to lie on another step. Measured changes of
+the outputs: 1e-5 for plain layers and for torchao's weights alone; 1e-3 to 3e-3 where torchao
+quantizes activations as they come."""
 
 
 def check_quantization(config: Any, device: torch.device) -> str | None:
-    """The method that a checkpoint is quantized by, None for plain weights; asked before any weight is read.
+    """The method that a checkpoint is quantized by, None for plain weights.
 
     Raises UnsupportedModel that names the method, and what transformers misses for it.
     """
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, AutoHfQuantizer
 
-    parts = config, config.get_text_config(decoder=True)
-    settings = next((found for part in parts if (found := getattr(part, "quantization_config", None))), None)
-    if settings is None:
+    settings = getattr(config, "quantization_config", None)
+    if not settings:
+        settings = getattr(config.get_text_config(decoder=True), "quantization_config", None)
+    if not settings:
         return None
-    method = str(settings.get("quant_method", "bitsandbytes" if _is_bitsandbytes(settings) else "an unknown method"))
-    if not (_is_bitsandbytes(settings) or method in AUTO_QUANTIZER_MAPPING):
+    by_bitsandbytes = settings.get("load_in_8bit") or settings.get("load_in_4bit")
+    default = "bitsandbytes" if by_bitsandbytes else "an unknown method"
+    method = str(settings.get("quant_method", default))
+    if not by_bitsandbytes and method not in AUTO_QUANTIZER_MAPPING:
         raise UnsupportedModel(
             f"its weights are quantized by {method!r}, which the installed transformers does not know; {WAY_OUT}"
         )
@@ -45,60 +50,59 @@ def check_quantization(config: Any, device: torch.device) -> str | None:
     except (AttributeError, ImportError, RuntimeError, TypeError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UnsupportedModel(
-            f"its weights are quantized by {method!r}, which does not run here: {reason}. Install what is missing, or "
-            f"{WAY_OUT}"
+            f"its weights are quantized by {method!r}, which does not run here: {reason}. Install "
+            f"what is missing, or {WAY_OUT}"
         ) from error
     return method
 
 
-def _is_bitsandbytes(settings: dict[str, Any]) -> bool:
-    return bool(settings.get("load_in_8bit") or settings.get("load_in_4bit"))
-
-
 @torch.inference_mode()
 def check_rows_apart(model: Any) -> None:
-    """Run each quantized linear layer twice: what it gives for a row must not depend on the other rows of the pass.
+    """What a quantized linear layer gives for a row must not depend on other rows of the pass.
 
-    Raises UnsupportedModel for quantization that looks at all rows of a pass: there results would depend on what else
-    is computed with them. So they would in float32 where torchao quantizes activations as they come:
-    attention over other rows rounds in another way, and a number that comes to lie on the next step
-    of 8 bits is off by 1e-2.
+    It also must not in float32 by the rounding of its inputs, as torchao does that quantizes
+    activations: attention over other rows rounds in another way, and a number that comes to lie on
+    the next step of 8 bits is off by 1e-2. Raises UnsupportedModel.
     """
     if not getattr(model, "is_quantized", False):
         return
-    model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)  # some unpack only now
+    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    model(input_ids=token, use_cache=False)  # some layers unpack only now
     random = torch.Generator().manual_seed(0)
     for name, module in model.named_modules():
-        width, held = getattr(module, "in_features", None), next(chain(module.parameters(), module.buffers()), None)
-        if not isinstance(width, int) or held is None:  # one that is packed is not quantized
+        width = getattr(module, "in_features", None)
+        weight = next(chain(module.parameters(), module.buffers()), None)
+        if not isinstance(width, int) or weight is None:  # one that is packed is not quantized
             continue
-        rows = torch.randn(1, ROWS, width, generator=random).to(held.device, model.dtype)
-        factors = torch.tensor([1.0] + [OTHERS] * (ROWS - 1), device=held.device, dtype=model.dtype)
-        alone, beside = (module(x)[0, 0].float() for x in (rows, rows * factors[:, None]))
-        error, limit = float((alone - beside).abs().max()), 1e-5 * float(alone.abs().max())
-        if not error <= limit:
+        rows = torch.randn(1, ROWS, width, generator=random).to(weight.device, model.dtype)
+        larger = rows.clone()
+        larger[:, 1:] *= OTHERS
+        alone = module(rows)[0, 0].float()
+        error = float((alone - module(larger)[0, 0].float()).abs().max())
+        if not error <= 1e-5 * float(alone.abs().max()):
             raise UnsupportedModel(
-                f"{name}, a {type(module).__name__}, gives something else for a row beside other rows, by {error:.3g}: "
-                "its quantization looks at all rows of a pass, so tokens would depend on what else is computed with "
-                "them. For bitsandbytes in 8 bits set llm_int8_threshold to 0 in config.json's quantization_config; "
-                f"else {WAY_OUT}"
+                f"{name}, a {type(module).__name__}, gives something else for a row beside other "
+                f"rows, by {error:.3g}: its quantization looks at all rows of a pass, so tokens "
+                "would depend on what else is computed with them. For bitsandbytes in 8 bits set "
+                "llm_int8_threshold to 0 in config.json's quantization_config; else "
+                f"{WAY_OUT}"
             )
-        torchaos = type(getattr(module, "weight", None)).__module__.startswith("torchao.")
-        if torchaos and model.dtype in (torch.float32, torch.float64):
+        by_torchao = type(getattr(module, "weight", None)).__module__.startswith("torchao.")
+        if by_torchao and model.dtype in (torch.float32, torch.float64):
             _check_no_steps(name, module, width, rows)
 
 
-def _check_no_steps(name: str, module: Any, width: int, like: torch.Tensor) -> None:
-    """Raise UnsupportedModel for a layer that rounds its inputs to few bits. like: one of its inputs."""
+def _check_no_steps(name: str, module: Any, width: int, like: Tensor) -> None:
     random = torch.Generator().manual_seed(1)
     rows = torch.randn(1, -(-NUMBERS // width), width, generator=random)
     nudged = rows * (1 + NUDGE * torch.randn(rows.shape, generator=random))
-    before, after = (module(x.to(like)).float() for x in (rows, nudged))
-    error, limit = float((after - before).abs().max()), 10 * NUDGE * float(before.abs().max())
+    before = module(rows.to(like)).float()
+    error = float((module(nudged.to(like)).float() - before).abs().max())
+    limit = 10 * NUDGE * float(before.abs().max())
     if not error <= limit:
         raise UnsupportedModel(
             f"{name}, a {type(module).__name__}, rounds its inputs to a few bits: a change of "
-            f"{NUDGE:g} of them changes its outputs by {error:.3g} (limit {limit:.3g}), so in float32 "
-            "tokens would depend on what else is computed with them. Load it in bfloat16, where "
-            f"results hold within rounding of 16 bits; or {WAY_OUT}"
+            f"{NUDGE:g} of them changes its outputs by {error:.3g} (limit {limit:.3g}), so in "
+            "float32 tokens would depend on what else is computed with them. Load it in bfloat16, "
+            f"where results hold within rounding of 16 bits; or {WAY_OUT}"
         )

@@ -1,14 +1,14 @@
-"""Layers of linear attention, state spaces and convolutions: the model's own modules, run over packed rows.
+"""Layers of linear attention, state spaces and convolutions: the model's own modules over packed rows.
 
-Such a module mixes the tokens of a sequence, and goes on from a state in transformers' cache. So it is given the packed
-rows sequence by sequence, those of one length side by side, with a cache that holds these sequences' states.
+Such a module mixes the tokens of a sequence, and goes on from a state in transformers' cache. So it
+is given the packed rows sequence by sequence, with a cache that holds these sequences' states.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache, DummyLayer, LinearAttentionLayer
 from ttc.errors import UnsupportedModel
 from ttc.memory.states import Part, StateBatch, StateShape, Tensors
 from ttc.model.least_time_step import UPDATE, LeastTimeStep
-from ttc.model.replaced_functions import Function, called_by, forward_with
+from ttc.model.replaced_functions import Function, called_by, forward_with, running_as
 from ttc.model.single_token import REPLACEMENTS
 
 CACHE_NAMES = ("cache_params", "past_key_values")
@@ -28,24 +28,26 @@ CACHE_NAMES = ("cache_params", "past_key_values")
 class Recurrent:
     """The recurrent modules of a model, and how they are run.
 
-    layers: the numbers of the layers that they belong to. by_token: modules that do not go on from a state with several
-    tokens at once get them one by one; the check at load finds which. knows_opening: what a token gives depends on
-    whether it stands before a branch's first generated one (see `least_time_step.py`). shape: what they keep of a
+    layers: the numbers of their layers. by_token: several tokens come one by one, where modules do
+    not go on from a state with several at once. knows_opening: a token before a branch's first
+    generated one is computed in another way (`least_time_step.py`). shape: what is kept of a
     sequence, known once a pass has run.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module], state_counts: Sequence[int]):
-        self.modules = [_Module(module) for module in modules]
+        self.modules = [RecurrentModule(module) for module in modules]
         self.state_counts = list(state_counts)
-        self.by_token = self.knows_opening = False
+        self.by_token = False
+        self.knows_opening = False
         self.shape: StateShape | None = None
         self._sequences: _Sequences | None = None  # those of the pass under way
 
     def set_up(self, *, fewer_operations: bool, least_time_step: bool) -> bool:
-        """How the modules are to run: with replacements for single tokens, with a least time step in a branch's opening
-        alone. Returns whether some module can."""
+        """How the modules are to run: with replacements for single tokens, with a least time step
+        in a branch's opening alone. Returns whether some module can."""
         can = [module.set_up(fewer_operations, least_time_step) for module in self.modules]
-        self.by_token, self.knows_opening = False, least_time_step
+        self.by_token = False
+        self.knows_opening = least_time_step
         return any(can)
 
     @property
@@ -54,28 +56,25 @@ class Recurrent:
 
     @contextmanager
     def running(self, batches: Sequence[StateBatch]) -> Iterator[None]:
-        """Have the modules compute the sequences of `batches`, which hold every packed row once, and change their
-        states."""
+        """Have the modules compute the sequences of `batches`, which hold every packed row once,
+        and change their states."""
         if not batches:
-            raise RuntimeError("a pass of a model with recurrent layers came without its sequences' states")
+            raise RuntimeError("a pass of recurrent layers came without its sequences' states")
         self._prepare(batches)
-        sequences = self._sequences = _Sequences(batches, self.by_token)
-        for module in self.modules:
-            module.begin(sequences)
+        sequences = _Sequences(batches)
+        self._sequences = sequences
+        forwards = [module.over(sequences, self.by_token) for module in self.modules]
         try:
-            yield
+            with running_as([module.module for module in self.modules], forwards):
+                yield
         finally:
             self._sequences = None
-            for module in self.modules:
-                module.end()
         for batch in sequences.batches:
-            if not batch.tensors:
-                batch.tensors = _tensors(batch.cache)
+            batch.tensors = batch.tensors or _tensors(batch.cache)
             batch.broken = False
 
     def go_on_with(self, batches: Sequence[StateBatch]) -> None:
-        """Other sequences have left the pass under way: the modules that follow compute these, which hold every packed
-        row that is left once."""
+        """Other sequences have left the pass under way: these hold every row that is left."""
         if self._sequences is None:
             raise RuntimeError("sequences can leave a pass only while it runs")
         self._prepare(batches)
@@ -85,24 +84,25 @@ class Recurrent:
         for batch in batches:
             batch.broken = True
             if batch.cache is None:
-                batch.cache = self._cache(batch.tensors)
+                batch.cache = self.cache_of(batch.tensors)
 
-    def empty_cache(self) -> Cache:
-        """What the modules are given of a sequence that begins."""
-        return self._cache({})
-
-    def _cache(self, tensors: Tensors) -> Cache:
+    def cache_of(self, tensors: Tensors) -> Cache:
+        """What the modules are given of sequences with such states."""
         layers: list[Any] = [
             LinearAttentionLayer(number_of_states=count) if count else DummyLayer() for count in self.state_counts
         ]
         for part, tensor in tensors.items():
-            layer, number = layers[part.layer], part.number
-            layer.dtype, layer.device = tensor.dtype, tensor.device
+            layer = layers[part.layer]
+            number = part.number
+            layer.dtype = tensor.dtype
+            layer.device = tensor.device
             if part.kind == "conv":
-                layer.conv_states[number], layer.is_conv_states_initialized[number] = tensor, True
+                layer.conv_states[number] = tensor
+                layer.is_conv_states_initialized[number] = True
                 layer.conv_kernel_size[number] = tensor.shape[-1]
             else:
-                layer.recurrent_states[number], layer.is_recurrent_states_initialized[number] = tensor, True
+                layer.recurrent_states[number] = tensor
+                layer.is_recurrent_states_initialized[number] = True
             layer.has_previous_state[number] = True
         return _States(layers=layers)
 
@@ -118,23 +118,21 @@ class _States(Cache):
 
 
 def _tensors(cache: Cache) -> Tensors:
-    """The states that a pass has left in a cache."""
-    found: Tensors = {}
+    tensors: Tensors = {}
     for index, layer in enumerate(cache.layers):
         if isinstance(layer, LinearAttentionLayer):
             for number in range(layer.number_of_states):
-                if (conv := layer.conv_states[number]) is not None:
-                    found[Part(index, "conv", number)] = conv
-                if (recurrent := layer.recurrent_states[number]) is not None:
-                    found[Part(index, "recurrent", number)] = recurrent
-    return found
+                for kind in ("conv", "recurrent"):
+                    state = getattr(layer, f"{kind}_states")[number]
+                    if state is not None:
+                        tensors[Part(index, kind, number)] = state
+    return tensors
 
 
 class _Sequences:
     """The packed rows of a pass, sequence by sequence."""
 
-    def __init__(self, batches: Sequence[StateBatch], by_token: bool):
-        self.by_token = by_token
+    def __init__(self, batches: Sequence[StateBatch]):
         self.set(batches)
 
     def set(self, batches: Sequence[StateBatch]) -> None:
@@ -153,22 +151,21 @@ class _Sequences:
         return self._indices[key]
 
     def take(self, value: Any, batch: StateBatch) -> Any:
-        """What a module gets of an argument: (1, rows, ...) becomes (sequences, tokens, ...), all else stays."""
+        """A module's argument: (1, rows, ...) becomes (sequences, tokens, ...), all else stays."""
         if isinstance(value, tuple):
             return tuple(self.take(item, batch) for item in value)
-        if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[:2] != (1, self.rows):
+        if not isinstance(value, Tensor) or value.shape[:2] != (1, self.rows):
             return value
         if self.in_order:
             return value[0].unflatten(0, tuple(batch.rows.shape))
         return value[0][self._index(batch.rows, value.device)]
 
     def put(self, outputs: Sequence[Any]) -> Any:
-        """What a module gave for each batch, as for packed rows: (sequences, tokens, ...) becomes (1, rows, ...), each
-        part of a tuple by itself; anything else is the first batch's."""
+        """What a module gave for each batch, as for packed rows; what has no rows is the first's."""
         first = outputs[0]
         if isinstance(first, tuple):
             return tuple(self.put(parts) for parts in zip(*outputs, strict=True))
-        if not isinstance(first, Tensor) or first.dim() < 2 or first.shape[:2] != self.batches[0].rows.shape:
+        if not isinstance(first, Tensor) or first.shape[:2] != self.batches[0].rows.shape:
             return first
         if self.in_order:
             return first.flatten(0, 1)[None]
@@ -176,27 +173,27 @@ class _Sequences:
         return rows[self._index(self._back, rows.device)][None]
 
 
-class _Module:
+class RecurrentModule:
     """A recurrent module, whose forward is another while a pass runs."""
 
     def __init__(self, module: torch.nn.Module):
         self.module = module
         names = list(inspect.signature(module.forward).parameters)
-        name = next((name for name in CACHE_NAMES if name in names), None)
-        if name is None:
+        self.cache_name = next((name for name in CACHE_NAMES if name in names), "")
+        if not self.cache_name:
             raise UnsupportedModel(
                 f"{type(module).__name__} takes no cache as {' or '.join(CACHE_NAMES)}, and the engine gives it one"
             )
-        self.name, self.place = name, names.index(name)
+        self.cache_place = names.index(self.cache_name)
         self.least: LeastTimeStep | None = None
         self.replaced: Function | None = None
-        self._before: Any = None
 
     def set_up(self, fewer_operations: bool, least_time_step: bool) -> bool:
         """See `Recurrent.set_up`."""
         functions: dict[str, Function] = {}
         if fewer_operations:
-            functions = {n: REPLACEMENTS[n](own) for n, own in called_by(self.module, REPLACEMENTS).items()}
+            for name, function in called_by(self.module, REPLACEMENTS).items():
+                functions[name] = REPLACEMENTS[name](function)
         self.least = LeastTimeStep.of(self.module) if least_time_step else None
         if self.least is not None:
             functions[UPDATE] = self.least.update
@@ -208,44 +205,45 @@ class _Module:
         own: Function = self.module.forward
         return own if self.replaced is None or "forward" in self.module.__dict__ else self.replaced
 
-    def begin(self, sequences: _Sequences) -> None:
+    def over(self, sequences: _Sequences, by_token: bool) -> Function:
+        """The module's forward over packed rows."""
         own = self.forward()
-        self._before = self.module.__dict__.get("forward")
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            return sequences.put([self._of_batch(own, sequences, batch, args, kwargs) for batch in sequences.batches])
+            outputs = []
+            for batch in sequences.batches:
+                least = self.least
+                with nullcontext() if least is None else least.of_opening(batch.in_opening):
+                    its_args = sequences.take(args, batch)
+                    its_kwargs = {k: sequences.take(v, batch) for k, v in kwargs.items()}
+                    one_by_one = by_token and bool(batch.tensors) and batch.rows.shape[1] > 1
+                    outputs.append(self._compute(own, batch, its_args, its_kwargs, one_by_one))
+            return sequences.put(outputs)
 
-        self.module.__dict__["forward"] = forward
-
-    def end(self) -> None:
-        del self.module.__dict__["forward"]
-        if self._before is not None:
-            self.module.__dict__["forward"] = self._before
-
-    def _of_batch(
-        self, own: Function, sequences: _Sequences, batch: StateBatch, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        if self.least is None:
-            return self._compute(own, sequences, batch, args, kwargs)
-        with self.least.of_opening(batch.in_opening):
-            return self._compute(own, sequences, batch, args, kwargs)
+        return forward
 
     def _compute(
-        self, own: Function, sequences: _Sequences, batch: StateBatch, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        own: Function,
+        batch: StateBatch,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        one_by_one: bool,
     ) -> Any:
-        args = sequences.take(args, batch)
-        kwargs = {name: sequences.take(value, batch) for name, value in kwargs.items()}
-        if len(args) > self.place:
-            args = (*args[: self.place], batch.cache, *args[self.place + 1 :])
+        if len(args) > self.cache_place:
+            args = (*args[: self.cache_place], batch.cache, *args[self.cache_place + 1 :])
         else:
-            kwargs[self.name] = batch.cache
-        shape = tuple(batch.rows.shape)
-        if not (sequences.by_token and batch.tensors and shape[1] > 1):
+            kwargs[self.cache_name] = batch.cache
+        if not one_by_one:
             return own(*args, **kwargs)
-        outputs = []
-        for token in range(shape[1]):
-            one = [_token(value, shape, token) for value in args]
-            outputs.append(own(*one, **{name: _token(value, shape, token) for name, value in kwargs.items()}))
+        shape = tuple(batch.rows.shape)
+        outputs = [
+            own(
+                *_token(args, shape, token),
+                **{name: _token(value, shape, token) for name, value in kwargs.items()},
+            )
+            for token in range(shape[1])
+        ]
         return _in_a_row(outputs)
 
 
@@ -253,7 +251,7 @@ def _token(value: Any, shape: tuple[int, ...], token: int) -> Any:
     """One token of each sequence of an argument; what has no (sequences, tokens) stays."""
     if isinstance(value, tuple):
         return tuple(_token(item, shape, token) for item in value)
-    if isinstance(value, Tensor) and value.dim() >= 2 and tuple(value.shape[:2]) == shape:
+    if isinstance(value, Tensor) and tuple(value.shape[:2]) == shape:
         return value[:, token : token + 1]
     return value
 
@@ -263,4 +261,5 @@ def _in_a_row(outputs: Sequence[Any]) -> Any:
     first = outputs[0]
     if isinstance(first, tuple):
         return tuple(_in_a_row(parts) for parts in zip(*outputs, strict=True))
-    return torch.cat(list(outputs), 1) if isinstance(first, Tensor) and first.dim() >= 2 else first
+    is_rows = isinstance(first, Tensor) and first.dim() >= 2
+    return torch.cat(list(outputs), 1) if is_rows else first

@@ -6,8 +6,11 @@ import inspect
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from transformers.cache_utils import DummyLayer, DynamicCache, LinearAttentionCacheLayerMixin
 
 from ttc.model.recurrent import CACHE_NAMES, Recurrent
@@ -15,13 +18,11 @@ from ttc.model.recurrent import CACHE_NAMES, Recurrent
 FIND_TOKENS = 4
 
 
-class _Watched(DynamicCache):
-    """A cache that notes which module of the model asks for recurrent states."""
-
+class _WatchedCache(DynamicCache):
     def __init__(self, config: Any):
         super().__init__(config=config)
-        self.running: list[torch.nn.Module] = []
-        self.asked: dict[torch.nn.Module, None] = {}
+        self.running: list[nn.Module] = []
+        self.asked: dict[nn.Module, None] = {}
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Nothing yet; transformers has no answer where no layer is one of attention."""
@@ -33,22 +34,6 @@ class _Watched(DynamicCache):
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return query_length, 0
 
-    def get_conv_state(self, *args: Any, **kwargs: Any) -> Any:
-        self.asked[self.running[-1]] = None
-        return super().get_conv_state(*args, **kwargs)
-
-    def update_conv_state(self, *args: Any, **kwargs: Any) -> Any:
-        self.asked[self.running[-1]] = None
-        return super().update_conv_state(*args, **kwargs)
-
-    def get_recurrent_state(self, *args: Any, **kwargs: Any) -> Any:
-        self.asked[self.running[-1]] = None
-        return super().get_recurrent_state(*args, **kwargs)
-
-    def update_recurrent_state(self, *args: Any, **kwargs: Any) -> Any:
-        self.asked[self.running[-1]] = None
-        return super().update_recurrent_state(*args, **kwargs)
-
     def get_linear_cache(self, layer_idx: int) -> Any:
         """MiniMax's name of a recurrent state."""
         return self.get_recurrent_state(layer_idx)
@@ -57,15 +42,31 @@ class _Watched(DynamicCache):
         self.update_recurrent_state(state, layer_idx)
 
 
+def _noted(name: str) -> Any:
+    """A method of transformers' cache that notes who calls it."""
+
+    def noted(self: _WatchedCache, *args: Any, **kwargs: Any) -> Any:
+        self.asked[self.running[-1]] = None
+        return getattr(super(_WatchedCache, self), name)(*args, **kwargs)
+
+    return noted
+
+
+for _kind in ("conv", "recurrent"):
+    for _name in (f"get_{_kind}_state", f"update_{_kind}_state"):
+        setattr(_WatchedCache, _name, _noted(_name))
+
+
 def _cache_class(body: Any) -> type[DynamicCache] | None:
     """The cache that the model's file defines and its forward insists on, as MiniMax's does."""
     scope = inspect.unwrap(type(body).forward).__globals__
-    own = (value for value in scope.values() if isinstance(value, type) and value.__module__ == type(body).__module__)
+    classes = (value for value in scope.values() if isinstance(value, type))
+    own = (value for value in classes if value.__module__ == type(body).__module__)
     return next((value for value in own if issubclass(value, DynamicCache)), None)
 
 
 def layers_without_tokens(config: Any) -> set[int]:
-    """The layers that keep nothing of a sequence, by transformers' own account: they mix no tokens (only an MLP)."""
+    """The layers that mix no tokens (only an MLP), by transformers' own account."""
     try:
         cache = DynamicCache(config=config)
     except Exception:  # a configuration that transformers cannot make a cache for
@@ -75,12 +76,12 @@ def layers_without_tokens(config: Any) -> set[int]:
 
 @torch.inference_mode()
 def find_recurrent(model: Any, ids: Tensor) -> Recurrent | None:
-    """The modules of `model` that keep a recurrent state in transformers' cache; None for a model without.
+    """The modules that keep a recurrent state in transformers' cache; None for a model without.
 
     ids: (1, tokens), what the model runs on to see which modules they are.
     """
     try:
-        cache = _Watched(model.config)
+        cache = _WatchedCache(model.config)
     except Exception:  # a configuration that transformers cannot make a cache for
         return None
     counts = [
@@ -89,17 +90,20 @@ def find_recurrent(model: Any, ids: Tensor) -> Recurrent | None:
     if not any(counts):
         return None
     body = getattr(model, "body", model)
-    if (theirs := _cache_class(body)) is not None:
-        cache.__class__ = type(theirs.__name__, (_Watched, theirs), {})
-    name = next((name for name in CACHE_NAMES if name in inspect.signature(body.forward).parameters), CACHE_NAMES[1])
+    theirs = _cache_class(body)
+    if theirs is not None:
+        cache.__class__ = type(theirs.__name__, (_WatchedCache, theirs), {})
+    parameters = inspect.signature(body.forward).parameters
+    name = next((name for name in CACHE_NAMES if name in parameters), CACHE_NAMES[1])
 
-    def begins(module: torch.nn.Module, _: Any) -> None:
+    def begins(module: nn.Module, _: Any) -> None:
         cache.running.append(module)
 
     def ends(*_: Any) -> None:
         cache.running.pop()
 
-    before, after = register_module_forward_pre_hook(begins), register_module_forward_hook(ends, always_call=True)
+    before = register_module_forward_pre_hook(begins)
+    after = register_module_forward_hook(ends, always_call=True)
     try:
         model(input_ids=ids[:, :FIND_TOKENS], use_cache=True, **{name: cache})
     finally:

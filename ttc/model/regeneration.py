@@ -1,8 +1,8 @@
-"""Keys and values of a layer computed again from what went into its K and V projections (CAPTURE, section IV-A).
+"""Keys and values of a layer computed again from its attention module's input (CAPTURE, IV-A).
 
-No list of architectures is kept: a layer's own attention module runs on the stored input, and stops where it reaches
-the attention function. What else the module is given for each row, such as the sines and cosines of its position, is
-remembered by position as passes go by, so it is what the row had when its input was stored.
+No list of architectures is kept: the module runs on the stored input, and stops where it reaches the
+attention function. What else it is given for each row, such as the sines and cosines of a position,
+is remembered by position as passes go by.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 from weakref import finalize, ref
 
 import torch
@@ -28,26 +28,29 @@ from ttc.cost_model.capture import Line, fit_line
 from ttc.memory.kv import LayerShape
 from ttc.model.extra_arguments import ExtraArguments
 from ttc.model.model_changes import changes_nothing
-from ttc.model.recording import REPLAY
+from ttc.model.recording import REPLAY, Call
+from ttc.model.tolerance import deviation, is_precise
 
 QUERY_NAMES = ("q_proj", "q_b_proj")
-"""What transformers' models call projections that queries alone go through; regeneration leaves them out."""
-
-PROBE_TOKENS = (5, 9)
-"""Tokens of the passes that show what an attention module is given."""
+"""What transformers' models call projections that queries alone go through."""
+FEW = 5
+MANY = 9
+"""Tokens of the two passes that show what an attention module is given."""
 TIMED_TOKENS = (64, 128, 256, 512)
 """Numbers of tokens that are timed."""
+TRIES = 3
+"""Of so many times the least counts."""
 
 
 class _Reached(Exception):
     """A module has come to attention with these keys and values."""
 
     def __init__(self, key: Tensor, value: Tensor):
-        self.both = key, value
+        self.kv = key, value
 
 
 class _Stop:
-    """In place of a plan: ends a module's call where attention would begin. positions: those of its rows."""
+    """In place of a plan: ends a module's call where attention would begin."""
 
     def __init__(self, positions: Tensor):
         self.positions = positions
@@ -55,11 +58,24 @@ class _Stop:
     def attend(self, layer: Any, q: Tensor, key: Tensor, value: Tensor) -> None:
         raise _Reached(key, value)
 
-    def answer(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Any) -> None:
-        raise _Reached(key[0], value[0])
+    def answer(self, call: Call) -> None:
+        raise _Reached(call.key[0], call.value[0])
 
 
-class _Zeros(nn.Module):
+class _Show:
+    """In place of a plan: shows each layer's attention module, keys and values; answers zeros."""
+
+    def __init__(self, positions: Sequence[int], show: Callable[[Any, Tensor, Tensor], None]):
+        self.positions = positions
+        self.show = show
+
+    def answer(self, call: Call) -> Tensor:
+        self.show(call.module, call.key[0], call.value[0])
+        _, heads, tokens, _ = call.query.shape
+        return call.query.new_zeros(1, tokens, heads, call.value.shape[-1])
+
+
+class _NoQueries(nn.Module):
     """In place of a query projection: nothing is computed and nothing is stored."""
 
     def __init__(self, width: int):
@@ -70,67 +86,87 @@ class _Zeros(nn.Module):
         return x.new_zeros(1).expand(*x.shape[:-1], self.width)
 
 
-class _Watch:
-    """In place of a plan: shows each layer's attention module, keys and values as they come, and answers zeros."""
-
-    def __init__(self, positions: Sequence[int], show: Callable[[Any, Tensor, Tensor], None]):
-        self.positions, self.show = positions, show
-
-    def answer(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Any) -> Tensor:
-        self.show(module, key[0], value[0])
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
-
-
-@dataclass
-class _Call:
-    """What an attention module is given beside its input and the plan, flat. slots: the place of each part in
-    `Regeneration.tables`, None for what is the same for all rows."""
-
-    name: str | None
-    leaves: list[Any]
-    spec: Any
-    slots: list[int | None] = field(default_factory=list)
-    inputs: Tensor | None = None
-
-
 @dataclass
 class _Table:
-    """What modules are given for each position, rows along `axis`; `layer` is the first that is given it."""
+    """What modules are given for each position, rows along `axis`; `layer` gets it first."""
 
     axis: int
     layer: int
     rows: Tensor
 
+    def remember(self, leaf: Tensor, positions: Sequence[int]) -> None:
+        size = self.rows.shape[self.axis]
+        needed = max(positions) + 1
+        if size < needed:
+            shape = list(leaf.shape)
+            shape[self.axis] = max(needed, 2 * size)
+            larger = leaf.new_zeros(shape)
+            larger.narrow(self.axis, 0, size).copy_(self.rows)
+            self.rows = larger
+        self.rows.index_copy_(self.axis, torch.tensor(positions, device=leaf.device), leaf)
+
+
+@dataclass
+class _Arguments:
+    """The arguments of an attention module: its input (None for something else than a tensor), and
+    the others flat. name: the input's, where it is a keyword. tables: what each of the others is
+    remembered in, None for what is the same for all rows."""
+
+    name: str | None
+    inputs: Tensor | None
+    others: list[Any]
+    spec: Any
+    tables: list[_Table | None] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments:
+        name = None
+        others = dict(kwargs)
+        if args:
+            inputs, *rest = args
+        else:
+            rest = []
+            name = next(iter(inspect.signature(module.forward).parameters))
+            inputs = others.pop(name, None)
+        leaves, spec = pytree.tree_flatten((tuple(rest), others))
+        return cls(name, inputs[0] if isinstance(inputs, Tensor) else None, leaves, spec)
+
 
 class Regeneration:
-    """Regenerates K and V of a model's layers, and keeps what that takes as the engine's passes go by.
+    """Regenerates K and V of a model's layers, and keeps what that takes as passes go by.
 
-    shapes: those of the model's layers, with `input_dim` where regeneration gives what the layer computes itself. This
-    is tried out at once, in another order than that of the pass.
-    kv_gen: T_kv_gen of the first such layer, per token, if `timed`. first: the layers before this one are left out, as
-    they run elsewhere.
+    shapes: those of the model's layers, with `input_dim` where regeneration gives what the layer
+    computes; this is tried out at once. kv_gen: T_kv_gen of the first such layer, per token, if
+    `timed`. first: the layers before this one are left out, as they run elsewhere.
     """
 
     def __init__(self, model: Any, shapes: Sequence[LayerShape], timed: bool = False, first: int = 0):
-        self.model, self.extras, self.tables, self.first = model, ExtraArguments(model), list[_Table](), first
-        self.modules, self.calls = list[Any](), list[_Call]()
-        self.shapes, self.kv_gen = tuple[LayerShape, ...](), cast(Line | None, None)
+        self.model = model
+        self.extras = ExtraArguments(model)
+        self.first = first
+        self.tables: list[_Table] = []
+        self.modules: list[Any] = []
+        self.calls: list[_Arguments] = []
+        self.shapes: tuple[LayerShape, ...] = ()
+        self.kv_gen: Line | None = None
         with torch.inference_mode():
             self._probe(shapes, timed)
         self.first_given = {table.layer for table in self.tables}
-        me = ref(self)
-        finalize(self, _remove, [
-            module.register_forward_pre_hook(_keeper(me, layer), with_kwargs=True)
-            for layer, (module, call) in enumerate(zip(self.modules, self.calls, strict=True))
-            if call.inputs is not None
-        ])  # fmt: skip
+        weak_self = ref(self)
+        hooks = [
+            module.register_forward_pre_hook(_keeper(weak_self, layer), with_kwargs=True)
+            for layer, module in enumerate(self.modules)
+            if self.calls[layer].inputs is not None
+        ]
+        finalize(self, _remove, hooks)
 
     def __call__(self, layer: int, inputs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (kv_heads, tokens, dim) of tokens whose inputs (tokens, width) went into this layer."""
-        call, module = self.calls[layer], self.modules[layer]
+        """Keys and values (kv_heads, tokens, dim) of tokens with these inputs (tokens, width)."""
+        call = self.calls[layer]
+        module = self.modules[layer]
         leaves = [
-            _own(leaf) if slot is None else self.tables[slot].rows.index_select(self.tables[slot].axis, positions)
-            for leaf, slot in zip(call.leaves, call.slots, strict=True)
+            _own(leaf) if table is None else table.rows.index_select(table.axis, positions)
+            for leaf, table in zip(call.others, call.tables, strict=True)
         ]
         args, kwargs = pytree.tree_unflatten(leaves, call.spec)
         if call.name is None:
@@ -141,110 +177,98 @@ class Regeneration:
             try:
                 module.forward(*args, **kwargs)
             except _Reached as reached:
-                return reached.both
+                return reached.kv
         raise RuntimeError(f"the attention module of layer {layer} ended without calling attention")
-
-    # ---------------------------------------------------------------- what passes show
 
     def keep(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A layer's attention module is about to run with these arguments."""
-        plan, name = current_plan(), self.calls[layer].name
-        if isinstance(plan, Plan):
-            if layer in self.first_given:
-                self._remember(layer, _call(self.modules[layer], args, kwargs), plan.positions)
-            keep_inputs(plan, layer, (args[0] if name is None else kwargs[name])[0])
-
-    def _remember(self, layer: int, call: _Call, positions: Sequence[int]) -> None:
-        """Put what is given for each row into the tables of which this layer is the first."""
-        places: Tensor | None = None
-        for slot, leaf in zip(self.calls[layer].slots, call.leaves, strict=True):
-            if slot is None or self.tables[slot].layer != layer:
-                continue
-            table = self.tables[slot]
-            if places is None:
-                places = torch.tensor(positions, device=leaf.device)
-            rows, axis = max(positions) + 1, table.axis
-            if table.rows.shape[axis] < rows:
-                shape = list(leaf.shape)
-                shape[axis] = max(rows, 2 * table.rows.shape[axis])
-                larger = leaf.new_zeros(shape)
-                larger.narrow(axis, 0, table.rows.shape[axis]).copy_(table.rows)
-                table.rows = larger
-            table.rows.index_copy_(axis, places, leaf)
+        plan = current_plan()
+        if not isinstance(plan, Plan):
+            return
+        known = self.calls[layer]
+        if layer in self.first_given:
+            call = _Arguments.of(self.modules[layer], args, kwargs)
+            for table, leaf in zip(known.tables, call.others, strict=True):
+                if table is not None and table.layer == layer:
+                    table.remember(leaf, plan.positions)
+        inputs = args[0] if known.name is None else kwargs[known.name]
+        keep_inputs(plan, layer, inputs[0])
 
     # ---------------------------------------------------------------- at load
 
     def _probe(self, shapes: Sequence[LayerShape], timed: bool) -> None:
-        """Run two short passes without attention. While a layer's weights are there, see what its attention module is
-        given and whether its keys and values come out of its input again."""
-        few, many = PROBE_TOKENS
-        first, by_identity = list[_Call](), dict[int, int]()
+        """Run two short passes without attention. While a layer's weights are there, see what its
+        module is given and whether its keys and values come out of its input again."""
+        calls_of_few: list[_Arguments] = []
+        by_identity: dict[int, _Table] = {}
 
-        def look(module: Any, call: _Call, key: Tensor, value: Tensor) -> None:
+        def look(module: Any, call: _Arguments, key: Tensor, value: Tensor) -> None:
             layer = len(self.calls)
-            for one, other in zip(first[layer].leaves, call.leaves, strict=True):
-                axis = _row_axis(one, other, few, many)
+            for one, other in zip(calls_of_few[layer].others, call.others, strict=True):
+                axis = _row_axis(one, other)
                 if axis is not None and id(other) not in by_identity:
-                    by_identity[id(other)] = len(self.tables)
-                    self.tables.append(_Table(axis, layer, other))
-                call.slots.append(None if axis is None else by_identity[id(other)])
+                    by_identity[id(other)] = _Table(axis, layer, other)
+                call.tables.append(None if axis is None else by_identity[id(other)])
             self.modules.append(module)
             self.calls.append(call)
-            inputs, width = call.inputs, None
+            width = None
+            inputs = call.inputs
             if inputs is not None and layer >= self.first and self._gives(layer, inputs, key, value):
                 width = inputs.shape[-1]
                 if timed and self.kv_gen is None:
                     self.kv_gen = self.time_layer(layer, inputs)
             self.shapes += (replace(shapes[layer], input_dim=width),)
 
-        self._run(range(few), lambda module, call, key, value: first.append(call))
-        self._run(range(many), look)
+        self._run(FEW, lambda module, call, key, value: calls_of_few.append(call))
+        self._run(MANY, look)
+        self.tables = list(by_identity.values())
 
-    def _run(self, positions: range, show: Callable[[Any, _Call, Tensor, Tensor], None]) -> None:
-        """A pass without attention. `show` is given each layer's attention module, its call, its keys and values."""
-        calls, handles = dict[int, _Call](), []
+    def _run(self, count: int, show: Callable[[Any, _Arguments, Tensor, Tensor], None]) -> None:
+        """A pass of so many tokens without attention, whose calls of it are shown."""
+        calls: dict[int, _Arguments] = {}
 
         def record(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            calls[id(module)] = _call(module, args, kwargs)
+            calls[id(module)] = _Arguments.of(module, args, kwargs)
 
-        for module in self.model.modules():
-            if hasattr(module, "layer_idx"):
-                handles.append(module.register_forward_pre_hook(record, with_kwargs=True))
-        none = _Call(None, [], None)
-        watch = _Watch(positions, lambda module, key, value: show(module, calls.get(id(module), none), key, value))
+        def shown(module: Any, key: Tensor, value: Tensor) -> None:
+            show(module, calls.get(id(module), _Arguments(None, None, [], None)), key, value)
+
+        modules = [module for module in self.model.modules() if hasattr(module, "layer_idx")]
+        hooks = [each.register_forward_pre_hook(record, with_kwargs=True) for each in modules]
         device = self.model.get_input_embeddings().weight.device
-        tokens = torch.tensor([[7 * (n + 1) % self.model.config.get_text_config().vocab_size for n in positions]])
+        vocabulary = self.model.config.get_text_config().vocab_size
+        tokens = torch.tensor([[7 * (n + 1) % vocabulary for n in range(count)]], device=device)
+        positions = torch.arange(count, device=device)[None]
+        plan = _Show(range(count), shown)
         try:
-            with attention_set_to(self.model, REPLAY), attending(watch), self.extras.running() as extras:
-                self.model(
-                    input_ids=tokens.to(device),
-                    position_ids=torch.tensor([[*positions]], device=device),
-                    use_cache=False,
-                    logits_to_keep=1,
-                    **extras,
-                )
+            with attention_set_to(self.model, REPLAY), attending(plan), self.extras.running() as extras:
+                options = {"use_cache": False, "logits_to_keep": 1} | extras
+                self.model(input_ids=tokens, position_ids=positions, **options)
         finally:
-            _remove(handles)
+            _remove(hooks)
 
     def _gives(self, layer: int, inputs: Tensor, key: Tensor, value: Tensor) -> bool:
-        """Whether a layer's keys and values come out of its inputs again, in another order and not of all rows."""
+        """Whether keys and values come out of inputs again, in another order and not of all rows."""
         rows = torch.tensor([7, 2, 5, 3, 8, 0], device=inputs.device)
         try:
-            found = self(layer, inputs[rows], rows)
+            again = self(layer, inputs[rows], rows)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
             return False
-        return all(
-            one.shape == other[:, rows].shape and _close(one, other[:, rows])
-            for one, other in zip(found, (key, value), strict=True)
-        )
+        for whole, result in zip((key, value), again, strict=True):
+            expected = whole[:, rows]
+            if result.shape != expected.shape:
+                return False
+            error, limit = deviation(expected, result, is_precise(key.dtype), 1e-4, 0.02)
+            if not error <= limit:
+                return False
+        return True
 
     def time_layer(self, layer: int, inputs: Tensor) -> Line:
-        """T_kv_gen of a layer, per token: the line through the least of three times at each number of tokens."""
         positions = torch.arange(max(TIMED_TOKENS), device=inputs.device) % len(inputs)
-        inputs = inputs[positions]
+        repeated = inputs[positions]
 
         def generate(tokens: int) -> None:
-            self(layer, inputs[:tokens], positions[:tokens])
+            self(layer, repeated[:tokens], positions[:tokens])
             if inputs.device.type == "cuda":
                 torch.cuda.synchronize(inputs.device)
 
@@ -252,12 +276,12 @@ class Regeneration:
 
 
 def timed_line(work: Callable[[int], None]) -> Line:
-    """The line through the least of three times that `work` takes for each of `TIMED_TOKENS`."""
+    """The line through the least times that `work` takes for each of `TIMED_TOKENS`."""
     work(TIMED_TOKENS[0])
     points = []
     for tokens in TIMED_TOKENS:
         times = []
-        for _ in range(3):
+        for _ in range(TRIES):
             start = perf_counter()
             work(tokens)
             times.append(perf_counter() - start)
@@ -268,56 +292,39 @@ def timed_line(work: Callable[[int], None]) -> Line:
 def _keeper(regeneration: ref[Regeneration], layer: int) -> Any:
     def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         # without kwargs it was removed after this pass of another engine had begun
-        if kwargs is not None and (alive := regeneration()) is not None:
+        alive = regeneration()
+        if kwargs is not None and alive is not None:
             alive.keep(layer, args, kwargs)
 
     return changes_nothing(before)
 
 
-def _remove(handles: Sequence[Any]) -> None:
-    for handle in handles:
-        handle.remove()
-
-
-def _call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-    """The arguments of an attention module, its input apart: the first of its parameters."""
-    given = dict(kwargs)
-    if args:
-        name, inputs, args = None, args[0], args[1:]
-    else:
-        name = next(iter(inspect.signature(module.forward).parameters))
-        inputs = given.pop(name, None)
-    leaves, spec = pytree.tree_flatten((args, given))
-    return _Call(name, leaves, spec, inputs=inputs[0] if isinstance(inputs, Tensor) else None)
+def _remove(hooks: Sequence[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 def _own(leaf: Any) -> Any:
-    """What is the same for all rows; a copy of what modules leave keys and values in for later layers (Gemma 3n)."""
+    """A copy of what modules leave keys and values in for later layers (Gemma 3n)."""
     return copy(leaf) if isinstance(leaf, MutableMapping) else leaf
 
 
-def _row_axis(one: Any, other: Any, few: int, many: int) -> int | None:
-    """The axis along which rows lie, of something that a pass of few and one of many rows was given; None without."""
+def _row_axis(one: Any, other: Any) -> int | None:
+    """The axis of rows in what passes of `FEW` and of `MANY` rows were given; None without."""
     if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.dim() != other.dim():
         return None
-    differing = [axis for axis, sizes in enumerate(zip(one.shape, other.shape, strict=True)) if sizes[0] != sizes[1]]
-    return differing[0] if [(one.shape[a], other.shape[a]) for a in differing] == [(few, many)] else None
-
-
-def _close(found: Tensor, expected: Tensor) -> bool:
-    """By the largest difference in float32 and above, by the mean in 16 bits."""
-    gap, size = (found - expected).abs().double(), expected.abs().double()
-    exact = expected.dtype in (torch.float32, torch.float64)
-    error, limit = (gap.max(), 1e-4 * size.max()) if exact else (gap.mean(), 0.02 * size.mean())
-    return bool(error <= limit + 1e-9)
+    sizes = enumerate(zip(one.shape, other.shape, strict=True))
+    differing = [(axis, few, many) for axis, (few, many) in sizes if few != many]
+    if len(differing) != 1 or differing[0][1:] != (FEW, MANY):
+        return None
+    return differing[0][0]
 
 
 @contextmanager
 def _without_queries(module: Any) -> Iterator[None]:
-    """The module with projections of queries alone left out."""
     children = module._modules
-    queries = {name: children[name] for name in QUERY_NAMES if hasattr(children.get(name), "out_features")}
-    children.update({name: _Zeros(child.out_features) for name, child in queries.items()})
+    queries = {n: children[n] for n in QUERY_NAMES if hasattr(children.get(n), "out_features")}
+    children.update({name: _NoQueries(child.out_features) for name, child in queries.items()})
     try:
         yield
     finally:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -13,18 +14,37 @@ Function = Callable[..., Any]
 
 
 def called_by(module: torch.nn.Module, names: Iterable[str]) -> dict[str, Function]:
-    """Those of the functions of these names in the module's file that its forward calls; none where something has taken
-    the forward's place, such as Accelerate's hooks."""
-    inner = inspect.unwrap(type(module).forward)
-    if "forward" in module.__dict__ or any(hasattr(part, "_hf_hook") for part in module.modules()):
+    """The functions of these names in the module's file that its forward calls.
+
+    None where something has taken the forward's place, such as Accelerate's hooks.
+    """
+    forward = inspect.unwrap(type(module).forward)
+    hooked = any(hasattr(part, "_hf_hook") for part in module.modules())
+    if hooked or "forward" in module.__dict__:
         return {}
-    return {n: inner.__globals__[n] for n in names if n in inner.__code__.co_names and n in inner.__globals__}
+    scope = forward.__globals__
+    return {name: scope[name] for name in names if name in forward.__code__.co_names if name in scope}
 
 
 def forward_with(module: torch.nn.Module, functions: Mapping[str, Function]) -> Function:
     """The forward of `module` with other functions under these names; nothing else calls them."""
-    inner = inspect.unwrap(type(module).forward)
-    scope = {**inner.__globals__, **functions}
-    forward = FunctionType(inner.__code__, scope, inner.__name__, inner.__defaults__, inner.__closure__)
-    forward.__kwdefaults__ = inner.__kwdefaults__
+    own = inspect.unwrap(type(module).forward)
+    scope = {**own.__globals__, **functions}
+    forward = FunctionType(own.__code__, scope, own.__name__, own.__defaults__, own.__closure__)
+    forward.__kwdefaults__ = own.__kwdefaults__
     return MethodType(forward, module)
+
+
+@contextmanager
+def running_as(modules: Sequence[torch.nn.Module], forwards: Iterable[Function]) -> Iterator[None]:
+    """Let modules run other forwards meanwhile."""
+    before = [module.__dict__.get("forward") for module in modules]
+    for module, forward in zip(modules, forwards, strict=True):
+        module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        for module, own in zip(modules, before, strict=True):
+            del module.__dict__["forward"]
+            if own is not None:
+                module.__dict__["forward"] = own

@@ -1,9 +1,8 @@
-"""A decoder with another head in place of its vocabulary: reward models, classifiers of sequences and of tokens."""
+"""A decoder with another head in place of its vocabulary: reward models, classifiers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,37 +15,41 @@ from ttc.errors import UnsupportedModel
 HEADS = ("score", "v_head", "classifier")
 """What published models call their heads."""
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+WAY_OUT = "give a reward model, or a verifier that asks a language model (LLMJudge)"
 
 
 class HeadedModel(nn.Module):
     """A decoder's body (its layers and final norm) and a head on its last hidden states.
 
-    It is called as a causal language model is, and what the head gives takes the place of the logits. So the engine
-    runs it like any other model. body: what `AutoModel` loads. head: any module from states to outputs.
+    It is called as a causal language model is, with what the head gives as logits. body: what
+    `AutoModel` loads. head: any module from states to outputs.
     """
 
     def __init__(self, body: Any, head: nn.Module):
         super().__init__()
-        self.body, self.head = body, head
+        self.body = body
+        self.head = head
 
     @classmethod
     def of(cls, model: Any) -> HeadedModel:
-        """The parts of a loaded classifier. Raises UnsupportedModel for a model without a head of its own."""
+        """The parts of a loaded classifier. Raises UnsupportedModel for a model without a head."""
         if isinstance(model, HeadedModel):
             return model
         for name in HEADS:
             if isinstance(head := getattr(model, name, None), nn.Module):
                 return cls(model.base_model, head)
-        raise UnsupportedModel(
-            f"{type(model).__name__} has no reward head ({', '.join(HEADS)}); give a reward model, or a verifier that "
-            "asks a language model (LLMJudge)"
-        )
+        raise UnsupportedModel(f"{type(model).__name__} has no reward head ({', '.join(HEADS)}); {WAY_OUT}")
 
     def forward(
-        self, input_ids: Tensor, position_ids: Tensor | None = None, logits_to_keep: Tensor | int = 0, **options: Any
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None = None,
+        logits_to_keep: Tensor | int = 0,
+        **options: Any,
     ) -> SimpleNamespace:
         """`logits` (batch, rows, width) of the rows `logits_to_keep`, or of all (0)."""
-        states = self.body(input_ids=input_ids, position_ids=position_ids, **options).last_hidden_state
+        output = self.body(input_ids=input_ids, position_ids=position_ids, **options)
+        states = output.last_hidden_state
         kept = states if isinstance(logits_to_keep, int) else states[:, logits_to_keep]
         return SimpleNamespace(logits=self.head(kept))
 
@@ -73,9 +76,9 @@ class HeadedModel(nn.Module):
 
 
 def read_head(source: str, dtype: torch.dtype) -> nn.Module:
-    """The head among the weights of a folder or of a model on the hub: one linear layer, or two with a ReLU between.
+    """The head among a model's weights: one linear layer, or two with a ReLU between.
 
-    Raises UnsupportedModel where there is none, or one of another kind.
+    source: a folder or a model on the hub. Raises UnsupportedModel for no head or another kind.
     """
     tensors = _head_tensors(source)
     layers: dict[str, dict[str, Tensor]] = {}
@@ -83,18 +86,16 @@ def read_head(source: str, dtype: torch.dtype) -> nn.Module:
         place, _, part = name.rpartition(".")
         layers.setdefault(place, {})[part] = tensor
     if not layers:
-        raise UnsupportedModel(
-            f"the weights of {source} hold no reward head (tensors named {', '.join(f'{name}.*' for name in HEADS)}); "
-            "give a reward model, or a verifier that asks a language model (LLMJudge)"
-        )
-    if len(layers) > 2 or any(not {"weight"} <= set(layer) <= {"weight", "bias"} for layer in layers.values()):
+        names = ", ".join(f"{name}.*" for name in HEADS)
+        raise UnsupportedModel(f"the weights of {source} hold no reward head (tensors named {names}); {WAY_OUT}")
+    known = all({"weight"} <= set(layer) <= {"weight", "bias"} for layer in layers.values())
+    if len(layers) > 2 or not known:
         raise UnsupportedModel(f"the head in the weights of {source} is not known: {', '.join(sorted(tensors))}")
-    linears = [_linear(layer, dtype) for layer in layers.values()]
-    return linears[0] if len(linears) == 1 else nn.Sequential(linears[0], nn.ReLU(), linears[1])
+    first, *others = (_linear(dtype, **layer) for layer in layers.values())
+    return nn.Sequential(first, nn.ReLU(), *others) if others else first
 
 
-def _linear(layer: dict[str, Tensor], dtype: torch.dtype) -> nn.Linear:
-    weight, bias = layer["weight"], layer.get("bias")
+def _linear(dtype: torch.dtype, weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, dtype=dtype)
     with torch.no_grad():
         linear.weight.copy_(weight)
@@ -104,38 +105,34 @@ def _linear(layer: dict[str, Tensor], dtype: torch.dtype) -> nn.Linear:
 
 
 def _head_tensors(source: str) -> dict[str, Tensor]:
-    from transformers.utils import cached_file
-
-    def find(name: str) -> Path | None:
-        found = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
-        return None if found is None else Path(found)
-
     for name in WEIGHTS:
-        if (index := find(f"{name}.index.json")) is not None:
-            places: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            files = {place for tensor, place in places.items() if _is_head(tensor)}
-        else:
-            files = {name}
-        found = {k: v for file in sorted(files) if (path := find(file)) for k, v in _read(path).items()}
-        if found:
-            return found
+        files = [name]
+        if (index := _file(source, f"{name}.index.json")) is not None:
+            places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            files = sorted({place for tensor, place in places.items() if _is_head(tensor)})
+        paths = [path for file in files if (path := _file(source, file)) is not None]
+        tensors = {name: tensor for path in paths for name, tensor in _read(path).items()}
+        if tensors:
+            return tensors
     return {}
 
 
+def _file(source: str, name: str) -> Path | None:
+    from transformers.utils import cached_file
+
+    path = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+    return None if path is None else Path(path)
+
+
 def _read(path: Path) -> dict[str, Tensor]:
-    """The head's tensors in one file."""
     if path.suffix == ".safetensors":
         from safetensors import safe_open
 
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in _heads(file.keys())}
+            return {name: file.get_tensor(name) for name in file.keys() if _is_head(name)}  # noqa: SIM118
     tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    return {name: tensors[name] for name in _heads(tensors)}
-
-
-def _heads(names: Iterable[str]) -> list[str]:
-    return [name for name in names if _is_head(name)]
+    return {name: tensor for name, tensor in tensors.items() if _is_head(name)}
 
 
 def _is_head(name: str) -> bool:
-    return name.startswith(tuple(f"{head}." for head in HEADS))
+    return name.partition(".")[0] in HEADS

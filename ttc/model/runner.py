@@ -30,9 +30,8 @@ from ttc.trace import Trace
 class ModelRunner(Protocol):
     """Runs a decoder over packed rows whose attention goes by a plan.
 
-    shapes: what each attention layer stores per token. recurrent: the layers that keep a state instead, None for none.
-    watch: notices changes of the model.
-    trace: where each pass leaves a span of time, None for nowhere.
+    shapes: what each attention layer stores per token. recurrent: the layers that keep a state
+    instead. watch: notices changes of the model. trace: where each pass leaves a span of time.
     """
 
     model: Any
@@ -44,16 +43,15 @@ class ModelRunner(Protocol):
     trace: Trace | None
 
     def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
-        """One pass over packed rows. Returns the model's logits (rows, vocab), of the rows `keep` or of all."""
+        """One pass. Returns the logits (rows, vocab) of the rows `keep` or of all."""
         ...
 
 
 class HuggingFaceRunner:
     """Runs a transformers model, whose attention implementation is set to the engine's own.
 
-    reason: why it was chosen (see `ttc.model.runner_choice`).
-    streamed_layer_bytes: weights that cross the link for a layer in every pass.
-    Raises UnsupportedModel when the model's attention cannot be served exactly.
+    reason: why it was chosen (see `runner_choice.py`). streamed_layer_bytes: weights that cross the
+    link for a layer in every pass. Raises UnsupportedModel for attention that cannot be served.
     """
 
     def __init__(self, model: Any):
@@ -61,7 +59,8 @@ class HuggingFaceRunner:
         check_adapters(model)
         check_rows_apart(model)
         self.model = model.eval()
-        self.reason, self.streamed_layer_bytes = "", 0
+        self.reason = ""
+        self.streamed_layer_bytes = 0
         self.shapes, self.recurrent = examine(model)
         self._config = model.config.get_text_config()
         self.device: torch.device = model.device
@@ -70,21 +69,23 @@ class HuggingFaceRunner:
         self.dtype: torch.dtype = model.dtype
         self.trace: Trace | None = None
         self.extras = ExtraArguments(model)
-        by_modules = self.recurrent is not None or bool(self.extras)
         self.watch = Watch(model)
+        by_modules = self.recurrent is not None or bool(self.extras)
         self.graphs = None if by_modules else graphs_for(self.watch, self.device)
 
     def check_attention(self) -> None:
         """Raises UnsupportedModel when the model's attention is no longer the engine's."""
-        if self.shapes and self._config._attn_implementation != IMPLEMENTATION:
+        implementation = self._config._attn_implementation
+        if self.shapes and implementation != IMPLEMENTATION:
             raise UnsupportedModel(
-                f"the model's attention is {self._config._attn_implementation!r} now, not the engine's: it was set "
-                "elsewhere, or this is inside `engine.lent()`. Use the model elsewhere inside `with engine.lent() as "
-                f"model:`; to go on here, call model.set_attn_implementation({IMPLEMENTATION!r})"
+                f"the model's attention is {implementation!r} now, not the engine's: it was set "
+                "elsewhere, or this is inside `engine.lent()`. Use the model elsewhere inside `with "
+                "engine.lent() as model:`; to go on here, call "
+                f"model.set_attn_implementation({IMPLEMENTATION!r})"
             )
 
     def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
-        """See `ModelRunner.forward`. Raises UnsupportedModel when the model's attention is no longer the engine's."""
+        """See `ModelRunner.forward`. Raises what `check_attention` does."""
         self.check_attention()
         start = perf_counter()
         try:
@@ -95,13 +96,17 @@ class HuggingFaceRunner:
                 self.trace.add("compute", f"{len(tokens)} rows", start, perf_counter())
 
     def _run(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None) -> Tensor:
-        numbers = [tokens, plan.positions, [] if keep is None else keep]
-        ids, positions, rows = upload([np.array(part, np.int64) for part in numbers], self.input_device)
-        kept = 0 if keep is None else list(keep) if self.spread else rows  # a list goes to whatever device needs it
-        states = self.recurrent.running(plan.states) if self.recurrent is not None else nullcontext()
+        numbers = [np.array(part, np.int64) for part in (tokens, plan.positions, keep or [])]
+        ids, positions, rows = upload(numbers, self.input_device)
+        kept: Any = rows
+        if keep is None:
+            kept = 0
+        elif self.spread:
+            kept = list(keep)  # a list goes to whatever device needs it
+        recurrent = self.recurrent
+        states = nullcontext() if recurrent is None else recurrent.running(plan.states)
         with states, self.extras.running() as extras, attending(plan):
-            output = self.model(
-                input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=kept, **extras
-            )
+            options = {"use_cache": False, "logits_to_keep": kept} | extras
+            output = self.model(input_ids=ids[None], position_ids=positions[None], **options)
         logits: Tensor = output.logits[0]
         return logits

@@ -1,9 +1,8 @@
-"""What layers of gated delta nets and convolutions do with one new token of each sequence, in fewer operations.
+"""Gated delta nets and convolutions on one new token of each sequence, in fewer operations.
 
-transformers' own functions for a CPU make several copies of the state per token, and a convolution of one token takes
-most of its time to set up. These change the state in place. Where the model's file has functions of these names, its
-layers call these instead; the check at load compares them like everything else. Elsewhere than on a CPU, with several
-tokens, or from no state, they call the functions that they replace.
+transformers' functions for a CPU copy the state several times per token; these change it in place.
+Layers whose file has functions of these names call these instead, and the check at load compares
+them. Elsewhere than on a CPU, with several tokens, or from no state, they call what they replace.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from ttc.model.replaced_functions import Function
 def gated_delta_rule(replaced: Function) -> Function:
     """S = e^g S (I - beta k k') + beta k v', and q' S (Yang et al., 2025, "Gated Delta Networks", Eq. 10).
 
-    S, the state, is (sequences, heads, key_dim, value_dim). It is read once for both of its products, and written in
-    place: with r = e^g, q' S_new = r q' S + (q' k) delta where delta = beta (v - r k' S).
+    S, the state, is (sequences, heads, key_dim, value_dim), and is read once for both products: with
+    r = e^g, q' S_new = r q' S + (q' k) delta where delta = beta (v - r k' S).
     """
 
     def rule(
@@ -37,12 +36,13 @@ def gated_delta_rule(replaced: Function) -> Function:
         **others: Any,
     ) -> tuple[Tensor, Tensor | None]:
         if initial_state is None or query.shape[1] != 1 or query.device.type != "cpu":
+            others["output_final_state"] = output_final_state
+            others["use_qk_l2norm_in_kernel"] = use_qk_l2norm_in_kernel
             unchanged: tuple[Tensor, Tensor | None] = replaced(
-                query, key, value, g=g, beta=beta, initial_state=initial_state, output_final_state=output_final_state,
-                use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, **others,
-            )  # fmt: skip
+                query, key, value, g=g, beta=beta, initial_state=initial_state, **others
+            )
             return unchanged
-        dtype, times = query.dtype, value.shape[2] // query.shape[2]
+        times = value.shape[2] // query.shape[2]
         state = initial_state.float()
         q, k, v = (x[:, 0].float() for x in (query, key, value))  # (sequences, heads, dim)
         if use_qk_l2norm_in_kernel:
@@ -50,12 +50,13 @@ def gated_delta_rule(replaced: Function) -> Function:
         q = q * q.shape[-1] ** -0.5
         if times > 1:  # each head of queries and keys serves so many heads of values
             q, k = (x.repeat_interleave(times, 1) for x in (q, k))
-        decay, rate = g[:, 0].float().exp()[..., None], beta[:, 0].float()[..., None]
+        decay = g[:, 0].float().exp()[..., None]
+        rate = beta[:, 0].float()[..., None]
         read = torch.stack((k, q), 2) @ state  # (sequences, heads, 2, value_dim)
         delta = (v - decay * read[:, :, 0]) * rate
         out = decay * read[:, :, 1] + (q * k).sum(-1, keepdim=True) * delta
         state.mul_(decay[..., None]).addcmul_(k[..., None], delta[:, :, None])
-        return out[:, None].to(dtype), state
+        return out[:, None].to(query.dtype), state
 
     return rule
 
@@ -70,22 +71,20 @@ def convolution(replaced: Function) -> Function:
         bias: Tensor | None = None,
         activation: str | None = None,
     ) -> Tensor:
-        if hidden_states.shape[-1] != 1 or hidden_states.device.type != "cpu" or conv_state.shape[-1] != len(weight[0]):
+        single = hidden_states.shape[-1] == 1 and hidden_states.device.type == "cpu"
+        if not single or conv_state.shape[-1] != weight.shape[1]:
             unchanged: Tensor = replaced(hidden_states, conv_state, weight, bias, activation)
             return unchanged
         seen = torch.cat((conv_state[..., 1:], hidden_states), -1)
         conv_state.copy_(seen)
-        out = (seen.to(_wide(weight)) * weight.to(_wide(weight))).sum(-1, keepdim=True)
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        out = (seen.to(wide) * weight.to(wide)).sum(-1, keepdim=True)
         if bias is not None:
             out = out + bias[:, None]
         out = out.to(weight.dtype)
         return (out if activation is None else ACT2FN[activation](out)).to(hidden_states.dtype)
 
     return update
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 REPLACEMENTS: dict[str, Callable[[Function], Function]] = {

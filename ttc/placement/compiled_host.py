@@ -16,7 +16,7 @@ from ttc.errors import UnsupportedModel
 from ttc.memory.kv import LayerShape
 from ttc.model.fused_runner import CompiledLayers
 from ttc.model.llama_structure import Decoder
-from ttc.model.model_changes import Noted, Watch
+from ttc.model.model_changes import Snapshot, Watch
 from ttc.model.runner_choice import check_layers
 
 
@@ -32,7 +32,7 @@ class CompiledHost:
     ):
         self.layers, self.decoder, self.watch = layers, decoder, watch
         self.compiled = CompiledLayers(decoder, shapes, model.dtype)
-        self._noted = Noted(nn.ModuleList(layers))
+        self._noted = Snapshot(nn.ModuleList(layers))
         check_layers(model.config.get_text_config(), shapes, model.dtype, self._by_modules, self._by_compiled)
 
     @contextmanager

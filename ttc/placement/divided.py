@@ -1,5 +1,5 @@
-"""Linear layers of the host that the device helps with: it computes some of their rows, with weights that cross the
-link, which a split leaves idle."""
+"""Linear layers of the host that the device helps with, over the link that a split leaves idle: it
+computes some of their rows, with weights that cross meanwhile."""
 
 from __future__ import annotations
 
@@ -21,26 +21,32 @@ ROWS = 8
 
 
 def divide(
-    layers: Sequence[nn.Module], share: float, link: Link, device: torch.device, whole: Collection[int] = ()
+    layers: Sequence[nn.Module],
+    share: float,
+    link: Link,
+    device: torch.device,
+    whole: Collection[int] = (),
 ) -> int:
-    """Let `device` compute a share of the rows of the layers' large linear layers. The weights of these rows stay on
-    the host and come to it in every pass. Returns the bytes of the buffers there.
+    """Let `device` compute a share of the rows of the layers' large linear layers. The weights of
+    these rows come to it in every pass. Returns the bytes of the buffers there.
 
     layers: on the host, in the order in which they run. whole: weights that are not divided, by id.
     """
-    divided = [(layer, linears) for layer in layers if (linears := _divisible(layer, share, whole))]
+    divisible = [(layer, _divisible(layer, share, whole)) for layer in layers]
+    divided = [(layer, linears) for layer, linears in divisible if linears]
     if not divided:
         return 0
     weights = [
-        HostWeights([linear.weight.data[_kept(linear, share) :] for linear in linears.values()], device)
-        for _, linears in divided
+        HostWeights([linear.weight.data[_kept(linear, share) :] for linear in its.values()], device)
+        for _, its in divided
     ]
     stream = WeightStream(weights, link, device)
     for index, (layer, linears) in enumerate(divided):
         help = Help(stream, index, link, device)
         for number, (name, linear) in enumerate(linears.items()):
-            parent, _, own = name.rpartition(".")
-            setattr(layer.get_submodule(parent), own, DividedLinear(linear, _kept(linear, share), help, number))
+            parent, _, last = name.rpartition(".")
+            replacement = DividedLinear(linear, _kept(linear, share), help, number)
+            setattr(layer.get_submodule(parent), last, replacement)
         add_hook_to_module(layer, help)
     return sum(buffer.numel() for buffer in stream.buffers)
 
@@ -50,19 +56,22 @@ class Help(Leaves):
 
     def __init__(self, stream: WeightStream, index: int, link: Link, device: torch.device):
         super().__init__(stream, index)
-        self.link, self.device = link, device
-        self.sent: tuple[Tensor, Tensor] | None = None  # what was multiplied last, and its copy on the device
+        self.link = link
+        self.device = device
+        self.sent: tuple[Tensor, Tensor] | None = None  # what was multiplied last, and its copy
 
     def product(self, x: Tensor, number: int, bias: Tensor | None) -> tuple[Tensor, Transfer]:
-        """Start to multiply `x` by the device's rows of the linear layer of this number. Returns the host's memory for
-        the product, and what is on its way there."""
+        """Start to multiply `x` by the device's rows of the linear layer of this number. Returns the
+        host's memory for the product, and what is on its way there."""
         if self.sent is None or self.sent[0] is not x:
             copy = torch.empty_like(x, device=self.device)
             self.link.wait(self.link.fetch([(copy, x)], "activations"))
             self.sent = x, copy
-        found = functional.linear(self.sent[1], self.stream.arrive(self.index)[number], bias)
-        back = torch.empty(found.shape, dtype=found.dtype, pin_memory=self.device.type == "cuda")
-        return back, self.link.store([(back, found)], "activations")
+        weight = self.stream.arrive(self.index)[number]
+        product = functional.linear(self.sent[1], weight, bias)
+        pinned = self.device.type == "cuda"
+        back = torch.empty(product.shape, dtype=product.dtype, pin_memory=pinned)
+        return back, self.link.store([(back, product)], "activations")
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         self.sent = None
@@ -70,12 +79,14 @@ class Help(Leaves):
 
 
 class DividedLinear(nn.Module):
-    """A linear layer whose first `kept` rows the host computes, and the device the others meanwhile."""
+    """A linear layer whose first `kept` rows the host computes, and the device the others."""
 
     def __init__(self, linear: nn.Linear, kept: int, help: Help, number: int):
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.help, self.number = help, number
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.help = help
+        self.number = number
         bias = None if linear.bias is None else linear.bias.data
         self.near = nn.Linear(linear.in_features, kept, bias is not None, device="meta")
         self.near.weight = nn.Parameter(linear.weight.data[:kept].clone(), requires_grad=False)
@@ -91,12 +102,12 @@ class DividedLinear(nn.Module):
 
 
 def _divisible(layer: nn.Module, share: float, whole: Collection[int]) -> dict[str, nn.Linear]:
-    """The linear layers of which the device gets some rows, by name."""
-    large = {name: part for name, part in large_linears(layer).items() if is_plain(part)}
-    some = {name: part for name, part in large.items() if _kept(part, share) < part.out_features}
-    return {name: part for name, part in some.items() if id(part.weight) not in whole}
+    return {
+        name: linear
+        for name, linear in large_linears(layer).items()
+        if is_plain(linear) and _kept(linear, share) < linear.out_features and id(linear.weight) not in whole
+    }
 
 
 def _kept(linear: nn.Linear, share: float) -> int:
-    """How many rows of a linear layer the host computes."""
     return linear.out_features - int(linear.out_features * share) // ROWS * ROWS

@@ -1,4 +1,4 @@
-"""Loading a model, straight to where a placement wants its weights, and what runs it."""
+"""Loading a model, straight to where a placement puts its weights, and what runs it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def load_runner(
     over: Over | None = None,
     **how: Any,
 ) -> tuple[Any, Any, ModelRunner]:
-    """(model, tokenizer, runner). placement: None for all weights on the device, or on those of `over`. how: see
-    `ttc.model.loading.load`."""
+    """(model, tokenizer, runner). placement: None for all weights on the device, or on those of
+    `over`. how: see `ttc.model.loading.load`."""
     if placement is None:
         model, tokenizer = load(name, over=over, **how)
         return model, tokenizer, runner_for(model, runner, pack=True)
@@ -35,24 +35,15 @@ def load_placed(
     placement: Placement,
     *,
     device: str | torch.device | None = None,
-    dtype: str | torch.dtype | None = None,
-    gguf_file: str | None = None,
-    trust_remote_code: bool = False,
+    **how: Any,
 ) -> tuple[Any, Any, PlacedRunner]:
-    """(model, tokenizer, runner). Weights are read one by one to where they stay; none is read where the placement
-    refuses the model. The other arguments: see `ttc.model.loading.load`."""
+    """(model, tokenizer, runner). Weights are read one by one to where they stay, and none where the
+    placement refuses the model. how: see `ttc.model.loading.load`."""
     decided: list[Any] = []
 
     def place_weights(empty: Any, place: torch.device) -> dict[str, str]:
         decided.append(placement.decide(empty, place))
         return placement.device_map(empty, place, decided[0])
 
-    model, tokenizer = load(
-        name,
-        device=device,
-        dtype=dtype,
-        gguf_file=gguf_file,
-        trust_remote_code=trust_remote_code,
-        place_weights=place_weights,
-    )
+    model, tokenizer = load(name, device=device, place_weights=place_weights, **how)
     return model, tokenizer, placement.place(model, chosen_device(device), *decided)

@@ -24,49 +24,58 @@ def partition_of(model: Any) -> Partition:
 
 
 def split_layers(model: Any) -> list[nn.Module]:
-    """The decoder layers. Raises UnsupportedModel where the first of them cannot lie elsewhere than the others."""
+    """The decoder layers. Raises UnsupportedModel where they cannot lie in different places."""
     try:
         layers = decoder_layers(model)
     except UnsupportedModel as error:
         raise UnsupportedModel(
             f"{error}, one of which runs after the other, so it cannot be split; placement=streamed may take it"
         ) from error
-    owners = dict[int, int]()
-    for n, module in ((n, module) for n, layer in enumerate(layers) for module in layer.modules()):
-        if weights_of([module]) and (owner := owners.setdefault(id(module), n)) != n:
-            raise UnsupportedModel(
-                f"layers {owner} and {n} of {type(model).__name__} are partly the same modules, which cannot lie in "
-                "two places; placement=streamed takes such a model"
-            )
+    owners: dict[nn.Module, int] = {}
+    for n, layer in enumerate(layers):
+        for module in layer.modules():
+            owner = owners.setdefault(module, n)
+            if owner != n and weights_of([module]):
+                raise UnsupportedModel(
+                    f"layers {owner} and {n} of {type(model).__name__} are partly the same "
+                    "modules, which cannot lie in two places; placement=streamed takes such a model"
+                )
     return layers
 
 
 def host_names(model: Any, rest: Mapping[str, nn.Module], k: int) -> set[str]:
-    """Which of the modules beside the layers lie on the host: those that run before the device's layers do. Of what is
-    not called as a module, tables and what has no weights; rotations, whenever they are needed first.
+    """Which of the modules outside the layers lie on the host: those that run before the device's
+    layers do. Of what is not called as a module, tables and what has no weights; rotations,
+    whenever they are needed first.
 
     rest: these modules, by name. k: units on the host.
     """
-    begun, names = partition_of(model).begun, set[str]()
-    for name, module in rest.items() if k else ():
+    if not k:
+        return set()
+    begun = partition_of(model).begun
+    names = set[str]()
+    for name, module in rest.items():
         has_weights = bool(weights_of([module]))
-        first, last = begun.get(name, (0, 0 if isinstance(module, nn.Embedding) or not has_weights else k))
+        uncalled = k if has_weights and not isinstance(module, nn.Embedding) else 0
+        first, last = begun.get(name, (0, uncalled))
         if (last if has_weights else first) < k:
             names.add(name)
     return names
 
 
 def weights_of(modules: Iterable[nn.Module]) -> set[int]:
-    """The weights that modules hold themselves, by id."""
+    """The weights of modules without their parts, by id."""
     return {id(weight) for module in modules for weight in module.parameters(recurse=False)}
 
 
 def take_apart(modules: Iterable[nn.Module], others: Iterable[nn.Module], device: torch.device) -> None:
     """Give modules copies on `device` of the weights that they have in common with others."""
-    theirs, copies = weights_of(others), dict[int, nn.Parameter]()
+    theirs = weights_of(others)
+    copies: dict[int, nn.Parameter] = {}
     for module in modules:
         for name, weight in list(module.named_parameters(recurse=False)):
             if id(weight) in theirs:
                 if id(weight) not in copies:
-                    copies[id(weight)] = nn.Parameter(weight.data.to(device, copy=True), requires_grad=False)
+                    copy = weight.data.to(device, copy=True)
+                    copies[id(weight)] = nn.Parameter(copy, requires_grad=False)
                 setattr(module, name, copies[id(weight)])

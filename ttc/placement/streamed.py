@@ -16,42 +16,54 @@ from ttc.decoder_layers import decoder_layers, layer_stacks
 from ttc.errors import OutOfMemory, UnsupportedModel
 from ttc.memory.link import Link
 from ttc.memory.tiers import as_budget
-from ttc.placement.base import Device, PlacedRunner, Placement, common_weights, move_own, outside, weight_bytes
+from ttc.placement.base import (
+    Device,
+    PlacedRunner,
+    Placement,
+    common_weights,
+    move_own,
+    outside,
+    weight_bytes,
+)
 from ttc.placement.sides import weights_of
 from ttc.placement.weight_stream import HostWeights, Leaves, WeightStream, side_by_side
 
 
 @dataclass
 class Streamed(Placement):
-    """The layers' weights lie on the host and come to the device one layer after the other (FlexGen, and what
-    Accelerate's `cpu_offload` does without the second buffer). What is not a layer stays on the device: embeddings, the
-    final norm and the output projection; and weights that layers have in common.
+    """The layers' weights lie on the host and come to the device one layer after the other (FlexGen).
 
-    With a budget_gib, as many of the first layers as it has room for stay there, too.
+    What is not a layer stays on the device: embeddings, the final norm and the output projection;
+    and weights that layers have in common. With a budget_gib, as many of the first layers as it has
+    room for stay there, too.
     """
 
     def decide(self, model: Any, device: torch.device) -> int:
         """How many of the first layers stay on the device."""
-        layers, budget = _layers(model), self.device_budget(model, device)
-        needed, on_host = self._sizes(model, layers, 0)
-        if budget is not None and needed > budget:
+        layers = _layers(model)
+        budget = self.device_budget(model, device)
+        sizes = self._sizes(model, layers, 0)
+        if budget is not None and sizes[0] > budget:
             raise OutOfMemory(
-                f"a placement.budget_gib of {budget:,} bytes is too small: embeddings, the output projection and "
-                f"{BUFFERS} buffers of one layer need {needed:,}; a budget of {as_budget(needed)} would do, or choose "
-                "a smaller model"
+                f"a placement.budget_gib of {budget:,} bytes is too small: embeddings, the output "
+                f"projection and {BUFFERS} buffers of one layer need {sizes[0]:,}; a budget of "
+                f"{as_budget(sizes[0])} would do, or choose a smaller model"
             )
         kept = 0
         if self.budget_gib is not None and budget is not None:
-            kept = max(n for n in range(len(layers) + 1) if self._sizes(model, layers, n)[0] <= budget)
-            on_host = self._sizes(model, layers, kept)[1]
-        self.require_host(on_host, f"the {len(layers) - kept} layers that are streamed")
+            fitting = range(len(layers) + 1)
+            kept = max(n for n in fitting if self._sizes(model, layers, n)[0] <= budget)
+            sizes = self._sizes(model, layers, kept)
+        self.require_host(sizes[1], f"the {len(layers) - kept} layers that are streamed")
         return kept
 
     def device_map(self, model: Any, device: torch.device, decided: int) -> dict[str, str]:
         layers = _layers(model)
-        names = {id(layer): name for name, layer in model.named_modules()}
-        found = dict.fromkeys(outside(model, layers), str(device))
-        return found | {names[id(layer)]: str(device) if n < decided else "cpu" for n, layer in enumerate(layers)}
+        names = {module: name for name, module in model.named_modules()}
+        places = dict.fromkeys(outside(model, layers), str(device))
+        for n, layer in enumerate(layers):
+            places[names[layer]] = str(device) if n < decided else "cpu"
+        return places
 
     def place(self, model: Any, device: Device, decided: int | None = None) -> PlacedRunner:
         device = torch.device(device)
@@ -62,7 +74,8 @@ class Streamed(Placement):
             move_own(module, device)
         for layer in layers[:kept]:
             layer.to(device)
-        link, stream = Link(device), None
+        link = Link(device)
+        stream: WeightStream | None = None
         weights = [_LayerWeights(layer, device, stay) for layer in layers[kept:]]
         if weights:
             stream = WeightStream([layer.host for layer in weights], link, device)
@@ -77,17 +90,21 @@ class Streamed(Placement):
 
     @staticmethod
     def _sizes(model: Any, layers: Sequence[nn.Module], kept: int) -> tuple[int, int]:
-        """Bytes of weights on the device, the buffers included, and on the host when `kept` layers stay."""
-        around, common = outside(model, layers), common_weights(model, layers)
+        """Bytes of weights on the device, the buffers included, and on the host when `kept` layers
+        stay."""
+        around = outside(model, layers).values()
+        common = common_weights(model, layers)
         sizes = [side_by_side(_streamed(layer, common)) for layer in layers]
-        outer = weights_of(around.values())
-        rest = weight_bytes(around.values()) + sum(w.nbytes for key, w in common.items() if key not in outer)
-        return rest + sum(sizes[:kept]) + BUFFERS * max(sizes[kept:], default=0), sum(sizes[kept:])
+        outer = weights_of(around)
+        shared = sum(weight.nbytes for key, weight in common.items() if key not in outer)
+        buffers = BUFFERS * max(sizes[kept:], default=0)
+        return weight_bytes(around) + shared + sum(sizes[:kept]) + buffers, sum(sizes[kept:])
 
 
 class _LayerWeights:
-    """The weights of one layer: those on the host, or in a buffer of the device while the layer computes. Its buffers,
-    which are few numbers, stay on the device, and so do the weights `stay`, by id."""
+    """The weights of one layer: those on the host, or in a buffer of the device while the layer
+    computes. Its buffers, which are few numbers, stay on the device, and so do the weights `stay`,
+    by id."""
 
     def __init__(self, layer: nn.Module, device: torch.device, stay: Collection[int]):
         weights = _streamed(layer, stay)
@@ -95,7 +112,7 @@ class _LayerWeights:
         self.owners = [
             (module, name, numbers[id(weight)])
             for module in layer.modules()
-            for name, weight in module.named_parameters(recurse=False, remove_duplicate=False)
+            for name, weight in _named_weights(module)
             if id(weight) in numbers
         ]
         self.host = HostWeights([weight.data for weight in weights], device)
@@ -109,20 +126,24 @@ class _LayerWeights:
             module._parameters[name] = weights[number]
 
     def take_over(self, buffers: Collection[nn.Parameter]) -> None:
-        """Take what was put in the place of a weight, other than what a pass that broke off has left there.
+        """Take what was put in the place of a weight, other than what a pass that broke off left.
 
         Raises UnsupportedModel for a weight of another kind: its place on the host holds no other.
         """
         passing = {id(weight) for weight in buffers}
         for module, name, number in self.owners:
-            new, own = module._parameters.get(name), self.host.on_host[number]
+            new = module._parameters.get(name)
+            own = self.host.on_host[number]
             if new is own or id(new) in passing:
                 continue
             if new is None or (new.shape, new.dtype) != (own.shape, own.dtype):
-                given = "nothing" if new is None else f"a weight {tuple(new.shape)} of {new.dtype}"
+                kind = "nothing"
+                if new is not None:
+                    kind = f"a weight {tuple(new.shape)} of {new.dtype}"
                 raise UnsupportedModel(
-                    f"{given} was put in the place of a streamed weight, {name} of a {type(module).__name__}, which "
-                    f"is {tuple(own.shape)} of {own.dtype}; put back one of that kind, or leave placement out"
+                    f"{kind} was put in the place of a streamed weight, {name} of a "
+                    f"{type(module).__name__}, which is {tuple(own.shape)} of {own.dtype}; put "
+                    "back one of that kind, or leave placement out"
                 )
             own.data.copy_(new.data)
         self.use(self.host.on_host)
@@ -136,8 +157,6 @@ def _follow(stream: WeightStream, layers: Sequence[_LayerWeights]) -> None:
 
 
 class _Arrives(Leaves):
-    """Has a layer's weights on the device while it computes."""
-
     def __init__(self, stream: WeightStream, index: int, weights: _LayerWeights):
         super().__init__(stream, index)
         self.weights = weights
@@ -152,25 +171,28 @@ class _Arrives(Leaves):
 
 
 def _layers(model: Any) -> list[nn.Module]:
-    """The layers that can come one by one. Raises UnsupportedModel for a model without lists of them."""
     try:
         return decoder_layers(model)
     except UnsupportedModel as error:
-        if not (stacks := layer_stacks(model)):
+        stacks = layer_stacks(model)
+        if not stacks:
             raise UnsupportedModel(f"{error} that could come one by one; leave placement out") from error
         return [layer for layers in stacks for layer in layers]
 
 
 def _move(model: nn.Module, weights: Mapping[int, nn.Parameter], device: torch.device) -> set[int]:
-    """Have some weights, by id, on the device, for all modules that use them. Returns them as they are there, by id."""
+    """Have some weights, by id, on the device, for all modules. Returns their new ids."""
     moved = {key: nn.Parameter(weight.data.to(device), requires_grad=False) for key, weight in weights.items()}
     for module in model.modules():
-        for name, weight in module.named_parameters(recurse=False, remove_duplicate=False):
+        for name, weight in _named_weights(module):
             if id(weight) in moved:
                 module._parameters[name] = moved[id(weight)]
     return {id(weight) for weight in moved.values()}
 
 
+def _named_weights(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return list(module.named_parameters(recurse=False, remove_duplicate=False))
+
+
 def _streamed(layer: nn.Module, stay: Collection[int]) -> list[nn.Parameter]:
-    """The weights of a layer that cross the link."""
     return [weight for weight in layer.parameters() if id(weight) not in stay]

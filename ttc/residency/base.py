@@ -15,8 +15,7 @@ import torch
 from ttc.attention.entry import Entry, Reads
 from ttc.attention.plan import shared_entries
 from ttc.attention.stream import KVReader
-from ttc.checks import check_fields
-from ttc.errors import InvalidInput
+from ttc.checks import check_fields, check_positive
 from ttc.memory.kv import KV, LayerShape
 from ttc.memory.manager import KVMemory
 from ttc.memory.tiers import Block
@@ -73,10 +72,7 @@ class Residency(ABC):
         self._check_positive("budget_gib")
 
     def _check_positive(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InvalidInput(f"memory.{name}={value} must be positive, or null for no limit")
+        check_positive(self, "memory.", *names)
 
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
         """A copy of this policy that governs KV of these shapes."""

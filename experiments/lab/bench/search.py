@@ -31,7 +31,8 @@ from ttc.attention.plan import DecodePlan, Plan
 from ttc.cost_model.options import MOST_ROWS
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, TTCError
-from ttc.model.loading import load_tokenizer, local_path
+from ttc.model.loading import load_tokenizer
+from ttc.model.model_files import local_path
 from ttc.protocols import Problem
 from ttc.text.prompt import PromptTemplate
 from verifiers import ConfidenceVerifier

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from tests.helpers.engines import GREEDY
-from tests.helpers.models import COMMON, build, prompt, small
+from tests.helpers.models import COMMON, prompt
 from ttc import Engine, UnsupportedModel
-from ttc.model.cache_windows import generates_cache, last_logits
 from ttc.model.check import examine
 from ttc.model.reward_heads import HeadedModel
 
@@ -89,27 +87,6 @@ def test_windows_that_both_apply_or_neither_are_served_as_generate_does(
     assert branch.generated == generated(model, tokens, 12)
 
 
-def test_a_cache_that_gives_something_else_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = DynamicSlidingWindowLayer.update
-
-    def forgetful(self: Any, keys: Any, values: Any, *args: Any, **options: Any) -> Any:
-        keys, values = own(self, keys, values, *args, **options)
-        return keys, values.flip(2) if values.shape[2] == self.sliding_window else values
-
-    examine(build("mistral"))
-    monkeypatch.setattr(DynamicSlidingWindowLayer, "update", forgetful)
-    with pytest.raises(UnsupportedModel, match="logits differ between one run and its own cache"):
-        examine(build("mistral"))
-
-
-def test_the_cache_runs_token_by_token_at_the_end_as_in_generate() -> None:
-    model, ids = build("gpt_oss"), torch.tensor([prompt(1, 30), prompt(2, 30)])
-    found = last_logits(model, generates_cache(model), ids)
-    with torch.no_grad():
-        assert torch.allclose(found, model(ids, use_cache=False).logits[:, -1], atol=1e-3)
-
-
 def test_a_reward_model_does_not_generate_so_no_cache_says_anything_else() -> None:
     model = model_of(hf.LlamaConfig, sliding_window=8)
     examine(HeadedModel(model.model, torch.nn.Linear(32, 1)))
-    assert generates_cache(small()) is not None

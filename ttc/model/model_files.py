@@ -1,0 +1,117 @@
+"""Where a model's files lie: an alias, a folder, a .gguf file or an id on the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from ttc.errors import InvalidInput, UnsupportedModel
+from ttc.model.default_model import SMOLLM2, smollm2_folder
+from ttc.model.hub import reached
+
+
+def local_path(name: str, gguf_file: str | None = None) -> Path | None:
+    """The folder or .gguf file that `name` stands for; None for an id on the hub.
+
+    gguf_file: a file in that folder. Converts the default model at first use. Raises
+    UnsupportedModel for a path without a model.
+    """
+    source = str(smollm2_folder()) if name == SMOLLM2 else name
+    path = Path(source).expanduser()
+    if path.is_dir():
+        files = list(path.glob("*.gguf"))
+        if gguf_file is not None:
+            path = path / gguf_file
+        elif len(files) == 1 and not (path / "config.json").is_file():
+            path = files[0]
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise UnsupportedModel(f"there is no file {path}")
+        return path
+    if path.is_dir():
+        return path
+    if path.is_absolute() or source.startswith((".", "~")):
+        raise UnsupportedModel(f"{source} is neither a folder nor a .gguf file")
+    return None
+
+
+@contextmanager
+def opened(
+    name: str, gguf_file: str | None = None, trust_remote_code: bool = False
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What transformers' `from_pretrained` takes for `name`, as (source, options).
+
+    Errors inside come out as UnsupportedModel, with what to do.
+    """
+    path = local_path(name, gguf_file)
+    source = name if path is None else str(path)
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if gguf_file is not None:
+        options["gguf_file"] = gguf_file
+    if path is not None and path.is_file():
+        source = str(path.parent)
+        options["gguf_file"] = path.name
+    elif path is not None:
+        _check_folder(path)
+    with _without_bar(), reached(name, "model") if path is None else nullcontext(True) as online:
+        try:
+            yield source, options
+        except InvalidInput:
+            raise
+        except UnsupportedModel as error:
+            raise UnsupportedModel(f"cannot load the model {name!r}: {error}") from error
+        except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+            what = str(error).strip() or type(error).__name__
+            reason = _reason(name, what, path, online, trust_remote_code)
+            raise UnsupportedModel(reason) from error
+
+
+def _reason(name: str, error: str, path: Path | None, online: bool, trusted: bool) -> str:
+    forms = f"the alias {SMOLLM2!r}, a folder with config.json and weights"
+    if not online:
+        return (
+            f"cannot load the model {name!r}: the hub cannot be reached, and no whole copy of it "
+            f"lies in this machine's cache. If {name!r} is on the hub, try again with a network; "
+            f"else give {forms}, or a .gguf file"
+        )
+    if "trust_remote_code" in error and not trusted:
+        return (
+            f"the model {name!r} comes with Python code of its own, which is not run unless you "
+            "allow it. Read that code, and if you trust it: trust_remote_code=True in Python, "
+            "model.trust_remote_code=true on the command line"
+        )
+    again = f"Give {forms}, a .gguf file, or the id of a causal language model on the hub"
+    if name == SMOLLM2:
+        again = f"Delete {path} to have it converted again"
+    first_line = error.partition("\n")[0]
+    return f"cannot load the model {name!r}: {first_line}. {again}"
+
+
+@contextmanager
+def _without_bar() -> Iterator[None]:
+    """Leave out transformers' bar for weights that it reads. Bars of downloads stay."""
+    from transformers.utils import logging
+
+    before = logging.set_tqdm_hook(lambda make, given, options: make(*given, **(options | {"disable": True})))
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(before)
+
+
+def _check_folder(path: Path) -> None:
+    if not (path / "config.json").is_file():
+        if files := sorted(file.name for file in path.glob("*.gguf")):
+            raise UnsupportedModel(
+                f"the folder {path} holds {len(files)} models; name one by gguf_file "
+                f"(model.gguf_file on the command line): {', '.join(files)}"
+            )
+        raise UnsupportedModel(f"the folder {path} holds no config.json; save the model with save_pretrained")
+    if not any(path.glob("*.safetensors")) and not any(path.glob("pytorch_model*.bin")):
+        raise UnsupportedModel(
+            f"the folder {path} holds no weights (*.safetensors); save the model with save_pretrained"
+        )

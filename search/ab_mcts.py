@@ -18,7 +18,8 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class NormalInverseChiSquared:
-    """A belief about scores: their mean is N(m, sigma^2 / kappa), their variance InvGamma(nu / 2, nu tau2 / 2)."""
+    """A belief about scores: their mean is N(m, sigma^2 / kappa), their variance
+    InvGamma(nu / 2, nu tau2 / 2)."""
 
     m: float
     kappa: float
@@ -44,18 +45,17 @@ class NormalInverseChiSquared:
 
 
 PRIOR = NormalInverseChiSquared(m=0.0, kappa=1.0, nu=1.0, tau2=0.1)
-"""The `GaussianPrior` of TreeQuest, the authors' own code (SakanaAI/treequest), for scores in [0, 1]."""
+"""The `GaussianPrior` of TreeQuest, the authors' code (SakanaAI/treequest), for [0, 1]."""
 
 
 @dataclass(eq=False)
 class Node:
     """An answer, or the root.
 
-    branch: where its next child starts: the root itself, or the answer, with the request for a better one after it from
-        the first child on.
-    rewards: the scores of the answer and of all below it.
-    generated, continued: of these, those of the node's own children, and of all further below.
-    closed: whether the model's context has no room for a refinement of the answer.
+    branch: where its next child starts: the root, or the answer with the request for a better one
+    once it was asked for. closed: the model's context has no room for that.
+    rewards: the scores of the answer and of all below it. generated, continued: of these, those of
+    its children, and of all further below.
     """
 
     branch: Branch
@@ -83,14 +83,15 @@ class Node:
 class ABMCTS(Search):
     """Sample whole answers, and decide each time anew whether to go wider or deeper.
 
-    A child of the root is a new answer, a child of an answer its refinement: the model is shown the answer and told
-    `feedback`. For each of `iterations` answers the search goes down from the root. At a node without children it makes
-    one. Elsewhere it draws, by Thompson sampling, how good a new child would be, from the scores of the node's
-    children, and how good going on is, from the scores further below. If going on wins, each child's own scores give
-    one more draw, and the largest draw says which child is next. Ratings lie in [0, 1]; the prior is `PRIOR`.
+    A child of the root is a new answer, a child of an answer its refinement: the model is shown the
+    answer and told `feedback`. For each of `iterations` answers the search goes down from the root
+    to a node without children, or where a new child seems best. It draws, by Thompson sampling, how
+    good a new child would be (from the scores of the node's children) and how good going on is
+    (from the scores further below). If going on wins, a draw from each child's scores says which
+    child is next. Ratings lie in [0, 1]; the prior is `PRIOR`.
 
-    The best rated answer wins, the earliest of equals. An answer whose refinement has no room in the model's context is
-    not refined; its parent gets another child. Every node can get children, so each one's keys and values stay.
+    The best rated answer wins, the earliest of equals. An answer whose refinement has no room in
+    the model's context is not refined; its parent gets another child. All keys and values stay.
     """
 
     limits: ClassVar = {"iterations": COUNT}
@@ -118,8 +119,8 @@ class ABMCTS(Search):
                 (score,) = yield Rate([answer], self.aggregation)
                 if not 0 <= score <= 1:
                     raise VerifierError(
-                        f"the verifier rates {score:.6g}, and ABMCTS compares ratings with a prior on [0, 1]; use a "
-                        "verifier that rates in [0, 1]"
+                        f"the verifier rates {score:.6g}, and ABMCTS compares ratings with a prior "
+                        "on [0, 1]; use a verifier that rates in [0, 1]"
                     )
                 answers.append(answer)
                 child = Node(answer, node)
@@ -131,7 +132,7 @@ class ABMCTS(Search):
         return answers
 
     def _open(self, node: Node) -> Generator[Request, Any, Node]:
-        """The node, its answer followed by the feedback; the nearest one above it where that has no room."""
+        """The node with the feedback after its answer; the nearest one above where there is no room."""
         while node.parent is not None and not node.asked:
             if not node.closed:
                 (asked,) = yield from ask([node.branch], self.feedback)

@@ -1,4 +1,5 @@
-"""Adaptive consistency (Aggarwal et al., 2023): sample until the vote is decided, as far as chance allows to say."""
+"""Adaptive consistency (Aggarwal et al., 2023): sample until the vote is decided, as far as chance
+allows to say."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from search.base import COUNT, Case, Limit, Search, SearchSteps, drop_gated
-from search.selection import C, answer_of, vote
+from search.base import COUNT, Case, Limit, Search, SearchSteps, expand
+from search.selection import C, Chosen, answer_of, vote
 from ttc.errors import InvalidInput
-from ttc.protocols import Expand, Extract, Step
+from ttc.protocols import Extract, Step
 from ttc.text.reader import ballots_by
 from ttc.tree.branch import Branch
 
@@ -20,14 +21,18 @@ from ttc.tree.branch import Branch
 class AdaptiveConsistency(Search):
     """At most `n` samples, `block` at a time, which vote; no more are made once the answer is clear.
 
-    rule: "beta", once the most frequent answer is the most likely one with probability `confidence` or more, given the
-    votes so far (see `majority_probability`); or "window", once all samples of a block have the same answer (ESC; Li et
-    al., 2024), for blocks of 2 or more. A block counts when all of its samples are done, so that short answers
-    have no head start; with block=1 the rule looks after each sample, as the paper does. Samples without an answer have
-    no vote, and a window that holds one does not agree.
+    rule: "beta", once the most frequent answer is the most likely one with probability `confidence`
+    or more (see `majority_probability`); or "window", once all samples of a block have the same
+    answer (ESC; Li et al., 2024), for blocks of 2 or more. A block counts when all of its samples
+    are done, so that short answers have no head start. Samples without an answer have no vote, and
+    a window that holds one does not agree.
     """
 
-    limits: ClassVar = {"block": COUNT, "rule": ("beta", "window"), "confidence": Limit(0.5, 1, above=True)}
+    limits: ClassVar = {
+        "block": COUNT,
+        "rule": ("beta", "window"),
+        "confidence": Limit(0.5, 1, above=True),
+    }
 
     n: int = 40
     block: int = 1
@@ -45,34 +50,36 @@ class AdaptiveConsistency(Search):
         return False
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        step, branches, answers = Step(self.max_tokens, end=case.end), list[Branch](), list[str | None]()
+        step = Step(self.max_tokens, end=case.end)
+        branches, answers = list[Branch](), list[str | None]()
         for made in range(0, self.n, self.block):
-            samples: list[Branch] = yield Expand([root], min(self.block, self.n - made), step, self.sampling)
-            samples = yield from drop_gated(samples)
+            count = min(self.block, self.n - made)
+            samples = yield from expand([root], count, step, self.sampling)
             branches += samples
-            answers += [answer_of(branch, case.extract) for branch in samples]
+            answers += [answer_of(sample, case.extract) for sample in samples]
             votes = ballots_by(case.extract, answers)
             if self.decided(votes[len(votes) - len(samples) :], votes):
                 break
         return branches
 
     def decided(self, last: Sequence[str | None], votes: Sequence[str | None]) -> bool:
-        """Whether the samples so far are enough. last: the votes of the last block. votes: of all blocks."""
+        """Whether the samples so far are enough. last: the votes of the last block."""
         if self.rule == "window":
             return len(last) == self.block and last[0] is not None and len(set(last)) == 1
         counts = Counter(vote for vote in votes if vote is not None)
         first, second = sorted([*counts.values(), 0, 0], reverse=True)[:2]
         return majority_probability(first, second) >= self.confidence
 
-    def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
+    def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
         return vote(candidates, extract)
 
 
 def majority_probability(first: int, second: int) -> float:
-    """P = 1 - I_0.5(first + 1, second + 1): that the answer with `first` votes is more likely than the one with
-    `second`, under a flat prior (Aggarwal et al., 2023).
+    """P = 1 - I_0.5(first + 1, second + 1): that the answer with `first` votes is more likely than
+    the one with `second`, under a flat prior (Aggarwal et al., 2023).
 
-    I is the regularised incomplete beta function; of whole numbers it is a sum of binomial coefficients.
+    I is the regularised incomplete beta function; of whole numbers it is a sum of binomial
+    coefficients.
     """
     n = first + second + 1
     return float(sum(math.comb(n, k) for k in range(first + 1)) / 2**n)

@@ -14,22 +14,24 @@ from ttc.tree.branch import Branch
 from ttc.tree.tree import SNAPSHOT_TOKENS
 
 PROBLEMS = 16
-"""Problems under way at once, unless the caller says otherwise, until the first has ended, which tells what one needs,
+"""Problems under way at once by default, until the first has ended, which tells what one needs,
 and on a backend that does not say what it has room for."""
 
 WINDOW = 64
-"""Problems after whose end it is forgotten what others had asked for before them: a server may run for weeks."""
+"""Problems after whose end earlier demands are forgotten: a server may run for weeks."""
 
 
 class Demand(NamedTuple):
-    """The most that any one problem has asked for at once: rows of the batch, tokens of KV, recurrent states."""
+    """The most that one problem has asked for at once.
+
+    rows: of the batch. tokens: of KV. states: recurrent ones.
+    """
 
     rows: int = 0
     tokens: int = 0
     states: int = 0
 
     def larger(self, other: Demand) -> Demand:
-        """The most of both, each number by itself."""
         return Demand(*map(max, self, other))
 
 
@@ -40,18 +42,18 @@ NO_DEMAND = Demand()
 class Admission:
     """The batch that searches decode in, and how many more problems may begin.
 
-    concurrency: the most problems under way, None for as many as there is room for. max_rows: the most branches that
-    decode at once, None for `MOST_ROWS` where `concurrency` is None too, else for no limit.
+    concurrency: the most problems under way, None for as many as there is room for. max_rows: the
+    most branches that decode at once, None for `MOST_ROWS` where `concurrency` is None too, else
+    for no limit.
 
-    A problem is taken to need as many rows, as many tokens of KV and as many recurrent states as the most that any
-    problem of late has asked for at once. Its tokens are its prompt, a step for each branch that it keeps, and for each
-    branch of the next step a tail and what that is frozen into. Its states, if the model keeps any, are those along the
-    prompt, and two of each branch: of one that it keeps its own and where it parted from others, of one that decodes
-    the one that changes and the one that is kept. Half of the memory is left to trees that grow larger. So the first
-    problem begins alone.
+    A problem is taken to need the most that any problem of late has asked for at once. Its tokens
+    are its prompt, a step for each branch that it keeps, and for each branch of the next step a
+    tail and what that is frozen into. Its recurrent states are those along the prompt, and two of
+    each branch: its state and where it parted from others, or the one that changes and the one that
+    is kept. Half of the memory is left to trees that grow larger. So the first problem begins alone.
 
     at_first: the most problems under way before one has ended. ended: how many have.
-    recent_demand, earlier_demand: since the last `WINDOW` problems had ended, and in the window before that.
+    recent_demand, earlier_demand: since the last `WINDOW` problems had ended, and before that.
     """
 
     batch: Batch
@@ -72,25 +74,25 @@ class Admission:
         return cls(backend.running_batch(max_rows), concurrency, max_rows)
 
     def note_expansion(self, rows: int, prompt_tokens: int, step_tokens: int, kept: int = 0) -> None:
-        """A problem that keeps `kept` branches asks for `rows` more, each of which may grow by `step_tokens`."""
+        """A problem that keeps `kept` branches asks for `rows` more of up to `step_tokens` tokens."""
         tokens = prompt_tokens + (kept + 2 * rows) * step_tokens
         states = 1 + prompt_tokens // SNAPSHOT_TOKENS + 2 * (kept + rows)
         self.recent_demand = self.recent_demand.larger(Demand(rows, tokens, states))
 
     def forget(self, branches: Sequence[Branch]) -> None:
-        """Branches whose step is under way are about to be released. Backends with a batch of their own know it."""
+        """Branches whose step is under way are about to be released. Other batches know it."""
         if isinstance(self.batch, GenerateBatch):
             self.batch.forget(branches)
 
     def note_end(self) -> None:
-        """A problem has ended, so that it is known what one needs. What one asked for long ago is forgotten."""
+        """A problem has ended, so it is known what one needs."""
         self.at_first = inf
         self.ended += 1
         if self.ended % WINDOW == 0:
             self.earlier_demand, self.recent_demand = self.recent_demand, NO_DEMAND
 
     def count(self, active: int, waiting: int) -> int:
-        """How many of the `waiting` problems may begin beside the `active` ones. One at least where none is active."""
+        """How many of the `waiting` problems may begin, one at least where none is active."""
         if not waiting:
             return 0  # what memory has left is not asked at every token
         demand = self.recent_demand.larger(self.earlier_demand)

@@ -13,19 +13,21 @@ from ttc.protocols import Problem, check_needs
 
 
 def check_parts(search: Any, engine: Any, verifier: Any) -> None:
-    """Refuse a search, an engine or a verifier that is none, by name. Warns of a verifier that has nothing to do."""
+    """Refuse a search, an engine or a verifier that is none. Warns of a verifier with nothing to
+    do."""
     check_kind("search", search, isinstance(search, Search), "a search, as BestOfN(n=8)")
-    backend = all(hasattr(engine, name) for name in ("roots", "fork", "generate", "release"))
-    check_kind("engine", engine, backend, "a backend, as ttc.Engine(model, tokenizer)")
+    fits = all(hasattr(engine, name) for name in ("roots", "fork", "generate", "release"))
+    check_kind("engine", engine, fits, "a backend, as ttc.Engine(model, tokenizer)")
     if verifier is not None:
-        check_kind("verifier", verifier, callable(getattr(verifier, "rate", None)), "a verifier, as SelfVerifier()")
+        fits = callable(getattr(verifier, "rate", None))
+        check_kind("verifier", verifier, fits, "a verifier, as SelfVerifier()")
     check_needs(search, engine)
+    name = type(search).__name__
     if search.needs_verifier:
         check_needs(verifier, engine)
-    name = type(search).__name__
-    if search.needs_verifier and verifier is None:
-        raise InvalidInput(f"{name} selects by score; give it verifier=...")
-    if not search.needs_verifier and verifier is not None:
+        if verifier is None:
+            raise InvalidInput(f"{name} selects by score; give it verifier=...")
+    elif verifier is not None:
         warnings.warn(
             f"{name} does not rate branches, so {type(verifier).__name__} is not used; leave the verifier out",
             stacklevel=4,
@@ -52,7 +54,7 @@ def as_strings(name: str, given: Any) -> tuple[str, ...]:
 
 
 def as_problem(given: Any) -> Problem:
-    """A question or a Problem; anything else is refused by name."""
+    """A question or a Problem; anything else is refused."""
     if isinstance(given, str):
         return Problem(given)
     if isinstance(given, Problem):
@@ -63,7 +65,8 @@ def as_problem(given: Any) -> Problem:
 
 
 def as_problems(given: Any) -> list[Problem]:
-    """A list of problems; a dictionary would be read as its keys. What is no text is left for its own result to say."""
+    """A list of problems; a dictionary would be read as its keys. A question that is no text is
+    left for its own result to say."""
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise InvalidInput(
             f"problem is of type {type(given).__name__}; give a question, a Problem(question=...), or a list of them"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 
-from search.selection import C, answer_of, best_first, whole
+from search.selection import C, Chosen, answer_of, best_first, whole
 from ttc.checks import check_kind, check_whole
 from ttc.errors import InvalidInput
 from ttc.protocols import Aggregation, Append, Expand, Extract, Need, Rate, Release, Step, Vary
@@ -30,11 +30,10 @@ class Case:
     """One problem as its search sees it.
 
     question: what is asked. end: strings that finish a branch.
-    extract: reads the answer out of a text; an `AnswerReader` also says which answers are the same, for votes. Of a
-        branch `search.selection.answer_of` reads it.
-    thoughts: how the model's thoughts are told from its answers, None for a model that has none.
-    rng: random numbers of this problem alone, fixed by the run's seed and the problem's id; they don't depend on what
-    else is solved.
+    extract: reads the answer out of a text (of a branch: `search.selection.answer_of`); an
+    `AnswerReader` also says which answers are the same, for votes.
+    thoughts: how the model's thoughts are told from its answers, None for a model without thoughts.
+    rng: random numbers of this problem alone, fixed by the run's seed and the problem's id.
     """
 
     question: str = ""
@@ -46,9 +45,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Limit:
-    """What a number among a search's settings may be: from `least` to `most`, and without fractions where `whole`.
+    """What a number among a search's settings may be: from `least` to `most`.
 
-    above: `least` itself is too little. optional: it may be None.
+    whole: without fractions. above: `least` itself is too little. optional: it may be None.
     """
 
     least: float = -inf
@@ -68,7 +67,8 @@ class Limit:
         if self.above and not number > self.least:
             raise InvalidInput(f"{name}={value} must be more than {self.least:g}")
         if not self.least <= number <= self.most:
-            allowed = f"at least {self.least:g}" if self.most == inf else f"from {self.least:g} to {self.most:g}"
+            bounds = f"from {self.least:g} to {self.most:g}"
+            allowed = f"at least {self.least:g}" if self.most == inf else bounds
             raise InvalidInput(f"{name}={value} must be {allowed}")
 
 
@@ -79,8 +79,8 @@ COUNT = Limit(1, whole=True)
 class Search(ABC):
     """An algorithm. Its fields are its whole configuration; it owns no model and no batching.
 
-    limits: what each setting may be, a `Limit` for a number or the strings to choose from. A search names those of its
-    own settings; those named here hold for all.
+    limits: what each setting may be, a `Limit` for a number or the strings to choose from. A search
+    names those of its own settings; those named here hold for all.
     """
 
     limits: ClassVar[Mapping[str, Limit | tuple[str, ...]]] = {
@@ -98,9 +98,9 @@ class Search(ABC):
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
-        limits = {
-            name: limit for kind in reversed(type(self).__mro__) for name, limit in vars(kind).get("limits", {}).items()
-        }
+        limits: dict[str, Limit | tuple[str, ...]] = {}
+        for kind in reversed(type(self).__mro__):
+            limits |= vars(kind).get("limits", {})
         for name, limit in limits.items():
             if not hasattr(self, name):
                 continue
@@ -122,22 +122,22 @@ class Search(ABC):
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        """What the search reads of its branches beyond their tokens, which not every backend offers."""
+        """What the search reads of its branches that not every backend offers."""
         return ()
 
     @property
     def compares_ratings(self) -> bool:
-        """Whether scores of different ratings compete, those of an earlier step with those of a later one."""
+        """Whether scores of an earlier step compete with those of a later one."""
         return False
 
     @abstractmethod
     def run(self, root: Branch, case: Case) -> SearchSteps:
         """The algorithm, from a branch that holds the prompt."""
 
-    def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
+    def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
         """The best candidate and its answer, by `search.selection.best_first`.
 
-        candidates: in the order of their paths, so that the first of equals is the same one everywhere.
+        candidates: in the order of their paths.
         """
         if not candidates:
             return None, None
@@ -145,37 +145,50 @@ class Search(ABC):
         return best, answer_of(best, extract)
 
 
+def expand(parents: Sequence[Branch], n: int | Sequence[int], step: Step, sampling: Sampling) -> SearchSteps:
+    """Children of each parent (see `Expand`), without those that a decode gate cut off.
+
+    Use it as `children = yield from expand(...)`.
+    """
+    children = yield Expand(parents, n, step, sampling)
+    return (yield from drop_gated(children))
+
+
+def drop_gated(children: Sequence[Branch]) -> SearchSteps:
+    """Let go of children that a decode gate cut off, and give the others."""
+    kept = whole(children)
+    if gated := [child for child in children if child not in kept]:
+        yield Release(gated)
+    return kept
+
+
 def check_request(request: Any) -> None:
     """Raise InvalidInput for what a search yields and no driver could answer."""
     fits = isinstance(request, Request)
     check_kind("what the search yielded", request, fits, "Vary, Expand, Append, Rate or Release")
-    kind = type(request).__name__
     if isinstance(request, Vary):
-        check_branches([request.root], f"{kind}.root")
+        check_branches([request.root], "Vary.root")
         check_whole("Vary.n", request.n, 0)
         return
-    check_branches(request.branches, f"{kind}.branches")
+    check_branches(request.branches, f"{type(request).__name__}.branches")
     if isinstance(request, Expand):
-        check_kind("Expand.step", request.step, isinstance(request.step, Step), "a Step, as Step(64)")
-        check_whole("Step.max_tokens", request.step.max_tokens, 1)
-        statistics, delimiter = request.step.statistics, request.step.delimiter
-        check_kind("Step.statistics", statistics, isinstance(statistics, bool), "True or False")
-        text = delimiter is None or isinstance(delimiter, str | tuple | list)
-        check_kind("Step.delimiter", delimiter, text, "a string, several, or None")
-        check_kind("Expand.sampling", request.sampling, isinstance(request.sampling, Sampling), "a ttc.Sampling(...)")
+        _check_expand(request)
     elif isinstance(request, Append):
         texts = [request.text] if isinstance(request.text, str) else request.text
-        listed = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
-        check_kind("Append.text", request.text, listed, "a text, or one for each branch")
+        fits = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
+        check_kind("Append.text", request.text, fits, "a text, or one for each branch")
     elif isinstance(request, Rate) and request.aggregation not in get_args(Aggregation):
-        raise InvalidInput(
-            f"Rate.aggregation={request.aggregation!r} is unknown; use {', '.join(get_args(Aggregation))}"
-        )
+        known = ", ".join(get_args(Aggregation))
+        raise InvalidInput(f"Rate.aggregation={request.aggregation!r} is unknown; use {known}")
 
 
-def drop_gated(children: Sequence[Branch]) -> Generator[Request, Any, list[Branch]]:
-    """Let go of children that a decode gate cut off, and give the others: `children = yield from drop_gated(...)`."""
-    kept = whole(children)
-    if lost := [child for child in children if child not in kept]:
-        yield Release(lost)
-    return kept
+def _check_expand(request: Expand) -> None:
+    step, sampling = request.step, request.sampling
+    check_kind("Expand.step", step, isinstance(step, Step), "a Step, as Step(64)")
+    check_whole("Step.max_tokens", step.max_tokens, 1)
+    fits = isinstance(step.statistics, bool)
+    check_kind("Step.statistics", step.statistics, fits, "True or False")
+    fits = step.delimiter is None or isinstance(step.delimiter, str | tuple | list)
+    check_kind("Step.delimiter", step.delimiter, fits, "a string, several, or None")
+    fits = isinstance(sampling, Sampling)
+    check_kind("Expand.sampling", sampling, fits, "a ttc.Sampling(...)")

@@ -17,14 +17,16 @@ class BeamSearch(Search):
     """Expansion, rating, selection, a step of tokens at a time.
 
     beam_size: beams kept after selection. beam_width: continuations sampled per beam; the root gets
-    beam_size x beam_width, so that every step rates equally many. A step is `step_tokens` tokens, or ends at
-    `delimiter` before that. Finished beams are kept and compete; the search ends when no kept beam can go on, or
-    after `max_steps` steps.
-    lookahead: rate a continuation by the end of so many further steps at temperature 0, which are then dropped.
+        beam_size x beam_width, so that every step rates equally many.
+    step_tokens: tokens of a step, which ends at `delimiter` before that.
+    max_steps: steps after which the search ends; it ends before that when all beams have finished.
+        Finished beams are kept and compete.
+    lookahead: rate a continuation by the end of so many further steps at temperature 0, which are
+        then dropped.
     verify_every: rate and select after every so many steps, and after the last one.
-    drop_duplicates: of continuations with exactly the same text only the first is rated and selected.
-    finish_tokens: the last of the steps has no delimiter and at most so many tokens, so that the beams run to their
-        end (search-and-learn takes 2,048); 0, the default, makes it a step like the others.
+    drop_duplicates: of continuations with exactly the same text only the first is rated.
+    finish_tokens: the last of the steps has no delimiter and at most so many tokens, so that the
+        beams run to their end (search-and-learn takes 2,048); 0 makes it a step like the others.
     """
 
     limits: ClassVar = {
@@ -53,10 +55,12 @@ class BeamSearch(Search):
         steps = steps_to(self.max_steps, step, self.finish_tokens)
         beams, width = [root], self.beam_size * self.beam_width
         for done in range(0, self.max_steps, self.verify_every):
-            finished, active = [b for b in beams if b.finished], [b for b in beams if not b.finished]
+            finished = [beam for beam in beams if beam.finished]
+            active = [beam for beam in beams if not beam.finished]
             if not active:
                 break
-            children = yield from grow(active, width, steps[done : done + self.verify_every], self.sampling)
+            coming = steps[done : done + self.verify_every]
+            children = yield from grow(active, width, coming, self.sampling)
             if self.drop_duplicates:
                 children = yield from drop_repeated(children, finished)
             yield from rate_ahead(children, self.lookahead, step, self.aggregation)

@@ -1,4 +1,5 @@
-"""Best-first tree search: what looks best anywhere in the tree goes on next (Koh et al., 2024, arXiv 2407.01476)."""
+"""Best-first tree search: what looks best anywhere in the tree goes on next (Koh et al., 2024,
+arXiv 2407.01476)."""
 
 from __future__ import annotations
 
@@ -6,21 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from search.base import COUNT, Case, Search, SearchSteps, drop_gated
-from search.selection import C, complete, ranked
+from search.base import COUNT, Case, Search, SearchSteps, expand
+from search.selection import C, Chosen, complete, ranked
 from ttc.errors import BudgetExceeded
-from ttc.protocols import Aggregation, Expand, Extract, Rate, Release, Step
+from ttc.protocols import Aggregation, Extract, Rate, Release, Step
 from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)
 class BestFirst(Search):
-    """Expand the `beam_size` best open branches, at whatever depth they are, by `beam_width` continuations each.
+    """Expand the `beam_size` best open branches, at any depth, by `beam_width` continuations each.
 
-    Nothing is pruned: a branch that was passed over stays open and is taken up again when it is the best one left, so
-    many idle branches hold KV (see `ttc.BlockCache`). The search ends after `max_steps` expansions, when no branch is
-    open, or once `finish` branches have finished. It answers with the best finished branch, or the best open one if
-    none has.
+    Nothing is pruned: a branch that was passed over stays open and is taken up again when it is the
+    best one left, so many idle branches hold KV (see `ttc.BlockCache`). The search ends after
+    `max_steps` expansions, when no branch is open, or once `finish` branches have finished. It
+    answers with the best finished branch, or the best open one if none has.
     """
 
     limits: ClassVar = {"finish": COUNT}
@@ -45,10 +46,9 @@ class BestFirst(Search):
                 best = opened[: self.beam_size]
                 if not best or len(finished) >= self.finish:
                     break
-                children: list[Branch] = yield Expand(best, self.beam_width, step, self.sampling)
+                children = yield from expand(best, self.beam_width, step, self.sampling)
                 del opened[: self.beam_size]
                 yield Release(best)
-                children = yield from drop_gated(children)
                 finished += [child for child in children if child.finished]
                 opened += [child for child in children if not child.finished]
                 yield Rate(children, self.aggregation)
@@ -58,5 +58,5 @@ class BestFirst(Search):
                 raise
         return ranked(finished) or ranked(opened)
 
-    def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
+    def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
         return super().choose(complete(candidates), extract)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from search.base import Case, Search, SearchSteps, drop_gated
-from ttc.protocols import Aggregation, Expand, Need, Rate, Step
+from search.base import Case, Search, SearchSteps, expand
+from ttc.protocols import Aggregation, Need, Rate, Step
 from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)
 class BestOfN(Search):
-    """`n` samples of at most `max_tokens` tokens; step scores of a process verifier join by `aggregation`.
+    """`n` samples of at most `max_tokens` tokens.
 
     statistics: keep what selection rules by the model's own confidence need (see `Step`).
     """
@@ -27,7 +27,6 @@ class BestOfN(Search):
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = Step(self.max_tokens, end=case.end, statistics=self.statistics)
-        branches: list[Branch] = yield Expand([root], self.n, step, self.sampling)
-        branches = yield from drop_gated(branches)
+        branches = yield from expand([root], self.n, step, self.sampling)
         yield Rate(branches, self.aggregation)
         return branches

@@ -1,8 +1,10 @@
-"""Budget forcing (s1, Muennighoff et al., 2025): a longer or a shorter time to think, by given words."""
+"""Budget forcing (s1, Muennighoff et al., 2025): a longer or a shorter time to think, by given
+words."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,19 +17,23 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class BudgetForcing(Search):
-    """One chain of thought that is not allowed to end too early or too late. No verifier is needed.
+    """One chain of thought that is not allowed to end too early or too late.
 
-    Where the model ends its thinking by itself, by `end_of_thinking` or by finishing, this end is taken back and `wait`
-    put in its place, `waits` times at most. Where `thinking_tokens` tokens were generated before that,
-    `end_of_thinking` and `final` follow, and the model answers in at most `answer_tokens` tokens. What a limit cut off
-    is never made to wait. After the last wait a model that has written `end_of_thinking` goes on to its answer; one
-    that has finished has given it.
+    Where the model ends its thinking, by `end_of_thinking` or by finishing, this end is taken back
+    and `wait` put in its place, `waits` times at most. After `thinking_tokens` tokens without an
+    end, `end_of_thinking` and `final` follow, and the model answers in at most `answer_tokens`
+    tokens. What a limit cut off is never made to wait. After the last wait a model that has written
+    `end_of_thinking` goes on to its answer; one that has finished has given it.
 
-    end_of_thinking must be one token of the model's, so that it can be taken back. None for the mark of the model's own
-    (`ttc.text.thoughts`); "", or a model without such a token: then only its end counts.
+    end_of_thinking: one token of the model's, so that it can be taken back. None for the model's
+    mark (`ttc.text.thoughts`); "", or a model without such a token: then only its end counts.
     """
 
-    limits: ClassVar = {"waits": Limit(0, whole=True), "thinking_tokens": COUNT, "answer_tokens": COUNT}
+    limits: ClassVar = {
+        "waits": Limit(0, whole=True),
+        "thinking_tokens": COUNT,
+        "answer_tokens": COUNT,
+    }
 
     waits: int = 2
     thinking_tokens: int = 512
@@ -50,7 +56,7 @@ class BudgetForcing(Search):
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         chain = [root]
-        try:
+        with suppress(BudgetExceeded, ContextExceeded):
             yield from self._think(chain, case)
             reason = chain[-1].step_reasons[-1]
             if reason == "length":
@@ -59,8 +65,6 @@ class BudgetForcing(Search):
             if reason in ("length", "delimiter"):
                 step = Step(self.answer_tokens, end=case.end)
                 chain += yield Expand(chain[-1:], 1, step, self.sampling)
-        except (BudgetExceeded, ContextExceeded):
-            pass
         return [branch for branch in chain[-1:] if branch is not root]
 
     def mark(self, case: Case) -> str:
@@ -77,8 +81,8 @@ class BudgetForcing(Search):
             chain += yield Expand([before], 1, Step(left, mark or None, case.end), self.sampling)
             yield Release([before])
             left -= len(chain[-1].tokens) - len(before.tokens)
-            ended_by_itself = chain[-1].step_reasons[-1] in ("delimiter", "eos", "end")
-            if not (ended_by_itself and waits and left):
+            was_cut = chain[-1].step_reasons[-1] not in ("delimiter", "eos", "end")
+            if was_cut or not waits or not left:
                 return
             chain += yield Append(chain[-1:], self.wait, drop=mark)
             yield Release(chain[-2:-1])

@@ -1,4 +1,5 @@
-"""Certainty probing (Dynasor; Fu et al., 2025): ask a chain for its answer now and then, and stop once it is sure."""
+"""Certainty probing (Dynasor; Fu et al., 2025): ask a chain for its answer now and then, and stop
+once it is sure."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from search.base import COUNT, Case, Search, SearchSteps
-from search.selection import C
+from search.selection import C, Chosen
 from ttc.errors import BudgetExceeded, ContextExceeded, InvalidInput
 from ttc.protocols import Append, Expand, Extract, Release, Step
 from ttc.text.boxes import boxed
@@ -20,18 +21,17 @@ PROBE = "... Oh, I suddenly got the answer to the whole problem, **Final Answer*
 """Dynasor's words."""
 
 HEDGING = {"wait", "hold", "but", "okay", "no", "hmm"}
-"""Words by which a probe shows that it is not sure."""
+"""Whole words by which a probe shows that it is not sure."""
 
 
 @dataclass(frozen=True)
 class CertaintyProbe(Search):
-    """One chain of at most `max_tokens` tokens, which is asked for its answer every `every` tokens.
+    """One chain of at most `max_tokens` tokens, asked for its answer every `every` tokens.
 
-    A probe is a fork of the chain: `suffix` is put after it and `probe_tokens` tokens are decoded. The chain's own keys
-    and values are shared, so that a probe computes these tokens alone; then it is dropped. The search ends when the
-    last `agree` probes gave the same answer and none of them holds a word of `HEDGING`; its answer is that of the last
-    one, which is kept. Else it is what the chain itself says at its end.
-    Whole words are compared: "know" and "another" are no "no".
+    A probe is a fork of the chain: `suffix` is put after it and `probe_tokens` tokens are decoded;
+    then it is dropped. It shares the chain's keys and values. The search ends when the last `agree`
+    probes gave the same answer and none holds a word of `HEDGING`; the last one is kept as the
+    answer. Else the answer is what the chain says at its end.
     """
 
     limits: ClassVar = {"every": COUNT, "agree": COUNT, "probe_tokens": COUNT}
@@ -83,14 +83,14 @@ class CertaintyProbe(Search):
         return self.answer(said, extract)
 
     def answer(self, said: str, extract: Extract) -> str | None:
-        """The answer in what a probe wrote after the suffix; of a box that the suffix opens, what lies in it."""
+        """The answer in what a probe wrote after the suffix, or in the box that the suffix opens."""
         whole = self.suffix + said
         if re.search(r"\\boxed\s*\{[^}]*$", self.suffix) is None:
             return extract(whole)
         content = boxed(whole)
         return None if content is None else extract(f"\\boxed{{{content}}}")
 
-    def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
+    def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
         best, answer = super().choose(candidates, extract)
         said: str | None = None if best is None else getattr(best, "answer_text", best.text)
         if said is not None and self.suffix in said:  # the chain may name other answers before

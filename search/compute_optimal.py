@@ -1,32 +1,31 @@
-"""Compute-optimal search (Snell et al., 2024, arXiv 2408.03314): difficulty decides which search a problem gets."""
+"""Compute-optimal search (Snell et al., 2024, arXiv 2408.03314): difficulty decides which search a
+problem gets."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
 from statistics import fmean
-from typing import ClassVar
 
-from search.base import Case, Search, SearchSteps, drop_gated
+from search.base import Case, Search, SearchSteps, expand
 from search.selection import by_path
 from ttc.errors import InvalidInput
-from ttc.protocols import Aggregation, Expand, Rate, Step
+from ttc.protocols import Aggregation, Rate, Step
 from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)
 class ComputeOptimal(Search):
-    """`n` first samples are rated; their mean score picks one of `strategies`, which then solves the problem.
+    """`n` first samples are rated; their mean score picks the one of `strategies` that solves the
+    problem.
 
-    strategies: searches with their budgets, one for each bin of the mean score, the lowest (hardest) bin first. edges:
-    where one bin ends and the next begins, ascending, one fewer. `python -m experiments.compute_optimal` fits both.
-    The first samples are charged like all others. They don't compete with what the strategy finds; where a budget
-    ends the search before the strategy is done, they are among what is left to choose from.
-    The strategy chooses among its candidates by its own rule. The result holds the one that it chose, and its answer is
-    read out of its text.
+    strategies: searches with their budgets, one for each bin of the mean score, the lowest
+    (hardest) bin first. edges: where one bin ends and the next begins, ascending.
+    `python -m experiments.compute_optimal` fits both.
+    The first samples are charged like all others. They don't compete with what the strategy finds,
+    unless a budget ends the search before the strategy is done. The strategy chooses among its
+    candidates by its own rule; the answer is read out of the one that it chose.
     """
-
-    limits: ClassVar = {}
 
     n: int = 4
     max_tokens: int = 256
@@ -36,15 +35,15 @@ class ComputeOptimal(Search):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.strategies or not all(isinstance(strategy, Search) for strategy in self.strategies):
+        bins = len(self.strategies)
+        if not bins or not all(isinstance(strategy, Search) for strategy in self.strategies):
             raise InvalidInput(
-                "strategies must hold a search for each bin of difficulty; python -m experiments.compute_optimal fits "
-                "them from runs"
+                "strategies must hold a search for each bin of difficulty; "
+                "python -m experiments.compute_optimal fits them from runs"
             )
-        if len(self.edges) != len(self.strategies) - 1 or list(self.edges) != sorted(self.edges):
+        if len(self.edges) != bins - 1 or list(self.edges) != sorted(self.edges):
             raise InvalidInput(
-                f"edges={list(self.edges)} must be {len(self.strategies) - 1} ascending scores, between the bins of "
-                f"{len(self.strategies)} strategies"
+                f"edges={list(self.edges)} must be {bins - 1} ascending scores, between the bins of {bins} strategies"
             )
 
     @property
@@ -52,9 +51,9 @@ class ComputeOptimal(Search):
         return any(strategy.compares_ratings for strategy in self.strategies)
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        samples: list[Branch] = yield Expand([root], self.n, Step(self.max_tokens, end=case.end), self.sampling)
-        samples = yield from drop_gated(samples)
-        scores: list[float] = yield Rate(samples, self.aggregation)
+        step = Step(self.max_tokens, end=case.end)
+        samples = yield from expand([root], self.n, step, self.sampling)
+        scores = yield Rate(samples, self.aggregation)
         strategy = self.strategies[bisect_right(self.edges, fmean(scores))]
         candidates = yield from strategy.run(root, case)
         best, _ = strategy.choose(by_path(candidates), case.extract)

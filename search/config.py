@@ -27,8 +27,8 @@ class SearchConfig:
     reader: reads the answer out of a text, and says which answers are the same.
     thoughts: how the model's thoughts are told from its answers, None where all is answer.
     stops: strings that the template's form brings along and that finish a branch; texts leave them out.
-    repeat: how many problems without an id ask the same question before this one in their list, so that it gets samples
-        of its own.
+    repeat: how many problems without an id ask the same question before this one in their list, so
+        that it gets samples of its own.
     """
 
     search: Search
@@ -76,7 +76,7 @@ class SearchConfig:
 
 
 def reader_of(extract: Extract | None, answer_kind: str) -> AnswerReader:
-    """How answers are read: by an `AnswerReader` as it is, by another function with its errors checked, or by kind."""
+    """Reads answers by an `AnswerReader`, by another function with its errors checked, or by kind."""
     if isinstance(extract, AnswerReader):
         return extract
     return AnswerReader(answer_kind) if extract is None else AnswerReader(extract=checked(extract))
@@ -90,7 +90,8 @@ def checked(extract: Extract) -> Extract:
             answer = extract(text)
         except Exception as error:
             raise InvalidInput(f"extract raised {type(error).__name__}: {error}, on the text {text!r:.80}") from error
-        check_kind("the answer of extract", answer, answer is None or isinstance(answer, str), "text, or None for none")
+        fits = isinstance(answer, str | None)
+        check_kind("the answer of extract", answer, fits, "text, or None for none")
         return answer
 
     return read

@@ -1,4 +1,5 @@
-"""DeepConf (Fu et al., 2025): samples vote with the model's own confidence, and unsure ones are left out or stopped."""
+"""DeepConf (Fu et al., 2025): samples vote with the model's own confidence, and unsure ones are left
+out or stopped."""
 
 from __future__ import annotations
 
@@ -11,12 +12,20 @@ from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
-from search.base import COUNT, Case, Limit, Search, SearchSteps, drop_gated
-from search.selection import C, Candidate, Measure, Sample, answer_of, confidence_vote, trace_confidence
+from search.base import COUNT, Case, Limit, Search, SearchSteps, expand
+from search.selection import (
+    C,
+    Candidate,
+    Chosen,
+    Measure,
+    ballots_of,
+    confidence_vote,
+    samples_of,
+    trace_confidence,
+)
 from ttc.errors import BudgetExceeded, InvalidInput
-from ttc.protocols import Expand, Extract, Need, Release, Step
+from ttc.protocols import Extract, Need, Release, Step
 from ttc.ranking import comparable
-from ttc.text.reader import ballots_by
 from ttc.tree.branch import Branch
 
 
@@ -24,20 +33,19 @@ from ttc.tree.branch import Branch
 class DeepConf(Search):
     """At most `n` samples, whose votes weigh their confidence (`search.selection.trace_confidence`).
 
-    mode "offline": all `n` are finished; the most confident share `keep` of them votes. measure: what makes one
-    confidence of a sample's tokens.
-    mode "online": the first `warmup` samples are finished. The (1 - keep) quantile of their lowest groups of `window`
-    tokens becomes a threshold: of later samples, made `block` at a time, one is dropped as soon as a full window lies
-    below it, and only samples whose lowest group reaches it vote. No more are made once an answer has the share
-    `consensus` of the votes' weight, and there are `least_votes` votes: with keep=0.1 two of sixteen samples vote after
-    the warm-up, which would agree by chance. 4 is the fewest that make a majority 95% sure (`AdaptiveConsistency`).
-    consensus=None always makes all `n`, as the authors' program does (facebookresearch/deepconf), and not their paper.
+    mode "offline": all `n` are finished; the most confident share `keep` of them votes. measure:
+    what makes one confidence of a sample's tokens.
+    mode "online": the first `warmup` samples are finished. The (1 - keep) quantile of their lowest
+    groups of `window` tokens becomes a threshold. Later samples are made `block` at a time: one is
+    dropped once a full window lies below the threshold, and only samples whose lowest group reaches
+    it vote. No more are made once an answer has the share `consensus` of the votes' weight and
+    there are `least_votes` votes (with keep=0.1 two of sixteen would agree by chance; 4 is the
+    fewest that make a majority 95% sure). consensus=None always makes all `n`, as the authors'
+    program does (facebookresearch/deepconf), and not their paper.
 
-    Later samples grow by `step_tokens` at a time and are looked at in between, so that one is stopped at most
-    `step_tokens` - 1 tokens after its window fell below. A decode gate would see each token, but it belongs to the
-    engine and not to a search; steps run on any backend that keeps statistics.
-    The window is the published one, for chains of tens of thousands of tokens. It must be shorter than the answers, or
-    no window is ever full; an eighth of `max_tokens` keeps its proportion (search=deep_conf has 32 for 256).
+    Later samples grow by `step_tokens` at a time, so that one is stopped at most `step_tokens` - 1
+    tokens after its window fell below. The published window is for chains of tens of thousands of
+    tokens; it must be shorter than the answers. An eighth of `max_tokens` keeps its proportion.
     """
 
     limits: ClassVar = {
@@ -67,8 +75,9 @@ class DeepConf(Search):
         super().__post_init__()
         if self.mode == "online" and self.window > self.max_tokens:
             raise InvalidInput(
-                f"window={self.window} is longer than max_tokens={self.max_tokens}, so that no window is ever full and "
-                f"no sample stopped; give a shorter window, as window={max(1, self.max_tokens // 8)}"
+                f"window={self.window} is longer than max_tokens={self.max_tokens}, so that no "
+                "window is ever full and no sample stopped; give a shorter window, as "
+                f"window={max(1, self.max_tokens // 8)}"
             )
         if self.mode == "online" and self.measure != "lowest":
             raise InvalidInput(f"measure={self.measure} is for mode=offline; mode=online goes by the lowest group")
@@ -84,36 +93,39 @@ class DeepConf(Search):
     def run(self, root: Branch, case: Case) -> SearchSteps:
         first = self.n if self.mode == "offline" else min(self.warmup, self.n)
         step = Step(self.max_tokens, end=case.end, statistics=True)
-        samples: list[Branch] = yield Expand([root], first, step, self.sampling)
-        samples = yield from drop_gated(samples)
+        samples = yield from expand([root], first, step, self.sampling)
         if self.mode == "offline":
             return samples
-        threshold = comparable(float(np.quantile([self.lowest(sample) for sample in samples], 1 - self.keep)))
+        lowest = [self.lowest(sample) for sample in samples]
+        threshold = comparable(float(np.quantile(lowest, 1 - self.keep)))
         sure = yield from self.reaching(samples, threshold)
         with suppress(BudgetExceeded):  # samples that are cut off have no vote
             for made in range(first, self.n, self.block):
                 if self.agreed(sure, case.extract):
                     break
-                more = yield from self.watched(root, min(self.block, self.n - made), threshold, case)
+                count = min(self.block, self.n - made)
+                more = yield from self.watched(root, count, threshold, case)
                 sure += yield from self.reaching(more, threshold)
         return sure
 
     def watched(self, root: Branch, count: int, threshold: float, case: Case) -> SearchSteps:
         """`count` more samples in the order of their index, without those that were stopped."""
-        done, growing, length = list[Branch](), [root], 0
-        while growing:
+        done, growing, width = list[Branch](), [root], count
+        for length in range(0, self.max_tokens, self.step_tokens):
             tokens = min(self.step_tokens, self.max_tokens - length)
-            step, width = Step(tokens, end=case.end, statistics=True), 1 if length else count
-            children: list[Branch] = yield Expand(growing, width, step, self.sampling)
+            step = Step(tokens, end=case.end, statistics=True)
+            children = yield from expand(growing, width, step, self.sampling)
             if length:
                 yield Release(growing)
-            children = yield from drop_gated(children)
-            length += tokens
-            lost = [child for child in children if self.is_unsure(child, threshold)]
-            yield Release(lost)
-            left = [child for child in children if child not in lost]
-            done += [child for child in left if child.finished or length == self.max_tokens]
-            growing = [child for child in left if child not in done]
+            unsure = [child for child in children if self.is_unsure(child, threshold)]
+            yield Release(unsure)
+            sure = [child for child in children if child not in unsure]
+            is_last = length + tokens == self.max_tokens
+            done += [child for child in sure if child.finished or is_last]
+            growing = [child for child in sure if child not in done]
+            if not growing:
+                break
+            width = 1
         return sorted(done, key=lambda sample: sample.path)
 
     def reaching(self, samples: Sequence[Branch], threshold: float) -> SearchSteps:
@@ -132,22 +144,17 @@ class DeepConf(Search):
 
     def agreed(self, samples: Sequence[Branch], extract: Extract) -> bool:
         """Whether one answer has the share `consensus` of the votes' weight, of enough votes."""
-        totals: dict[str, float] = defaultdict(float)
-        votes = ballots_by(extract, [answer_of(sample, extract) for sample in samples])
-        if self.consensus is None or sum(vote is not None for vote in votes) < self.least_votes:
+        votes = ballots_of(samples, extract)
+        if self.consensus is None or sum(v is not None for v in votes) < self.least_votes:
             return False
+        totals: dict[str, float] = defaultdict(float)
         for vote, sample in zip(votes, samples, strict=True):
             if vote is not None:
                 totals[vote] += self.lowest(sample)
         return max(totals.values()) >= self.consensus * sum(totals.values())
 
-    def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
-        answers = [answer_of(c, extract) for c in candidates]
-        votes = ballots_by(extract, answers)
-        samples = [
-            Sample(answer, confidences=confidences(c), gated=c.gated, vote=vote)
-            for answer, vote, c in zip(answers, votes, candidates, strict=True)
-        ]
+    def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
+        samples = samples_of(candidates, extract, [confidences(c) for c in candidates])
         keep = self.keep if self.mode == "offline" else 1.0  # online, the others are gone already
         place = confidence_vote(samples, keep, self.measure, self.window)
         if place is None:
@@ -156,5 +163,5 @@ class DeepConf(Search):
 
 
 def confidences(sample: Candidate) -> list[float]:
-    """C_t of each generated token: minus the mean log-probability of the 20 likeliest. Given tokens have none."""
+    """C_t of each generated token: minus the mean log-probability of the 20 likeliest."""
     return [-value for value in sample.top_k_logprobs if isfinite(value)]

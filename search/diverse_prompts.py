@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from search.base import Case, Search, SearchSteps, drop_gated
+from search.base import Case, Search, SearchSteps, expand
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput
-from ttc.protocols import Aggregation, Expand, Rate, Step, Vary
+from ttc.protocols import Aggregation, Rate, Step, Vary
 from ttc.tree.branch import Branch
 
 HINTS = (
@@ -21,14 +21,15 @@ HINTS = (
     " Estimate first, then compute.",
     " Solve it the simplest way.",
 )
-"""Eight reasoning hints; RKSC's own are not in the paper."""
+"""Eight reasoning hints; RKSC's are not in the paper."""
 
 
 @dataclass(frozen=True)
 class DiversePrompts(Search):
-    """`n` samples, the one that the verifier rates highest; phrasings and hints go round (see `Vary`).
+    """`n` samples, the one that the verifier rates highest; phrasings and hints go round.
 
-    phrasings: instructions with `{question}` in them, none for the template's own. hints: what answers start with.
+    phrasings: instructions with `{question}` in them, none for the template's own. hints: what
+    answers start with.
     """
 
     n: int = 8
@@ -40,15 +41,16 @@ class DiversePrompts(Search):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, texts in (("phrasings", self.phrasings), ("hints", self.hints)):
-            listed = isinstance(texts, Sequence) and not isinstance(texts, str)
-            check_kind(name, texts, listed and all(isinstance(text, str) for text in texts), "a list of texts")
+            is_list = isinstance(texts, Sequence) and not isinstance(texts, str)
+            fits = is_list and all(isinstance(text, str) for text in texts)
+            check_kind(name, texts, fits, "a list of texts")
         for phrasing in self.phrasings:
             if "{question}" not in phrasing:
                 raise InvalidInput(f"the phrasing {phrasing!r} must hold {{question}}, where the question goes")
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        starts: list[Branch] = yield Vary(root, self.n, self.phrasings, self.hints)
-        branches: list[Branch] = yield Expand(starts, 1, Step(self.max_tokens, end=case.end), self.sampling)
-        branches = yield from drop_gated(branches)
+        step = Step(self.max_tokens, end=case.end)
+        starts = yield Vary(root, self.n, self.phrasings, self.hints)
+        branches = yield from expand(starts, 1, step, self.sampling)
         yield Rate(branches, self.aggregation)
         return branches

@@ -1,4 +1,4 @@
-"""Diverse verifier tree search (Beeching et al., 2024): several small trees side by side, one leaf kept in each."""
+"""Diverse verifier tree search (Beeching et al., 2024): several small trees, one leaf kept in each."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class DVTS(Search):
-    """`subtrees` independent subtrees; in each step every one samples `beam_width` continuations and keeps the best.
+    """`subtrees` independent subtrees; each samples `beam_width` continuations a step and keeps the
+    best.
 
-    A subtree ends when its kept leaf is finished, the first of equals; at the latest after `max_steps` steps. The
-    candidates are the kept leaves, and the continuations beside them that were finished. step_tokens, delimiter,
-    lookahead, verify_every, finish_tokens: as in `BeamSearch`. With N beams and M continuations in the paper, subtrees
-    is N/M.
+    A subtree ends when its kept leaf is finished, the first of equals; at the latest after
+    `max_steps` steps. The candidates are the kept leaves and all continuations that were finished.
+    With N beams and M continuations in the paper, subtrees is N/M. Other settings: as in
+    `BeamSearch`.
     """
 
     limits: ClassVar = {
@@ -51,15 +52,18 @@ class DVTS(Search):
         first = root.forks  # others may have gone on from the root before
         candidates = list[Branch]()
         for done in range(0, self.max_steps, self.verify_every):
-            children = yield from grow(active, width, steps[done : done + self.verify_every], self.sampling)
+            coming = steps[done : done + self.verify_every]
+            children = yield from grow(active, width, coming, self.sampling)
             yield from rate_ahead(children, self.lookahead, step, self.aggregation)
             families: dict[int, list[Branch]] = defaultdict(list)
             for child in children:
-                families[(child.path[len(root.path)] - first) // self.beam_width].append(child)
+                number = child.path[len(root.path)] - first
+                families[number // self.beam_width].append(child)
             leaves = [ranked(family)[0] for family in families.values()]
             candidates += [child for child in children if child.finished]
             active = [leaf for leaf in leaves if not leaf.finished]
-            yield Release([child for child in children if not child.finished and child not in active])
+            kept = {*candidates, *active}
+            yield Release([child for child in children if child not in kept])
             if not active:
                 break
             width = self.beam_width

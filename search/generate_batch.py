@@ -1,4 +1,4 @@
-"""A batch for backends that have `generate` alone: whatever was added decodes its whole step in one call."""
+"""A batch for backends that have `generate` alone: what was added decodes a step in one call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from ttc.tree.branch import Branch
 class GenerateBatch:
     """Branches that wait for the next call of `backend.generate` (see `ttc.protocols.Batch`).
 
-    added: what was asked for, by the options of the call that it will be part of: stop, end, sampling, statistics.
+    added: branches and the limits of their tokens, by the options of the call that they will be
+    part of: stop, end, sampling, statistics.
     """
 
     backend: Backend
@@ -35,18 +36,15 @@ class GenerateBatch:
 
         Raises InvalidInput where the step asks for statistics that the backend does not offer.
         """
-        if step.statistics:
-            self._check_statistics()
+        generate = self.backend.generate
+        if step.statistics and "statistics" not in inspect.signature(generate).parameters:
+            raise InvalidInput(
+                f"Step.statistics=True, and {type(self.backend).__name__}.generate offers no "
+                "statistics; leave it out, or use ttc.Engine"
+            )
         options = step.delimiters, tuple(step.end), sampling, step.statistics
         step_tokens = [step.max_tokens] * len(branches) if limits is None else limits
         self.added.setdefault(options, []).extend(zip(branches, step_tokens, strict=True))
-
-    def _check_statistics(self) -> None:
-        if "statistics" not in inspect.signature(self.backend.generate).parameters:
-            raise InvalidInput(
-                f"Step.statistics=True, and {type(self.backend).__name__}.generate offers no statistics; leave it "
-                "out, or use ttc.Engine"
-            )
 
     def step(self) -> list[Branch]:
         """One call of `generate` for all that have the same options."""

@@ -21,8 +21,8 @@ class Greedy(Search):
         super().__post_init__()
         if self.temperature != 0:
             raise InvalidInput(
-                f"temperature={self.temperature} samples, and greedy search takes the most likely token; for one "
-                "sample use best_of_n or self_consistency with n=1"
+                f"temperature={self.temperature} samples, and greedy search takes the most likely "
+                "token; for one sample use best_of_n or self_consistency with n=1"
             )
 
     @property
@@ -30,5 +30,6 @@ class Greedy(Search):
         return False
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        branches: list[Branch] = yield Expand([root], 1, Step(self.max_tokens, end=case.end), self.sampling)
+        step = Step(self.max_tokens, end=case.end)
+        branches: list[Branch] = yield Expand([root], 1, step, self.sampling)
         return branches

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from search.base import Request, drop_gated
+from search.base import Request, SearchSteps, drop_gated, expand
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Expand, Rate, Release, Step
 from ttc.sampling import Sampling
@@ -14,25 +14,23 @@ from ttc.tree.branch import Branch
 
 GREEDY = Sampling(temperature=0)
 
-Branches = Generator[Request, Any, list[Branch]]
-
 
 def steps_to(count: int, step: Step, finish_tokens: int) -> list[Step]:
-    """`count` steps alike; with `finish_tokens` above 0 the last one has so many tokens and no delimiter, so that it
-    runs to the answer's end (the last iteration of search-and-learn's beam search and DVTS)."""
+    """`count` steps alike; with `finish_tokens` above 0 the last one runs to the answer's end, in
+    so many tokens and without delimiter (the last iteration of search-and-learn's searches)."""
     last = replace(step, max_tokens=finish_tokens, delimiter=None) if finish_tokens else step
     return [step] * (count - 1) + [last]
 
 
-def grow(parents: Sequence[Branch], width: int, steps: Sequence[Step], sampling: Sampling) -> Branches:
-    """`width` children of each parent, which go on by themselves until they have made all of `steps`.
+def grow(parents: Sequence[Branch], width: int, steps: Sequence[Step], sampling: Sampling) -> SearchSteps:
+    """`width` children of each parent, which go on by themselves until they have made all of
+    `steps`. The parents are released.
 
-    The parents are released. Steps after the first one are not rated: the granularity of verification (Chen et al.,
-    2025, VG-Search).
+    Steps after the first one are not rated: the granularity of verification (Chen et al., 2025,
+    VG-Search).
     """
-    children: list[Branch] = yield Expand(parents, width, steps[0], sampling)
+    children = yield from expand(parents, width, steps[0], sampling)
     yield Release(parents)
-    children = yield from drop_gated(children)
     for step in steps[1:]:
         going = [child for child in children if not child.finished]
         if not going:
@@ -46,10 +44,11 @@ def grow(parents: Sequence[Branch], width: int, steps: Sequence[Step], sampling:
 def rate_ahead(
     candidates: Sequence[Branch], lookahead: int, step: Step, aggregation: Aggregation
 ) -> Generator[Request, Any, None]:
-    """Rate each candidate by where `lookahead` more steps from it lead, at temperature 0 (Snell et al., 2025).
+    """Rate each candidate by where `lookahead` more steps at temperature 0 lead (Snell et al.,
+    2025).
 
-    The score at the rollout's end becomes the candidate's; the rollout is dropped. With `lookahead=0`, and for a
-    finished candidate, that is its own score. Where the budget ends before all is rated, no rollout is left either.
+    The score at the rollout's end becomes the candidate's, and the rollout is dropped. With
+    `lookahead=0`, and for a finished candidate, that is its own score.
     """
     ends = {candidate: candidate for candidate in candidates}
     try:
@@ -69,13 +68,13 @@ def rate_ahead(
     yield Release([end for end in ends.values() if end not in ends])
 
 
-def drop_repeated(branches: Sequence[Branch], beside: Sequence[Branch] = ()) -> Branches:
-    """Let go of branches whose text is exactly that of one before them, or of one in `beside`.
+def drop_repeated(branches: Sequence[Branch], earlier: Sequence[Branch] = ()) -> SearchSteps:
+    """Let go of branches whose text is exactly that of one before them, or of an earlier one.
 
     One that can go on and one that is finished are not the same, whatever their text.
     """
     first: dict[tuple[str, bool], Branch] = {}
-    for branch in (*beside, *branches):
+    for branch in (*earlier, *branches):
         first.setdefault((branch.text, branch.finished), branch)
     kept = [branch for branch in branches if first[branch.text, branch.finished] is branch]
     yield Release([branch for branch in branches if branch not in kept])

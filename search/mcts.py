@@ -7,9 +7,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from search.base import COUNT, Case, Limit, Request, Search, SearchSteps, drop_gated
+from search.base import COUNT, Case, Limit, Request, Search, SearchSteps, expand
 from search.growing import drop_repeated
-from search.selection import C, best_first, by_path, vote
+from search.selection import C, Chosen, best_first, by_path, vote
 from ttc.approximate.branch_confidence import mean_of_own
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Expand, Extract, Need, Rate, Release, Step
@@ -18,19 +18,20 @@ from ttc.tree.branch import Branch
 
 
 def uct(value: float, visits: int, parent_visits: int, c: float = math.sqrt(2)) -> float:
-    """Q + c sqrt(ln N_p / n): how good a child was, and how seldom it was tried. Infinite for one never visited."""
+    """Q + c sqrt(ln N_p / n): how good a child was, and how seldom it was tried; inf if never."""
     return value + c * math.sqrt(math.log(parent_visits) / visits) if visits else math.inf
 
 
 def puct(value: float, prior: float, visits: int, parent_visits: int) -> float:
-    """V + P sqrt(N_p) / (1 + n) (ln((N_p + 19653) / 19652) + 1.25), AlphaZero's rule with its constants."""
+    """V + P sqrt(N_p) / (1 + n) (ln((N_p + 19653) / 19652) + 1.25), AlphaZero's rule."""
     weight = math.log((parent_visits + 19653) / 19652) + 1.25
     return value + prior * math.sqrt(parent_visits) / (1 + visits) * weight
 
 
 @dataclass(eq=False)
 class Node:
-    """A state of the tree. total: the sum of the values of its visits. prior: P, its share among its siblings."""
+    """A state of the tree. total: of the values of its visits. prior: P, its share among its
+    siblings."""
 
     branch: Branch
     parent: Node | None = None
@@ -53,21 +54,22 @@ class Node:
 class MCTS(Search):
     """Grow the tree where ratings are high or visits few.
 
-    One iteration: go down from the root by `rule` to a state without children, continue it by `beam_width` steps (of
-    the same texts the first one stays), rate them together, and go on to one of them by the same rule. Its value is the
-    rating of a rollout, one answer of at most `rollout_tokens` tokens from there to the end, or its own rating where
-    `rollout` is off or it has finished. The value counts for this state and all above it, the root included. A state
-    that has finished or is `max_depth` steps deep is not continued; a visit counts its value, or a rollout's, again.
+    One iteration: go down from the root by `rule` to a state without children, continue it by
+    `beam_width` steps (of the same texts the first one stays), rate them, and go on to one of them
+    by the same rule. Its value is the rating of a rollout, one answer of at most `rollout_tokens`
+    tokens from there, or its own where `rollout` is off or it has finished. The value counts for
+    this state and all above it. A state that has finished or is `max_depth` steps deep is not
+    continued; a visit counts its value, or a rollout's, again.
 
     rule: "uct", with `exploration` as c and values in [0, 1]; or "puct", where a child's prior is
-        exp(mean log-probability of its step's tokens), made to sum to 1 over its siblings. As a parent, a state counts
-        one visit from its creation on. Equal children by the rule: the first.
-    answer: "best_value", the best rated answer; "most_visited", the best rated one under the state that is reached by
-        the most visited child each time, or, where none is there, under the nearest state above; "weighted_majority".
-    An answer is a finished state or a rollout; cut-off ones count only where none has finished, and states that can
-    still be continued where there is no answer at all.
-
-    States that can still be continued keep their keys and values; those of the others are freed at once.
+        exp(mean log-probability of its step's tokens), made to sum to 1 over its siblings. As a
+        parent, a state counts one visit from its creation on. Of equal children the first.
+    answer: "best_value", the best rated answer; "most_visited", the best rated one under the state
+        that the most visited child leads to each time, or under the nearest state above it that has
+        one; "weighted_majority".
+    An answer is a finished state or a rollout; cut-off ones count only where none has finished, and
+    states that can still be continued where there is no answer at all. These keep their keys and
+    values; those of the others are freed at once.
     """
 
     limits: ClassVar = {
@@ -130,7 +132,7 @@ class MCTS(Search):
             return self._most_visited(top, ends, case.extract)
         return [branch for branch, _ in ends]
 
-    def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
+    def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
         if self.answer == "weighted_majority":
             return vote(candidates, extract, weighted=True)
         return super().choose(candidates, extract)
@@ -138,9 +140,8 @@ class MCTS(Search):
     def _expand(self, node: Node, case: Case) -> Generator[Request, Any, list[Node]]:
         """The children of a state, equal ones left out, rated."""
         step = Step(self.step_tokens, self.delimiter, case.end)
-        children: list[Branch] = yield Expand([node.branch], self.beam_width, step, self.sampling)
+        children = yield from expand([node.branch], self.beam_width, step, self.sampling)
         yield Release([node.branch])
-        children = yield from drop_gated(children)
         children = yield from drop_repeated(children)
         yield Rate(children, self.aggregation)
         yield Release([child for child in children if child.finished])

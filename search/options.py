@@ -75,13 +75,14 @@ class SolveOptions:
         check_kind("answer_kind", self.answer_kind, isinstance(self.answer_kind, str), "its name, as 'number'")
         extract_answer("", self.answer_kind)  # refuses an unknown kind
         template, extract = self.template, self.extract
-        if template is not None:
-            check_kind("template", template, isinstance(template, PromptTemplate), "a PromptTemplate(instruction=...)")
+        fits = isinstance(template, PromptTemplate | None)
+        check_kind("template", template, fits, "a PromptTemplate(instruction=...)")
         if extract is not None and not callable(extract):
             raise InvalidInput(f"extract={extract!r} cannot be called; give a function of the text, or answer_kind=...")
-        check_kind("budget", self.budget, isinstance(self.budget, Budget), "a search.budget.Budget(max_tokens=...)")
-        asked = self.cancel is None or callable(getattr(self.cancel, "is_set", None))
-        check_kind("cancel", self.cancel, asked, "a threading.Event()")
+        fits = isinstance(self.budget, Budget)
+        check_kind("budget", self.budget, fits, "a search.budget.Budget(max_tokens=...)")
+        fits = self.cancel is None or callable(getattr(self.cancel, "is_set", None))
+        check_kind("cancel", self.cancel, fits, "a threading.Event()")
         object.__setattr__(self, "end", as_strings("end", self.end))
 
     @classmethod
@@ -106,7 +107,7 @@ OPTION_NAMES = (*(field.name for field in fields(SolveOptions)), *BUDGET_NAMES)
 
 
 def check_keywords(call: Callable[..., Any], given: Iterable[str]) -> None:
-    """Raise InvalidInput for a keyword that a call does not take, with the list of those that it does."""
+    """Raise InvalidInput for a keyword that a call does not take, with those that it does."""
     parameters = inspect.signature(call).parameters.values()
     of_the_call = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty]
     for name in given:

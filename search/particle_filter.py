@@ -1,4 +1,7 @@
-"""Particle filtering over steps (Puri et al., 2025, "A Probabilistic Inference Approach to Inference-Time Scaling")."""
+"""Particle filtering over steps (Puri et al., 2025).
+
+"A Probabilistic Inference Approach to Inference-Time Scaling of LLMs".
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from search.base import Case, Limit, Request, Search, SearchSteps, drop_gated
+from search.base import Case, Limit, Request, Search, SearchSteps, expand
 from ttc.errors import VerifierError
-from ttc.protocols import Aggregation, Expand, Rate, Release, Step
+from ttc.protocols import Aggregation, Rate, Release, Step
 from ttc.ranking import comparable
 from ttc.tree.branch import Branch
 
@@ -19,7 +22,7 @@ Resampling = Literal["multinomial", "systematic"]
 CLIP = 1e-7
 
 Particles = dict[Branch, int]
-"""How many particles stand on each branch; several on one share its text and KV until they go on."""
+"""How many particles stand on each branch."""
 
 Weighted = tuple[Particles, dict[Branch, float]]
 """Particles, and the logarithm of what each of those on a branch weighs."""
@@ -27,15 +30,17 @@ Weighted = tuple[Particles, dict[Branch, float]]
 
 @dataclass(frozen=True)
 class ParticleFilter(Search):
-    """`n` particles go on by a step each; then all of them are drawn again, the better rated ones more often.
+    """`n` particles go on by a step each; then all are drawn again, the better rated ones more often.
 
-    A particle is drawn with probability softmax(log(r / (1 - r)) / weight_temperature), r its score, from 0 to 1. One
-    that is finished takes part with the score it has and writes nothing. After the last step, when all particles are
-    finished or `max_steps` are done, none is drawn; the best rated one is the answer. A step is `step_tokens` tokens,
-    or ends at `delimiter` before that.
-    resampling: draw each particle by itself ("multinomial"), or all with one random number ("systematic").
-    ess_threshold: draw only where the effective sample size is at most this share of n; 1 draws after every step, as
-        published. Over steps without a draw a particle's weights are multiplied (the product target).
+    A particle is drawn with probability softmax(log(r / (1 - r)) / weight_temperature), r its score,
+    from 0 to 1. One that is finished takes part with the score it has and writes nothing. After the
+    last step, when all are finished or `max_steps` are done, none is drawn; the best rated one is
+    the answer. A step is `step_tokens` tokens, or ends at `delimiter` before that.
+    resampling: draw each particle by itself ("multinomial"), or all with one random number
+        ("systematic").
+    ess_threshold: draw only where the effective sample size is at most this share of n; 1 draws
+        after every step, as published. Over steps without a draw a particle's weights are
+        multiplied (the product target).
     """
 
     limits: ClassVar = {
@@ -62,10 +67,11 @@ class ParticleFilter(Search):
         return list(particles)
 
     def sweep(self, root: Branch, case: Case, reference: Sequence[Branch] = ()) -> Generator[Request, Any, Weighted]:
-        """Filter once, and give the last step's particles with what they weigh since they were drawn last.
+        """Filter once, and give the last step's particles with what they weigh since the last draw.
 
-        reference: the branches of a particle that is given, from the root on. After step t it competes with the score
-        it had then, and it is never replaced; the other n - 1 are drawn among all.
+        reference: the branches of a particle that is given, from the root on. After step t it
+        competes with the score it had then, and it is never replaced; the other n - 1 are drawn
+        among all.
         """
         step = Step(self.step_tokens, self.delimiter, case.end)
         free: Particles = {root: self.n - bool(reference)}
@@ -74,8 +80,8 @@ class ParticleFilter(Search):
             going = [branch for branch in free if not branch.finished]
             children: list[Branch] = []
             if going:
-                children = yield Expand(going, [free[branch] for branch in going], step, self.sampling)
-                children = yield from drop_gated(children)
+                counts = [free[branch] for branch in going]
+                children = yield from expand(going, counts, step, self.sampling)
                 yield Rate(children, self.aggregation)
             held += children
             free = {branch: count for branch, count in free.items() if branch.finished} | dict.fromkeys(children, 1)
@@ -103,18 +109,19 @@ class ParticleFilter(Search):
         return [branch]
 
     def log_weight(self, branch: Branch) -> float:
-        """log(r / (1 - r)) of the branch's score r, over the temperature. r is kept 1e-7 away from 0 and 1."""
+        """log(r / (1 - r)) over the temperature, the score r kept 1e-7 away from 0 and 1."""
         score = comparable(branch.score)
         if not 0 <= score <= 1:
             raise VerifierError(
-                f"{type(self).__name__} takes scores as probabilities, and {score:g} is not from 0 to 1; use another "
-                "verifier or aggregation"
+                f"{type(self).__name__} takes scores as probabilities, and {score:g} is not from "
+                "0 to 1; use another verifier or aggregation"
             )
         score = min(max(score, CLIP), 1 - CLIP)
         return math.log(score / (1 - score)) / self.weight_temperature
 
     def too_uneven(self, particles: Particles, log_weights: Mapping[Branch, float]) -> bool:
-        """Whether the effective sample size, 1 / (sum of squared weights), has fallen to `ess_threshold` of all."""
+        """Whether the effective sample size, 1 / (sum of squared weights), is at most
+        `ess_threshold` of all."""
         shares, counts = weights(particles, log_weights), np.array(list(particles.values()))
         size = 1 / float((shares**2 / counts).sum())
         largest = counts.sum() * (1 + 1e-9)  # all equal, but for rounding

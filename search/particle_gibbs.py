@@ -1,4 +1,4 @@
-"""Particle Gibbs over steps (Puri et al., 2025): a particle filter that runs again beside a result of its own."""
+"""Particle Gibbs over steps (Puri et al., 2025): particle filters that run after each other."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class ParticleGibbs(ParticleFilter):
-    """`sweeps` runs of a `ParticleFilter`. All but the first have n - 1 free particles and a reference.
+    """`sweeps` runs of a `ParticleFilter`. All but the first have n - 1 free particles and a
+    reference.
 
-    The reference is drawn from the last sweep's particles by what they weigh at its end: the product of all scores
-    since particles were drawn last, which with `ess_threshold` 1 is the last score alone. In every step it competes
-    with the score that it had at that step, so that free particles may go on from its beginnings; it is never replaced
-    itself.
-    The candidates are the last particles of all sweeps. Every setting but `sweeps` is that of `ParticleFilter`.
+    The reference is drawn from the last sweep's particles by what they weigh at its end: the
+    product of all scores since the last draw, with `ess_threshold` 1 the last score alone. In every
+    step it competes with the score that it had then, so that free particles may go on from its
+    beginnings; it is never replaced. The candidates are the last particles of all sweeps.
     """
 
     limits: ClassVar = {"n": Limit(2, whole=True), "sweeps": COUNT}
@@ -43,7 +43,7 @@ class ParticleGibbs(ParticleFilter):
         return list(candidates)
 
     def kept_with(self, branch: Branch) -> list[Branch]:
-        """The branch and all that it grew from, the root first: where other particles may start, once it is given."""
+        """The branch and all that it grew from, the root first: other particles may start there."""
         line = [branch]
         while line[0].parent is not None:
             line.insert(0, line[0].parent)

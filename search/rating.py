@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ttc.errors import VerifierError
-from ttc.protocols import Aggregation, Backend, Forgets, Priced, Problem, Verifier, check_needs
+from ttc.protocols import (
+    Aggregation,
+    Backend,
+    Forgets,
+    Priced,
+    Problem,
+    Verifier,
+    check_needs,
+)
 from ttc.sampling import Sampling
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch
@@ -15,7 +23,7 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class Rater:
-    """A verifier whose every answer is checked. Raises VerifierError, naming the verifier, for whatever goes wrong."""
+    """A verifier whose answers are checked. Raises VerifierError, naming it, if anything goes wrong."""
 
     verifier: Verifier | None
 
@@ -35,18 +43,19 @@ class Rater:
             scores = [[float(score) for score in steps] for steps in given]
         except Exception as error:
             raise VerifierError(
-                f"{self.name} returned {given!r:.80}, which does not read as scores ({error}); give a list for each "
-                "branch, as [[0.5], [0.9]]"
+                f"{self.name} returned {given!r:.80}, which does not read as scores ({error}); give "
+                "a list for each branch, as [[0.5], [0.9]]"
             ) from error
         if len(scores) != len(branches) or not all(scores):
-            raise VerifierError(f"{self.name} returned {sum(map(bool, scores))} ratings for {len(branches)} branches")
+            count = sum(map(bool, scores))
+            raise VerifierError(f"{self.name} returned {count} ratings for {len(branches)} branches")
         for steps in scores:
             if not all(map(math.isfinite, steps)):
                 raise VerifierError(f"{self.name} returned the score {steps}; scores must be finite")
         return scores
 
     def check_product(self, scores: Sequence[Sequence[float]]) -> None:
-        """A product of scores below zero says how many there are before it says how good they are."""
+        """Refuse scores below zero, whose product says how many there are before how good."""
         if min(map(min, scores), default=0.0) < 0:
             raise VerifierError(
                 f"{self.name} gives scores below zero, and their product would rank by how many there are; use "
@@ -84,9 +93,11 @@ def try_verifier(
     template: PromptTemplate | None = None,
     max_tokens: int = 8,
 ) -> list[float]:
-    """Rate one short branch of `problem`, so that a verifier that cannot work fails before a long run, not in it.
+    """Rate one short branch of `problem`, so that a verifier that cannot work fails before a long
+    run.
 
-    Returns the step scores. Raises VerifierError with the reason, InvalidInput where the backend lacks what it needs.
+    Returns the step scores. Raises VerifierError with the reason, InvalidInput where the backend
+    lacks what it needs.
     """
     check_needs(verifier, engine)
     question = problem if isinstance(problem, str) else problem.question

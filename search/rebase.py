@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar, Literal, get_args
 
-from search.base import Case, Limit, Search, SearchSteps, drop_gated
-from search.selection import C, complete, vote
-from ttc.protocols import Aggregation, Expand, Extract, Rate, Release, Step
+from search.base import Case, Limit, Search, SearchSteps, expand
+from search.selection import C, Chosen, complete, vote
+from ttc.protocols import Aggregation, Extract, Rate, Release, Step
 from ttc.ranking import comparable
 from ttc.tree.branch import Branch
 
@@ -19,14 +19,15 @@ Answer = Literal["weighted_majority", "best"]
 
 @dataclass(frozen=True)
 class REBASE(Search):
-    """Every step shares `n` continuations out among the open branches, the more the better a branch is rated.
+    """Every step shares `n` continuations out among the open branches by their ratings.
 
-    See `balanced` for the shares; the root gets all n. A finished branch takes its one continuation out of the budget
-    for good. The search ends when no branch is open, or after `max_steps` steps. A step is `step_tokens` tokens, or
-    ends at `delimiter` before that. The candidates are the finished branches, or the open ones if there are none; so it
-    is where a budget ends the search, too.
+    See `balanced` for the shares; the root gets all n. A finished branch takes its one continuation
+    out of the budget for good. The search ends when no branch is open, or after `max_steps` steps
+    of `step_tokens` tokens or up to `delimiter`. The candidates are the finished branches, or the
+    open ones if there are none; also where a budget ends the search.
     balance_temperature: T_b of the paper; the lower, the more the best branches get.
-    answer: the one with the highest total score ("weighted_majority"), or that of the best rated branch ("best").
+    answer: that with the highest total score ("weighted_majority"), or of the best rated branch
+    ("best").
     """
 
     limits: ClassVar = {"balance_temperature": Limit(0, above=True), "answer": get_args(Answer)}
@@ -48,10 +49,10 @@ class REBASE(Search):
         step = Step(self.step_tokens, self.delimiter, case.end)
         opened, finished, budget = [root], list[Branch](), self.n
         for _ in range(self.max_steps):
-            shares = balanced([branch.score or 0.0 for branch in opened], budget, self.balance_temperature)
-            children: list[Branch] = yield Expand(opened, shares, step, self.sampling)
+            scores = [branch.score or 0.0 for branch in opened]
+            shares = balanced(scores, budget, self.balance_temperature)
+            children = yield from expand(opened, shares, step, self.sampling)
             yield Release(opened)
-            children = yield from drop_gated(children)
             yield Rate(children, self.aggregation)
             finished += [child for child in children if child.finished]
             opened = [child for child in children if not child.finished]
@@ -60,7 +61,7 @@ class REBASE(Search):
                 break
         return finished or opened
 
-    def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
+    def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
         if self.answer == "best":
             return super().choose(complete(candidates), extract)
         return vote(complete(candidates), extract, weighted=True)
@@ -69,8 +70,9 @@ class REBASE(Search):
 def balanced(scores: Sequence[float], budget: int, temperature: float) -> list[int]:
     """How many of `budget` continuations each branch gets; together they are exactly the budget.
 
-    The best branch comes first, the first one of equals: ceil(budget w / sum of w) with w = exp(score / temperature)
-    (REBASE's Eq. 1). The next one gets its share of what is left, among those that are left.
+    The best branch comes first, the first one of equals: ceil(budget w / sum of w) with
+    w = exp(score / temperature) (REBASE's Eq. 1). The next one gets its share of what is left,
+    among those that are left.
     """
     places = sorted(range(len(scores)), key=lambda place: -comparable(scores[place]))
     best = max(map(comparable, scores))
@@ -80,6 +82,7 @@ def balanced(scores: Sequence[float], budget: int, temperature: float) -> list[i
     for place, weight, total in zip(places, weights, sums, strict=True):
         if not budget:
             break
-        shares[place] = math.ceil(budget * weight / total - 1e-9)  # 5.000000001 is a rounding error
-        budget -= shares[place]
+        share = math.ceil(budget * weight / total - 1e-9)  # 5.000000001 is a rounding error
+        shares[place] = share
+        budget -= share
     return shares

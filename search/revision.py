@@ -6,11 +6,11 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from search.base import COUNT, Case, Request, Search, SearchSteps, drop_gated
-from search.selection import C, ranked, vote
+from search.base import COUNT, Case, Request, Search, SearchSteps, expand
+from search.selection import C, Chosen, ranked, vote
 from search.turns import REVISE, ask, check_words
 from ttc.errors import BudgetExceeded, ContextExceeded
-from ttc.protocols import Aggregation, Append, Expand, Extract, Rate, Release, Step
+from ttc.protocols import Aggregation, Append, Extract, Rate, Release, Step
 from ttc.tree.branch import Branch
 
 
@@ -18,16 +18,13 @@ from ttc.tree.branch import Branch
 class Revision(Search):
     """Chains of answers, each a revision of the ones before.
 
-    n: chains. attempts: the most answers of a chain; after each but the last the model is told `feedback`. memory: the
-    most earlier answers of its chain that an attempt sees; further ones are dropped, the oldest first. A chain ends
-    early where the model's context has no room for another attempt.
+    n: chains. attempts: the most answers of a chain; after each but the last the model is told
+    `feedback`. memory: the most earlier answers of its chain that an attempt sees; the oldest are
+    dropped. A chain ends early where the model's context has no room for another attempt.
 
-    Of each chain the answer that gathers the highest total rating is kept, as its best rated attempt; among these the
-    same rule decides (best-of-N weighted, within chains and then over them). The paper's model was trained to revise;
-    here any model is asked to.
-
-    An attempt's branch is let go once its revision was asked for; its keys and values stay as far as the
-    chat template writes the answer as it stands.
+    Of each chain the answer that gathers the highest total rating is kept, as its best rated
+    attempt; among these the same rule decides (best-of-N weighted, within chains and then over
+    them). The paper's model was trained to revise; here any model is asked to.
     """
 
     limits: ClassVar = {"attempts": COUNT, "memory": COUNT}
@@ -53,12 +50,12 @@ class Revision(Search):
             answers = yield from self._answers([root], self.n, case)
             going = chains = [[answer] for answer in answers]
             for _ in range(self.attempts - 1):
-                told = yield from self._told(root, going)
-                if not told:
+                starts = yield from self._told(root, going)
+                if not starts:
                     break
-                answers = yield from self._answers([start for start in told if start], 1, case)
-                yield Release([start for start in told if start])
-                going = [told[answer.parent] for answer in answers]
+                answers = yield from self._answers(list(starts), 1, case)
+                yield Release(list(starts))
+                going = [starts[answer.parent] for answer in answers if answer.parent]
                 for chain, answer in zip(going, answers, strict=True):
                     chain.append(answer)
         except BudgetExceeded:
@@ -66,19 +63,22 @@ class Revision(Search):
                 raise
         return [_winner(chain, case.extract) for chain in chains]
 
-    def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
+    def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
         return vote(candidates, extract, weighted=True)
 
-    def _answers(self, starts: Sequence[Branch], n: int, case: Case) -> Generator[Request, Any, list[Branch]]:
-        answers: list[Branch] = yield Expand(starts, n, Step(self.max_tokens, end=case.end), self.sampling)
-        answers = yield from drop_gated(answers)
+    def _answers(self, starts: Sequence[Branch], n: int, case: Case) -> SearchSteps:
+        step = Step(self.max_tokens, end=case.end)
+        answers = yield from expand(starts, n, step, self.sampling)
         yield Rate(answers, self.aggregation)
         return answers
 
     def _told(
         self, root: Branch, chains: Sequence[list[Branch]]
-    ) -> Generator[Request, Any, dict[Branch | None, list[Branch]]]:
-        """Where the next attempts start, each with its chain; nothing for a chain that has no room left."""
+    ) -> Generator[Request, Any, dict[Branch, list[Branch]]]:
+        """Where the next attempts start, each with its chain, of the chains that have room left.
+
+        The last attempts are let go; their keys and values stay as a part of what follows.
+        """
         last, starts = [chain[-1] for chain in chains], list[Branch | None]()
         if len(chains[0]) <= self.memory:  # all of them are equally long
             starts += yield from ask(last, self.feedback)
@@ -86,10 +86,10 @@ class Revision(Search):
             for chain in chains:
                 starts.append((yield from self._retold(root, chain[-self.memory :])))
         yield Release(last)
-        return {start: chain for start, chain in zip(starts, chains, strict=True) if start is not None}
+        return {start: chain for start, chain in zip(starts, chains, strict=True) if start}
 
     def _retold(self, root: Branch, attempts: Sequence[Branch]) -> Generator[Request, Any, Branch | None]:
-        """The prompt with these attempts after it, each followed by the feedback; None where there is no room."""
+        """The prompt with these attempts, each followed by the feedback; None without room."""
         made = [root]
         try:
             for attempt in attempts:
@@ -104,6 +104,7 @@ class Revision(Search):
 
 
 def _winner(chain: Sequence[Branch], extract: Extract) -> Branch:
-    """The best rated attempt with the answer that has the highest total rating; the best rated of all without one."""
+    """The best rated attempt with the answer of the highest total rating; without an answer, of
+    all."""
     branch, answer = vote(chain, extract, weighted=True)
     return ranked(chain)[0] if branch is None or answer is None else branch

@@ -1,10 +1,10 @@
-"""Selection rules: which of a problem's candidates is the answer. Functions of what is known about each candidate.
+"""Selection rules: which of a problem's candidates is the answer.
 
-A rule takes samples in the order of their index and returns the place of the one that it chooses, None where none has
-an answer that counts. Answers that the grader calls equal are one, invalid ones have no vote. Scores that agree in six
-digits are equal. Of equals one with an answer comes before one without, and then the lowest index, which is the order
-of their paths in the tree. The searches choose by these rules, and `python -m experiments.select` scores all of them
-from the records of a run.
+A rule takes samples in the order of their index and returns the place of the one that it chooses,
+None where none has an answer that counts. Answers that the grader calls equal are one, invalid ones
+have no vote. Scores that agree in six digits are equal. Of equals one with an answer comes before
+one without, and then the lowest index, which is the order of their paths in the tree. The searches
+choose by these rules, and `python -m experiments.select` scores all of them from a run's records.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ttc.text.reader import ballots_by
 Measure = Literal["mean", "tail", "lowest", "bottom"]
 Figure = Literal["score", "logprob", "self_certainty"]
 
-# ---------------------------------------------------------------- branches, and the records of branches
+# ---------------------------------------------------------------- branches, and their records
 
 
 class Candidate(Protocol):
@@ -53,6 +53,8 @@ class Candidate(Protocol):
 
 
 C = TypeVar("C", bound=Candidate)
+Chosen = tuple[C | None, str | None]
+"""The chosen candidate and its answer, None for none."""
 
 
 def whole(branches: Sequence[C]) -> list[C]:
@@ -61,7 +63,7 @@ def whole(branches: Sequence[C]) -> list[C]:
 
 
 def ranked(branches: Sequence[C]) -> list[C]:
-    """Best score first; equal scores, and branches without one, keep their order. What a gate cut off comes last."""
+    """Best score first; equal scores keep their order. What a gate cut off comes last."""
     return sorted(branches, key=lambda b: (not b.gated, comparable(b.score)), reverse=True)
 
 
@@ -71,14 +73,14 @@ def complete(branches: Sequence[C]) -> list[C]:
 
 
 def by_path(branches: Iterable[C]) -> list[C]:
-    """In the order of their paths, whatever the order in which a search found them."""
+    """In the order of their paths."""
     return sorted(branches, key=lambda branch: branch.path)
 
 
 def best_first(candidates: Sequence[C], extract: Extract) -> list[C]:
-    """Best score first; of equal scores those with an answer first, then in the order given (see `by_path`).
+    """Best score first; of equal scores those with an answer first, then in the order given.
 
-    What a gate cut off comes last. extract: reads an answer out of a text; only texts of equal scores are read.
+    What a gate cut off comes last. extract: reads an answer; only texts of equal scores are read.
     """
     scores = [(not c.gated, comparable(c.score)) for c in candidates]
     equals = Counter(scores)
@@ -91,31 +93,43 @@ def best_first(candidates: Sequence[C], extract: Extract) -> list[C]:
 
 
 def answer_of(candidate: Candidate, extract: Extract) -> str | None:
-    """The answer of a candidate, read from what follows its thoughts; None while it still thinks. One that does not say
-    what it has thought (`Branch.answer_text`) is read as a whole."""
+    """The answer of a candidate, read from what follows its thoughts; None while it still thinks.
+
+    One without `answer_text` (see `Branch.answer_text`) is read as a whole.
+    """
     said: str | None = getattr(candidate, "answer_text", candidate.text)
     return None if said is None else extract(said)
 
 
-def vote(
-    candidates: Sequence[C], extract: Extract, weighted: bool = False, weights: Sequence[float] | None = None
-) -> tuple[C | None, str | None]:
-    """The best-scored candidate among those with the answer that has most votes, and this answer.
+def ballots_of(candidates: Sequence[Candidate], extract: Extract) -> list[str | None]:
+    """What each candidate's answer votes for (see `ballots_by`)."""
+    return ballots_by(extract, [answer_of(c, extract) for c in candidates])
 
-    extract: reads an answer out of a text, and says which are the same (see `ballots_by`). weighted: a vote weighs its
-    score (`weighted_majority`). weights: what each candidate's vote weighs instead. What a gate cut off has no vote.
-    Without a valid answer it is the first candidate, and None.
-    """
+
+def samples_of(
+    candidates: Sequence[Candidate],
+    extract: Extract,
+    confidences: Sequence[Sequence[float] | None] | None = None,
+) -> list[Sample]:
+    """The candidates as samples, whose votes are those of their answers."""
     answers = [answer_of(c, extract) for c in candidates]
     votes = ballots_by(extract, answers)
-    samples = [
-        Sample(answer, c.score, gated=c.gated, vote=vote)
-        for answer, vote, c in zip(answers, votes, candidates, strict=True)
+    confidences = confidences or [None] * len(candidates)
+    return [
+        Sample(answer, c.score, confidences=confidence, gated=c.gated, vote=vote)
+        for c, answer, vote, confidence in zip(candidates, answers, votes, confidences, strict=True)
     ]
-    if weights is not None:
-        place = voted(samples, weights)
-    else:
-        place = weighted_majority(samples) if weighted else majority(samples)
+
+
+def vote(candidates: Sequence[C], extract: Extract, weighted: bool = False) -> Chosen[C]:
+    """The best-scored candidate among those with the answer that has most votes, and this answer.
+
+    extract: reads an answer, and says which are the same (see `ballots_by`). weighted: votes weigh
+    their score (`weighted_majority`). What a gate cut off has no vote. Without a valid answer it is
+    the first candidate, and None.
+    """
+    samples = samples_of(candidates, extract)
+    place = weighted_majority(samples) if weighted else majority(samples)
     if place is None:
         return (whole(candidates)[0], None) if candidates else (None, None)
     return candidates[place], samples[place].answer
@@ -128,11 +142,12 @@ def vote(
 class Sample:
     """What a rule knows of one candidate; None is what was not measured.
 
-    answer: as it was read from the text. score: the verifier's. logprob: the mean log-probability of its tokens.
-    self_certainty: the mean over its tokens of the divergence from the uniform distribution (Kang et al., 2025).
-    confidences: of each token, minus the mean log-probability of the 20 likeliest (DeepConf's C_t).
-    gated: a decode gate cut it off, so it has no say beside those that are whole.
-    vote: what it votes for (see `ttc.text.equality.ballots`); None: its answer as `canonical` spells it.
+    answer: as it was read from the text. score: the verifier's. logprob: the mean log-probability
+    of its tokens. self_certainty: the mean over its tokens of the divergence from the uniform
+    distribution (Kang et al., 2025). confidences: of each token, minus the mean log-probability of
+    the 20 likeliest (DeepConf's C_t). gated: a decode gate cut it off.
+    vote: what it votes for (see `ttc.text.equality.ballots`); None: its answer as `canonical`
+    spells it.
     """
 
     answer: str | None
@@ -181,12 +196,12 @@ def weighted_majority(samples: Sequence[Sample]) -> int | None:
 
 
 def score_weights(samples: Sequence[Sample]) -> list[float]:
-    """What each sample's vote weighs by its score: never less than nothing, and more for a higher score.
+    """What each sample's vote weighs by its score: more for a higher score, nothing without one.
 
-    Scores from 0 to 1 weigh as they are. Logits and other scores without bounds weigh their sigmoid. Between the two
-    is no step: with d, at most 1, for how far the scores reach out of [0, 1], the weight is (1 - d) times the score,
-    cut to [0, 1], plus d times its sigmoid. So the weights are continuous in every score, at 0 and 1 too: a score that
-    moves by a small e moves no weight by more than 2 e. A sample without a score weighs nothing.
+    Scores from 0 to 1 weigh as they are, logits and other scores without bounds their sigmoid.
+    Between the two is no step: with d, at most 1, for how far the scores reach out of [0, 1], the
+    weight is (1 - d) times the score, cut to [0, 1], plus d times its sigmoid. So a score that
+    moves by a small e moves no weight by more than 2 e.
     """
     scores = [samples[place].score for place in _whole(samples)]
     known = [score for score in scores if score is not None]
@@ -211,7 +226,7 @@ def best(samples: Sequence[Sample], by: Figure = "score") -> int | None:
 
 
 def borda(samples: Sequence[Sample], by: Figure = "self_certainty", power: float = 0.5) -> int | None:
-    """Votes that weigh (N - r + 1)^power for the sample of rank r among N, the best first (Kang et al., 2025).
+    """Votes that weigh (N - r + 1)^power for the sample of rank r among N (Kang et al., 2025).
 
     power: 0 is the majority; the larger it is, the more the best sample decides.
     """
@@ -224,13 +239,13 @@ def borda(samples: Sequence[Sample], by: Figure = "self_certainty", power: float
 def soft_best_of_n(samples: Sequence[Sample], temperature: float = 0.1) -> list[float]:
     """The probability of each sample to be chosen, proportional to exp(score / temperature).
 
-    It is the one rule that draws: near temperature 0 it is `best`, at a high one all samples are alike. A sample
-    without a score is never drawn. Raises InvalidInput unless the temperature is above 0.
+    It is the one rule that draws: near temperature 0 it is `best`, at a high one all samples are
+    alike. A sample without a score is never drawn.
     """
     if not temperature > 0:
         raise InvalidInput(f"temperature={temperature} of soft best-of-n must be above 0; near 0 it is best-of-n")
-    may = {place for place in _whole(samples) if samples[place].score is not None}
-    scores = [sample.score if place in may else None for place, sample in enumerate(samples)]
+    places = set(_whole(samples))
+    scores = [sample.score if place in places else None for place, sample in enumerate(samples)]
     top = max((score for score in scores if score is not None), default=0.0)
     weights = [0.0 if score is None else math.exp((score - top) / temperature) for score in scores]
     total = sum(weights)
@@ -240,28 +255,29 @@ def soft_best_of_n(samples: Sequence[Sample], temperature: float = 0.1) -> list[
 def confidence_vote(
     samples: Sequence[Sample], keep: float = 1.0, measure: Measure = "lowest", window: int = 2048
 ) -> int | None:
-    """Votes weighed by confidence, of the most confident share `keep` of the samples (DeepConf offline).
+    """Votes weighed by confidence, of the most confident share `keep` of the samples that have an
+    answer: those at or above the (1 - keep) quantile (DeepConf offline).
 
-    Only samples with an answer are counted; those at or above the (1 - keep) quantile of their confidences stay.
     measure, window: see `trace_confidence`.
     """
     if not 0 < keep <= 1:
         raise InvalidInput(f"keep={keep} must lie in (0, 1]; it is the share of samples that vote")
+    weights = [0.0] * len(samples)
     valid = [place for place in _whole(samples) if samples[place].ballot is not None]
-    found = {place: trace_confidence(samples[place].confidences or [], measure, window) for place in valid}
-    if not found:
+    if not valid:
         return None
-    threshold = comparable(float(np.quantile(list(found.values()), 1 - keep)))
-    weights = [found[p] if p in found and comparable(found[p]) >= threshold else 0.0 for p in range(len(samples))]
-    return voted(samples, weights)
+    for place in valid:
+        weights[place] = trace_confidence(samples[place].confidences or [], measure, window)
+    threshold = comparable(float(np.quantile([weights[place] for place in valid], 1 - keep)))
+    return voted(samples, [w if comparable(w) >= threshold else 0.0 for w in weights])
 
 
 def trace_confidence(confidences: Sequence[float], measure: Measure = "lowest", window: int = 2048) -> float:
-    """How sure the model was of a whole text, from each token's confidence C_t (DeepConf; Fu et al., 2025).
+    """How sure the model was of a text, from each token's confidence C_t (DeepConf; Fu et al., 2025).
 
-    measure: "mean" over all tokens; "tail", over the last `window`; "lowest", the lowest group, where a group is the
-    mean over `window` tokens in a row; "bottom", the mean of the lowest tenth of the groups.
-    A text shorter than `window` is one group. 0 for no tokens.
+    measure: "mean" over all tokens; "tail", over the last `window`; "lowest", the lowest group,
+    where a group is the mean over `window` tokens in a row; "bottom", the mean of the lowest tenth
+    of the groups. A text shorter than `window` is one group. 0 for no tokens.
     """
     if measure not in get_args(Measure):
         raise InvalidInput(f"measure={measure!r} is unknown; use mean, tail, lowest or bottom")
@@ -280,13 +296,13 @@ def trace_confidence(confidences: Sequence[float], measure: Measure = "lowest", 
 
 
 def _order(samples: Sequence[Sample], by: Figure) -> list[int]:
-    """The places of the samples, best first; of equals those with an answer first."""
+    """Places, best first; of equals those with an answer first."""
     keys = [(comparable(getattr(sample, by)), sample.ballot is not None) for sample in samples]
     return sorted(range(len(samples)), key=keys.__getitem__, reverse=True)
 
 
 def _whole(samples: Sequence[Sample]) -> list[int]:
-    """The places of the samples that no gate cut off; all where it cut off every one."""
+    """Places of the samples that no gate cut off; all where it cut off every one."""
     places = range(len(samples))
     return [place for place in places if not samples[place].gated] or list(places)
 
@@ -296,9 +312,9 @@ def _whole(samples: Sequence[Sample]) -> list[int]:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule by its name. needs: the field of `Sample` that it reads, besides the answer.
+    """A rule by its name. needs: the field of `Sample` that it reads.
 
-    choose: the rule: the place of one sample, or every sample's probability.
+    choose: gives the place of one sample, or every sample's probability.
     """
 
     name: str
@@ -306,9 +322,11 @@ class Rule:
     choose: Callable[[Sequence[Sample]], int | list[float] | None]
 
     def chances(self, samples: Sequence[Sample]) -> list[float]:
-        """The probability of each sample to be chosen: 1 for one, unless the rule draws; all 0 where it finds none."""
+        """The probability of each sample to be chosen: 1 for one, unless the rule draws."""
         chosen = self.choose(samples)
-        return chosen if isinstance(chosen, list) else [float(place == chosen) for place in range(len(samples))]
+        if isinstance(chosen, list):
+            return chosen
+        return [float(place == chosen) for place in range(len(samples))]
 
 
 def all_rules(measure: Measure = "lowest", window: int = 2048, temperature: float = 0.1) -> list[Rule]:

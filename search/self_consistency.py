@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from search.base import Case, Search, SearchSteps, drop_gated
-from search.selection import C, vote
-from ttc.protocols import Aggregation, Expand, Extract, Need, Rate, Step
+from search.base import Case, Search, SearchSteps, expand
+from search.selection import C, Chosen, vote
+from ttc.protocols import Aggregation, Extract, Need, Rate, Step
 from ttc.tree.branch import Branch
 
 
@@ -15,7 +15,7 @@ from ttc.tree.branch import Branch
 class SelfConsistency(Search):
     """`n` samples; the answer with most votes, or with `weighted` the highest total score.
 
-    `search.selection` has the rules. statistics: keep what those by the model's own confidence need (see `Step`).
+    statistics: keep what selection rules by the model's own confidence need (see `Step`).
     """
 
     n: int = 16
@@ -34,11 +34,10 @@ class SelfConsistency(Search):
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = Step(self.max_tokens, end=case.end, statistics=self.statistics)
-        branches: list[Branch] = yield Expand([root], self.n, step, self.sampling)
-        branches = yield from drop_gated(branches)
+        branches = yield from expand([root], self.n, step, self.sampling)
         if self.weighted:
             yield Rate(branches, self.aggregation)
         return branches
 
-    def choose(self, candidates: Sequence[C], extract: Extract) -> tuple[C | None, str | None]:
+    def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
         return vote(candidates, extract, self.weighted)

@@ -13,19 +13,20 @@ from ttc.protocols import Expand, Release, Step
 from ttc.tree.branch import Branch
 
 CRITICISE = (
-    "Check this solution step by step. Say what is wrong with it; if nothing is, end with 'it is correct'. "
-    "Do not solve the problem again."
+    "Check this solution step by step. Say what is wrong with it; if nothing is, end with 'it is "
+    "correct'. Do not solve the problem again."
 )
 REWRITE = "Now write the whole solution again without these mistakes, with the final answer at its end."
 
 
 @dataclass(frozen=True)
 class SelfRefine(Search):
-    """Answer, criticise, rewrite, until the model says `done` of its answer. No verifier is needed.
+    """Answer, criticise, rewrite, until the model says `done` of its answer.
 
-    attempts: the most answers. feedback: asks for a critique, of at most `feedback_tokens` tokens, which is looked
-    through for `done`, whatever its case. rewrite: asks for the next answer. The answer that was confirmed is returned,
-    and not another rewrite; else the last one. The search also ends where the model's context has no room left.
+    attempts: the most answers. feedback: asks for a critique, of at most `feedback_tokens` tokens,
+    in which `done` is looked for, whatever its case. rewrite: asks for the next answer. The answer
+    that was confirmed is returned, else the last one. The search also ends where the model's
+    context has no room left.
     """
 
     limits: ClassVar = {"attempts": COUNT, "feedback_tokens": COUNT}
@@ -60,7 +61,7 @@ class SelfRefine(Search):
                     break
                 (critique,) = yield Expand([asked], 1, Step(self.feedback_tokens), self.sampling)
                 yield Release([asked])
-                if re.search(rf"(?<!\w){re.escape(self.done)}(?!\w)", critique.answer_text or "", re.IGNORECASE):
+                if self._is_done(critique.answer_text or ""):
                     break
                 (rewritten,) = yield from ask([critique], self.rewrite)
                 yield Release([critique])
@@ -71,3 +72,7 @@ class SelfRefine(Search):
             if not answers:
                 raise
         return answers[-1:]
+
+    def _is_done(self, critique: str) -> bool:
+        pattern = rf"(?<!\w){re.escape(self.done)}(?!\w)"
+        return re.search(pattern, critique, re.IGNORECASE) is not None

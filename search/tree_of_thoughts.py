@@ -5,22 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from search.base import COUNT, Case, Limit, Search, SearchSteps, drop_gated
+from search.base import COUNT, Case, Limit, Search, SearchSteps, expand
 from search.selection import ranked
 from ttc.errors import BudgetExceeded
-from ttc.protocols import Aggregation, Expand, Rate, Release, Step
+from ttc.protocols import Aggregation, Rate, Release, Step
 from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)
 class TreeOfThoughts(Search):
-    """Follow the best thought down, prune what is not promising, and go back up where nothing is left to follow.
+    """Follow the best thought down, prune what is not promising, and go back up where nothing is
+    left to follow.
 
-    A state is continued by `beam_width` thoughts of one step each. Those that are rated `threshold` or less are pruned;
-    the others are followed one after the other, the best rated first (the first of equals), each with all that comes
-    of it before the next. A state is not continued once it has finished or is `max_depth` steps deep. The search ends
-    when nothing is left to follow, or after `max_states` states were continued. It answers with the best rated finished
-    state; if none has finished, with the best rated of those that are left, the best of the pruned ones among them.
+    A state is continued by `beam_width` thoughts of one step each. Those rated `threshold` or less
+    are pruned; the others are followed one after the other, the best rated first (the first of
+    equals), each with all that comes of it before the next. A state is not continued once it has
+    finished or is `max_depth` steps deep. The search ends when nothing is left to follow, or after
+    `max_states` states were continued. It answers with the best rated finished state; if none has
+    finished, with the best rated of those that are left and the best of the pruned ones.
 
     What is pruned frees its keys and values at once; what waits to be followed keeps them.
     """
@@ -42,30 +44,30 @@ class TreeOfThoughts(Search):
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = Step(self.step_tokens, self.delimiter, case.end)
         stack = [root]  # what waits to be followed, the next one last
-        finished, given_up, unrated = list[Branch](), list[Branch](), list[Branch]()
+        finished, unrated = list[Branch](), list[Branch]()
+        given_up = list[Branch]()  # the best of what was pruned or too deep
         continued = 0
         try:
             while stack and continued < self.max_states:
                 state = stack[-1]
-                dropped: list[Branch] = []
+                pruned: list[Branch] = []
                 if state.finished:
                     finished.append(stack.pop())
                     yield Release([state])
                 elif len(state.path) - len(root.path) == self.max_depth:
-                    dropped.append(stack.pop())
+                    pruned = [stack.pop()]
                 else:
-                    children: list[Branch] = yield Expand([state], self.beam_width, step, self.sampling)
+                    unrated = yield from expand([state], self.beam_width, step, self.sampling)
                     continued += 1
                     stack.pop()
                     yield Release([state])
-                    unrated = yield from drop_gated(children)
                     yield Rate(unrated, self.aggregation)
-                    children, unrated = unrated, []
-                    stack += [child for child in reversed(ranked(children)) if self._promising(child)]
-                    dropped += [child for child in children if not self._promising(child)]
-                given_up = ranked([*given_up, *dropped])
-                yield Release(given_up[1:])
-                del given_up[1:]
+                    thoughts, unrated = ranked(unrated), []
+                    stack += [thought for thought in reversed(thoughts) if self._promising(thought)]
+                    pruned = [thought for thought in thoughts if not self._promising(thought)]
+                candidates = ranked([*given_up, *pruned])
+                given_up = candidates[:1]
+                yield Release(candidates[1:])
         except BudgetExceeded:
             if not (finished or given_up or unrated or stack[1:]):
                 raise

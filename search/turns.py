@@ -11,16 +11,14 @@ from ttc.protocols import Append
 from ttc.tree.branch import Branch
 
 REVISE = (
-    "There may be a mistake in this solution. Check it, and write the whole solution again, without the mistake and "
-    "with the final answer at its end."
+    "There may be a mistake in this solution. Check it, and write the whole solution again, without "
+    "the mistake and with the final answer at its end."
 )
 
 
 def ask(branches: Sequence[Branch], words: str) -> Generator[Request, Any, list[Branch | None]]:
-    """Put `words`, as the user's next message, after each answer; None where the model's context has no room for them.
-
-    Use it as `asked = yield from ask(answers, words)`.
-    """
+    """Put `words`, as the user's next message, after each answer; None where the model's context
+    has no room for them. Use it as `asked = yield from ask(answers, words)`."""
     try:
         return list((yield Append(branches, words, turn=True)))
     except ContextExceeded:

@@ -6,8 +6,8 @@ from ttc.lazy import lazy_names
 
 if TYPE_CHECKING:
     from verifiers.arithmetic import ArithmeticVerifier as ArithmeticVerifier
-    from verifiers.confidence import ConfidenceVerifier as ConfidenceVerifier
     from verifiers.confidence_gated import ConfidenceGatedVerifier as ConfidenceGatedVerifier
+    from verifiers.confidence_verifier import ConfidenceVerifier as ConfidenceVerifier
     from verifiers.ensemble import EnsembleVerifier as EnsembleVerifier
     from verifiers.llm_judge import LLMJudge as LLMJudge
     from verifiers.math_shepherd import MathShepherd as MathShepherd

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import accumulate
 
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend
 from ttc.text.answers import extract_answer
 from ttc.text.numbers import as_number
 from ttc.tree.branch import Branch
-from verifiers.equations import MAX_DIGITS, Equation, find_equations, normalise, stated_operands
+
+from verifiers.equations import (
+    MAX_DIGITS,
+    Equation,
+    complete_length,
+    find_equations,
+    normalise,
+    stated_operands,
+)
 
 _NUMBER = re.compile(r"\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?|\.\d+")
-_WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-_NAMED = {word: Fraction(i) for i, word in enumerate(_WORDS)} | {
+_WORDS = "zero one two three four five six seven eight nine ten eleven twelve"
+_NAMED = {word: Fraction(i) for i, word in enumerate(_WORDS.split())} | {
     "half": Fraction(1, 2),
     "twice": Fraction(2),
     "double": Fraction(2),
@@ -27,23 +36,32 @@ _NAMED = {word: Fraction(i) for i, word in enumerate(_WORDS)} | {
     "third": Fraction(1, 3),
 }
 _COMMON = frozenset(map(Fraction, (1, 2, 7, 10, 12, 24, 30, 52, 60, 100, 365)))
-"""Numbers that an equation may bring in without naming a source: halves, weeks, months, minutes, percents."""
+"""Numbers that an equation may bring in without a source: weeks, months, minutes, percents."""
 
-UNFOUNDED, INCONSISTENT, REUSED, UNUSED = 0.6, 0.3, 0.7, 0.7
+UNFOUNDED = 0.6
+INCONSISTENT = 0.3
+REUSED = 0.7
+UNUSED = 0.7
 """What a score is multiplied by for what `ArithmeticVerifier` says of each."""
+
+LOOK_BACK_CHARS = 200
+"""A stated answer may begin so far before the step in which it ends."""
 
 
 @dataclass(frozen=True)
 class ArithmeticVerifier:
     """Rates each step of a branch in [0, 1] by rules; no model, no gold answer.
 
-    A branch starts at `neutral`. Up to each step's end, the score is a product: `wrong` for every equation that does
-    not hold; `UNFOUNDED` for every number on its left that stands neither in the question nor in an earlier result,
-    or that it adds where the question subtracts it (or the reverse); `REUSED` for one that was used up before;
-    `INCONSISTENT` if the answer that is stated is not the result of the last equation; and `UNUSED` for each number
-    of the question that stands in no equation by then. Every equation that holds takes the score `credit` of the way
-    to 1; a step with neither equation nor answer multiplies it by `idle`. An equation that a step's end cuts off is
-    judged when it is complete.
+    A branch starts at `neutral`. Up to each step's end, the score is a product of
+    - `wrong` for every equation that does not hold;
+    - `UNFOUNDED` for every number on its left that stands neither in the question nor in an
+      earlier result, or that it adds where the question subtracts it (or the reverse);
+    - `REUSED` for a number that was used up before;
+    - `INCONSISTENT` if the stated answer is not the result of the last equation;
+    - `UNUSED` for each number of the question that stands in no equation by then;
+    - `idle` for each step with neither equation nor answer.
+    Every equation that holds takes the score `credit` of the way to 1. An equation that a step's
+    end cuts off is judged when it is complete. Takes time linear in the text.
     """
 
     neutral: float = 0.5
@@ -56,75 +74,130 @@ class ArithmeticVerifier:
             if not 0 <= value <= 1:
                 raise InvalidInput(f"{name}={value} must lie in [0, 1]")
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> list[list[float]]:
         return [
-            self.rate_text(b.steps, question, b.finished, _answers(b))
-            for b, question in zip(branches, questions, strict=True)
+            self.rate_text(branch.steps, question, branch.finished, _answers(branch))
+            for branch, question in zip(branches, questions, strict=True)
         ]
 
     def rate_text(
-        self, steps: Sequence[str], question: str, finished: bool, answers: Sequence[str] | None = None
+        self,
+        steps: Sequence[str],
+        question: str,
+        finished: bool,
+        answers: Sequence[str] | None = None,
     ) -> list[float]:
         """The score after each step of a solution.
 
-        answers: up to each step's end, what is no thought, so that answers are read there alone; None where all is
-        answer. Equations count wherever they stand."""
-        scores, text, answer, pace = [], "", "", 1.0
-        for i, step in enumerate(steps):
-            text += step
-            before, answer = answer, text if answers is None else answers[i]
-            said = step if answers is None else answer.removeprefix(before)
-            if step.strip() and not find_equations(step) and extract_answer(said, "strict", marks=None) is None:
+        answers: the text up to each step's end without thoughts, which alone states answers; None
+        where all is answer. Equations count wherever they stand.
+        """
+        account = _Account(self.neutral, numbers_in(question), stated_operands(question))
+        scores, pace = list[float](), 1.0
+        rest = before = ""  # what may still become an equation; the answer before the step
+        stated: str | None = None
+        for number, (step, answer) in enumerate(
+            zip(steps, answers or accumulate(steps), strict=True), start=1
+        ):
+            rest += step
+            complete = complete_length(rest)
+            account.add(find_equations(rest[:complete]), self)
+            rest = rest[complete:]
+            said = answer.removeprefix(before)
+            if step.strip() and not find_equations(step) and _stated(said) is None:
                 pace *= self.idle
-            scores.append(pace * self._score(text, answer, question, finished and i == len(steps) - 1))
+            if finished and number == len(steps):
+                account.add(find_equations(rest), self)
+                stated = extract_answer(answer, "number", marks=None)
+                scores.append(pace * account.score(stated, finished))
+                break
+            if not answer.startswith(before):
+                stated = None
+            stated = _stated(answer[-len(said) - LOOK_BACK_CHARS :]) or stated
+            so_far = account.copy()
+            so_far.add([e for e in find_equations(rest) if not e.open], self)
+            scores.append(pace * so_far.score(stated, finished=False))
+            before = answer
         return scores or [self.neutral]
 
-    def _score(self, text: str, answer: str, question: str, finished: bool) -> float:
-        """answer: the part of `text` that states the answer."""
-        given, signs = numbers_in(question), stated_operands(question)
-        left = Counter(given)
-        known, used = set(given), set[Fraction]()
-        sound, penalty = self.neutral, 1.0
-        equations = [e for e in find_equations(text) if finished or not e.open]
+
+@dataclass
+class _Account:
+    """What the equations of a solution come to.
+
+    given: the question's numbers. signs: see `stated_operands`. left: how often each number may
+    still be used. used: numbers that stood on the left of an equation.
+    """
+
+    sound: float
+    given: list[Fraction]
+    signs: dict[Fraction, int]
+    penalty: float = 1.0
+    left: Counter[Fraction] = field(init=False)
+    known: set[Fraction] = field(init=False)
+    used: set[Fraction] = field(default_factory=set)
+    last: Equation | None = None
+
+    def __post_init__(self) -> None:
+        self.left = Counter(self.given)
+        self.known = set(self.given)
+
+    def copy(self) -> _Account:
+        account = replace(self, used=set(self.used))
+        account.left = self.left.copy()
+        account.known = self.known.copy()
+        return account
+
+    def add(self, equations: Iterable[Equation], weights: ArithmeticVerifier) -> None:
         for equation in equations:
             if equation.holds:
-                sound += (1 - sound) * self.credit
+                self.sound += (1 - self.sound) * weights.credit
             else:
-                penalty *= self.wrong
+                self.penalty *= weights.wrong
             for number in equation.numbers:
-                size = abs(number)
-                against = signs.get(size, 0) * (1 if number > 0 else -1) < 0
-                if against or (size not in known and size not in _COMMON):
-                    penalty *= UNFOUNDED
-                elif size in known and left[size] < 1:
-                    penalty *= REUSED
-                left[size] -= 1
-                used.add(size)
-            known.add(abs(equation.right))
-            left[abs(equation.right)] += 1
-        stated = extract_answer(answer, "number" if finished else "strict", marks=None)
-        if finished or stated is not None:
-            penalty *= self._ending(stated, equations)
-            penalty *= UNUSED ** len(set(given) - used) if equations else 1.0
-        return sound * penalty
+                self._use(number)
+            self.known.add(abs(equation.right))
+            self.left[abs(equation.right)] += 1
+            self.last = equation
 
-    def _ending(self, stated: str | None, equations: Sequence[Equation]) -> float:
-        """What the stated answer costs: nothing if it is the last equation's result."""
-        value = as_number(stated) if stated is not None else None
-        supported = value is not None and equations and value in (equations[-1].right, equations[-1].left)
-        return 1.0 if supported else INCONSISTENT
+    def _use(self, number: Fraction) -> None:
+        size = abs(number)
+        against_sign = self.signs.get(size, 0) * (1 if number > 0 else -1) < 0
+        if against_sign or (size not in self.known and size not in _COMMON):
+            self.penalty *= UNFOUNDED
+        elif size in self.known and self.left[size] < 1:
+            self.penalty *= REUSED
+        self.left[size] -= 1
+        self.used.add(size)
+
+    def score(self, stated: str | None, finished: bool) -> float:
+        """stated: the answer up to here, None for none."""
+        penalty = self.penalty
+        if finished or stated is not None:
+            value = None if stated is None else as_number(stated)
+            if value is None or self.last is None or value not in (self.last.right, self.last.left):
+                penalty *= INCONSISTENT
+            if self.last is not None:
+                penalty *= UNUSED ** len(set(self.given) - self.used)
+        return self.sound * penalty
+
+
+def _stated(text: str) -> str | None:
+    return extract_answer(text, "strict", marks=None)
 
 
 def _answers(branch: Branch) -> list[str] | None:
-    """What is no thought of a branch, up to each step's end; None where all is answer."""
+    """A branch's text up to each step's end without thoughts; None where all is answer."""
     if branch.thoughts is None:
         return None
     return [branch.parted(end).answer or "" for end in branch.step_ends]
 
 
 def numbers_in(text: str) -> list[Fraction]:
-    """The numbers of at most `MAX_DIGITS` that a text gives, in digits or in words, without signs."""
+    """The numbers that a text gives, in digits (at most `MAX_DIGITS`) or words, without signs."""
     plain = normalise(text)
-    found = [Fraction(m.replace(",", "")) for m in _NUMBER.findall(plain) if len(m) <= MAX_DIGITS]
+    digits = [m.replace(",", "") for m in _NUMBER.findall(plain) if len(m) <= MAX_DIGITS]
     words = re.findall(r"[a-z]+", plain.lower())
-    return found + [_NAMED[word] for word in words if word in _NAMED]
+    return [*map(Fraction, digits), *(_NAMED[word] for word in words if word in _NAMED)]

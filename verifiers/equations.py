@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
+from typing import NamedTuple
 
 MAX_DIGITS = 40
-"""Longer numbers, and powers above 64, are not judged."""
-
-MAX_BITS = 4096
-"""Nor are powers of powers with more bits than that."""
+"""Longer numbers are not judged."""
+MAX_EXPONENT = 64
+MAX_POWER_BITS = 4096
+"""Nor are powers with a larger exponent or result."""
+MAX_SIDE_TOKENS = 60
+"""A side of an equation is looked for among so many tokens."""
+MAX_UNIT_WORDS = 4
+"""Words that may stand between a number and the next sign: "3 boxes of apples * 4"."""
+MAX_LINE_CHARS = 2000
+"""A line that no sentence ends before is cut at the last blank."""
 
 _LATEX = (
     (re.compile(r"\\d?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"((\1)/(\2))"),
@@ -23,26 +32,69 @@ _LATEX = (
     (re.compile(r"\\([%$])"), r"\1"),
 )
 _ANNOTATION = re.compile(r"<<[^<>]*>>")
+_BREAK = re.compile(r"\n|\.\s(?=[^\s\d])")
 _TOKEN = re.compile(
     r"(?P<number>(?:\d{1,3}(?:,\d{3})+(?![\d])|\d+)(?:\.\d+)?|\.\d+)"
-    r"|(?P<percent>%)|(?P<power>\*\*|\^)|(?P<op>[*/×÷·−–x]|[-+](?![A-Za-z]))|(?P<open>\()|(?P<close>\))"
+    r"|(?P<percent>%)|(?P<power>\*\*|\^)|(?P<op>[*/×÷·−–x]|[-+](?![A-Za-z]))"
+    r"|(?P<open>\()|(?P<close>\))"
     r"|(?P<equals>=|\bis equal to\b|\bequals\b)|(?P<of>\bof\b)|(?P<money>[$€£])"
     r"|(?P<word>-?[A-Za-z_'’]+\.?)|(?P<end>[\n;?!,:]|\.(?!\d))"
 )
-_OPERATORS = {"×": "*", "·": "*", "x": "*", "÷": "/", "−": "-", "–": "-", "of": "*"}
-MAX_UNIT_WORDS = 4
-"""Words that may stand between a number and the next sign: "3 boxes of apples * 4"."""
+_SPELLINGS = {"×": "*", "·": "*", "x": "*", "÷": "/", "−": "-", "–": "-", "of": "*", "^": "**"}
+_OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+OPERATORS = ("op", "power", "of")
+BEGINS = ("number", "open")
+ENDS = ("number", "close", "percent")
+"""The kinds of tokens with which a quantity may begin and end."""
 
-Token = tuple[str, str, int, int]
-"""Kind, text, start and end in the normalised text."""
+
+class Token(NamedTuple):
+    """kind: a group of `_TOKEN`, or "name" for the x of 2x. text: signs in Python's spelling."""
+
+    kind: str
+    text: str
+    start: int
+    end: int
+
+
+class Expression(NamedTuple):
+    """Arithmetic without units and money, and what it comes to."""
+
+    tokens: list[Token]
+    value: Fraction
+
+    @property
+    def computes(self) -> bool:
+        """Whether there is anything to compute, and it is no number alone."""
+        numbers = sum(token.kind == "number" for token in self.tokens)
+        return numbers > 1 or any(token.kind in OPERATORS for token in self.tokens[1:])
+
+    @property
+    def numbers(self) -> tuple[Fraction, ...]:
+        """The numbers as they are written, negative where a minus stands before them."""
+        signs = ["", *(token.text for token in self.tokens)]
+        return tuple(
+            -_number(token) if sign == "-" else _number(token)
+            for sign, token in zip(signs, self.tokens, strict=False)
+            if token.kind == "number"
+        )
+
+    @property
+    def is_percentage(self) -> bool:
+        return self.tokens[-1].kind == "percent"
 
 
 @dataclass(frozen=True)
 class Equation:
     """`left = right`, as a text writes it.
 
-    numbers: the numbers on the left side, negative where a minus stands before them. open: whether the text ends right
-    after it, so that more digits may come; an annotation (`<<3*4=12>>`) is complete.
+    numbers: those on the left side, negative where a minus stands before them. open: the text
+    ends right after it, so that more digits may come; an annotation (`<<3*4=12>>`) is complete.
     """
 
     text: str
@@ -54,50 +106,78 @@ class Equation:
 
 
 def normalise(text: str) -> str:
-    """LaTeX, calculator annotations and signs in one plain spelling."""
+    """LaTeX in a plain spelling."""
     for pattern, plain in _LATEX:
         text = pattern.sub(plain, text)
     return text
 
 
+def complete_length(text: str) -> int:
+    """How long the part of a text is whose equations don't change when more text follows."""
+    end = max((found.end() for found in _BREAK.finditer(text)), default=0)
+    if len(text) - end <= MAX_LINE_CHARS:
+        return end
+    return max(end, text.rfind(" ") + 1)
+
+
 def find_equations(text: str) -> list[Equation]:
-    """Every equation with arithmetic on a side: annotated ones first, then the others, each in order.
+    """Every equation with arithmetic on a side: annotated ones first, then the others, in order.
 
-    `a = b = c` gives `a = b` and `b = c`.
-
-    A side is the longest run of numbers, signs, units and money that stands next to the equals sign; a statement
-    about a name (`x = 5`) or without any arithmetic (`12 = 12`) is none. Linear in the length of the text.
+    `a = b = c` gives `a = b` and `b = c`. A side is the longest run of numbers, signs, units and
+    money next to the equals sign. A statement about a name (`x = 5`) or without arithmetic
+    (`12 = 12`) is none. Linear in the length of the text.
     """
     text = normalise(text)
-    found = []
-    for match in _ANNOTATION.finditer(text):
-        found += [replace(equation, open=False) for equation in _equations_in(match.group()[2:-2])]
-    plain = _ANNOTATION.sub("", text)
-    seen = {(e.left, e.right, e.numbers) for e in found}
-    found += [e for e in _equations_in(plain) if (e.left, e.right, e.numbers) not in seen]
-    return found
+    annotated = [
+        replace(equation, open=False)
+        for annotation in _ANNOTATION.findall(text)
+        for equation in _equations_in(annotation[2:-2])
+    ]
+    known = {(e.left, e.right, e.numbers) for e in annotated}
+    plain = _equations_in(_ANNOTATION.sub("", text))
+    return annotated + [e for e in plain if (e.left, e.right, e.numbers) not in known]
+
+
+def stated_operands(text: str) -> dict[Fraction, int]:
+    """The numbers that a text adds or subtracts (7 and 9 in "6 + 7 - 9"), each with its sign; 0 for
+    both ways."""
+    signs: dict[Fraction, int] = {}
+    for line in _lines(normalise(text)):
+        for before, sign, number in zip(line, line[1:], line[2:], strict=False):
+            if before.kind not in ("number", "close") or sign.text not in ("+", "-"):
+                continue
+            if number.kind == "number" and len(number.text) <= MAX_DIGITS:
+                value = _number(number)
+                direction = 1 if sign.text == "+" else -1
+                signs[value] = direction if signs.get(value, direction) == direction else 0
+    return signs
 
 
 def _equations_in(text: str) -> list[Equation]:
-    found = []
+    equations = []
+    length = len(text.rstrip(" $"))
     for line in _lines(text):
-        sides = _split(line, "equals")
-        if len(sides) < 2:
-            continue
-        for left, right in pairwise(sides):
-            a, b = _last_expression(left), _first_expression(right)
-            if a is None or b is None or not (_has_arithmetic(a) or _has_arithmetic(b)):
+        for left_side, right_side in pairwise(_sides(line)):
+            left, right = _last_expression(left_side), _first_expression(right_side)
+            if left is None or right is None or not (left.computes or right.computes):
                 continue
-            if not _has_arithmetic(a) and left[-1][0] == "word":
+            if not left.computes and left_side[-1].kind == "word":
                 continue  # a conversion: 12 nickels = 12 * 5
-            x, y = evaluate(a), evaluate(b)
-            if x is None or y is None:
-                continue
-            written = max((t[1] for t in b if t[0] == "number"), key=len, default="")
-            numbers = tuple(_signed(a))
-            cut = b[-1][3] >= len(text.rstrip(" $")) and b[-1][0] == "number"
-            found.append(Equation(text[a[0][2] : b[-1][3]], x, y, numbers, _agree(x, y, a, b, written), cut))
-    return found
+            first, last = left.tokens[0], right.tokens[-1]
+            equations.append(
+                Equation(
+                    text[first.start : last.end],
+                    left.value,
+                    right.value,
+                    left.numbers,
+                    holds=_agree(left, right),
+                    open=last.end >= length and last.kind == "number",
+                )
+            )
+    return equations
+
+
+# ---------------------------------------------------------------- tokens
 
 
 def _lines(text: str) -> list[list[Token]]:
@@ -105,244 +185,203 @@ def _lines(text: str) -> list[list[Token]]:
     lines: list[list[Token]] = [[]]
     place = 0
     for match in _TOKEN.finditer(text):
-        gap = text[place : match.start()]
-        kind = match.lastgroup or ""
-        value = match.group()
+        start, end = match.span()
+        kind, value = match.lastgroup or "", match.group()
+        unknown = text[place:start].strip(" *")
+        place = end
         if kind == "word" and value.endswith("."):
-            lines[-1].append(("word", value, match.start(), match.end()))
-            if not text[match.end() : match.end() + 2].strip().isdigit():
+            lines[-1].append(Token(kind, value, start, end))
+            if not text[end : end + 2].strip().isdigit():
                 lines.append([])
-        elif kind == "end" or gap.strip(" *"):
+            continue
+        if kind == "end" or unknown:
             lines.append([])
-            if kind != "end":
-                lines[-1].append((kind, value, match.start(), match.end()))
-        else:
-            if value == "x" and not _is_times(text, match):
-                kind = "word"
-            if kind == "word" and len(value) == 1 and text[match.start() - 1 : match.start()].isdigit():
-                kind = "name"  # the x of 2x
-            lines[-1].append((kind, value, match.start(), match.end()))
-        place = match.end()
+        if kind == "end":
+            continue
+        if value == "x" and not _is_times(text, start, end):
+            kind = "word"
+        if kind == "word" and len(value) == 1 and text[start - 1 : start].isdigit():
+            kind = "name"
+        if kind in OPERATORS:
+            value = _SPELLINGS.get(value, value)
+        lines[-1].append(Token(kind, value, start, end))
     return lines
 
 
-def _is_times(text: str, match: re.Match[str]) -> bool:
-    before, after = text[: match.start()].rstrip()[-1:], text[match.end() : match.end() + 3].lstrip()[:1]
-    return bool(re.match(r"[\d)%a-z]", before)) and bool(re.match(r"[\d($]", after))
+def _is_times(text: str, start: int, end: int) -> bool:
+    """Whether the x at this place multiplies."""
+    before = text[:start].rstrip()[-1:]
+    after = text[end : end + 3].lstrip()[:1]
+    return bool(re.match(r"[\d)%a-z]", before) and re.match(r"[\d($]", after))
 
 
-def _split(tokens: Sequence[Token], kind: str) -> list[list[Token]]:
-    parts: list[list[Token]] = [[]]
-    for token in tokens:
-        if token[0] == kind:
-            parts.append([])
+def _sides(line: Sequence[Token]) -> list[list[Token]]:
+    """What stands between the equals signs."""
+    sides: list[list[Token]] = [[]]
+    for token in line:
+        if token.kind == "equals":
+            sides.append([])
         else:
-            parts[-1].append(token)
-    return parts
+            sides[-1].append(token)
+    return sides
 
 
-def _last_expression(tokens: Sequence[Token]) -> list[Token] | None:
+def _number(token: Token) -> Fraction:
+    return Fraction(token.text.replace(",", ""))
+
+
+# ---------------------------------------------------------------- expressions
+
+
+def _last_expression(tokens: Sequence[Token]) -> Expression | None:
     """The longest suffix that reads as arithmetic."""
-    run = _trailing_run(tokens)
-    for start in range(len(run)):
-        if start and run[start - 1][0] in ("op", "power", "name"):
+    words, first = 0, 0
+    for i, token in enumerate(tokens):
+        words = words + 1 if token.kind == "word" else 0
+        if words > MAX_UNIT_WORDS:
+            first = i + 1
+    run = tokens[max(first, len(tokens) - MAX_SIDE_TOKENS) :]
+    for start, token in enumerate(run):
+        if start and run[start - 1].kind in ("op", "power", "name"):
             continue  # the middle of something larger
-        if run[start][0] in ("number", "open") or (run[start][1] in "-−–" and _is_sign(run, start)):
+        following = run[start + 1].kind if start + 1 < len(run) else ""
+        signed = token.text == "-" and following in (*BEGINS, "money")
+        if token.kind in BEGINS or signed:
             expression = _without_words(run[start:])
             if expression is not None:
                 return expression
     return None
 
 
-def _trailing_run(tokens: Sequence[Token]) -> list[Token]:
-    """The tokens after the last place where too many words stand in a row."""
-    words, start = 0, 0
-    for i, token in enumerate(tokens):
-        words = words + 1 if token[0] == "word" else 0
-        if words > MAX_UNIT_WORDS:
-            start = i + 1
-    return list(tokens[max(start, len(tokens) - 60) :])
-
-
-def _first_expression(tokens: Sequence[Token]) -> list[Token] | None:
+def _first_expression(tokens: Sequence[Token]) -> Expression | None:
     """The longest prefix that reads as arithmetic."""
-    tokens = list(tokens[:60])
-    end = next((i for i in range(len(tokens)) if _words_from(tokens, i) > MAX_UNIT_WORDS), len(tokens))
-    for stop in range(end, 0, -1):
-        if tokens[stop - 1][0] in ("number", "close", "percent") and not _goes_on(tokens, stop):
-            expression = _without_words(tokens[:stop])
+    run: list[Token] = []
+    words = 0
+    for token in tokens[:MAX_SIDE_TOKENS]:
+        words = words + 1 if token.kind == "word" else 0
+        if words > MAX_UNIT_WORDS:
+            del run[-MAX_UNIT_WORDS:]
+            break
+        run.append(token)
+    for stop in range(len(run), 0, -1):
+        if run[stop - 1].kind in ENDS and not _goes_on(tokens, stop):
+            expression = _without_words(run[:stop])
             if expression is not None:
                 return expression
     return None
 
 
 def _goes_on(tokens: Sequence[Token], stop: int) -> bool:
-    """Whether an operator, or the name in 2x, ties the expression to what follows."""
-    if stop == len(tokens):
-        return False
-    kind, value = tokens[stop][:2]
-    rate = value == "/" and stop + 1 < len(tokens) and tokens[stop + 1][0] == "word"
-    return kind in ("op", "power", "name") and not rate
+    """Whether an operator, or the name in 2x, ties an expression to what follows it."""
+    kind, text = tokens[stop][:2] if stop < len(tokens) else ("", "")
+    following = tokens[stop + 1].kind if stop + 1 < len(tokens) else ""
+    is_rate = text == "/" and following == "word"
+    return kind in ("op", "power", "name") and not is_rate
 
 
-def _words_from(tokens: Sequence[Token], start: int) -> int:
-    count = 0
-    while start + count < len(tokens) and tokens[start + count][0] == "word":
-        count += 1
-    return count
-
-
-def _is_sign(tokens: Sequence[Token], i: int) -> bool:
-    return i + 1 < len(tokens) and tokens[i + 1][0] in ("number", "money", "open")
-
-
-def _without_words(tokens: Sequence[Token]) -> list[Token] | None:
-    """The arithmetic of a run with units, money and rates ("4 apples/box") left out; None if it does not parse."""
+def _without_words(tokens: Sequence[Token]) -> Expression | None:
+    """A run without units, money and rates ("4 apples/box"); None where no arithmetic is left."""
     kept: list[Token] = []
-    for i, token in enumerate(tokens):
-        kind, value = token[0], token[1]
-        if kind == "money":
-            continue
-        if kind == "word":
+    followers = [*(token.kind for token in tokens[1:]), ""]
+    for token, following in zip(tokens, followers, strict=True):
+        if token.kind == "word":
             if not kept:
                 return None  # a name, not a quantity
-            if (
-                i + 1 < len(tokens)
-                and tokens[i + 1][0] in ("number", "open")
-                and kept[-1][0] in ("number", "close", "percent")
-            ):
+            if kept[-1].kind in ENDS and following in BEGINS:
                 return None  # two quantities with only words between them
-            continue
-        if kind == "op" and value == "/" and i + 1 < len(tokens) and tokens[i + 1][0] == "word":
-            continue  # a rate's unit
-        if kind == "of" and not (
-            kept and i + 1 < len(tokens) and tokens[i + 1][0] in ("number", "open", "money") and _is_part(kept)
-        ):
-            continue
-        kept.append(token)
-    return kept if kept and evaluate(kept) is not None else None
+        elif token.kind == "of":
+            if following in (*BEGINS, "money") and _is_part(kept):
+                kept.append(token)
+        elif token.kind != "money" and not (token.text == "/" and following == "word"):
+            kept.append(token)
+    value = evaluate(kept)
+    return None if value is None else Expression(kept, value)
 
 
 def _is_part(kept: Sequence[Token]) -> bool:
     """Whether what stands before "of" is a percentage or a fraction."""
-    return kept[-1][0] == "percent" or kept[-1][0] == "close" or (len(kept) >= 3 and kept[-2][1] == "/")
+    is_fraction = len(kept) >= 3 and kept[-2].text == "/"
+    return is_fraction or bool(kept and kept[-1].kind in ("percent", "close"))
 
 
-def _has_arithmetic(tokens: Sequence[Token]) -> bool:
-    binary = any(t[0] in ("op", "power", "of") for t in tokens[1:])
-    return binary or sum(t[0] == "number" for t in tokens) > 1
+def _agree(left: Expression, right: Expression) -> bool:
+    """Equal, or equal after rounding to the digits that the right side writes, or a percentage
+    written as one."""
+    x, y = left.value, right.value
+    if x == y:
+        return True
+    if right.is_percentage and len(right.tokens) == 2 and x == y * 100:
+        return True
+    if left.is_percentage and not left.computes and x * 100 == y:
+        return True
+    if right.computes or x.denominator == 1:
+        return False
+    written = max((t.text for t in right.tokens if t.kind == "number"), key=len, default="")
+    digits = len(written.partition(".")[2])
+    unit = Fraction(1, 10**digits) / (100 if right.is_percentage else 1)
+    rounded = abs(x - y) <= unit / 2
+    cut_off = 0 <= abs(x) - abs(y) < unit and x * y >= 0
+    return (digits > 0 or abs(x) >= 10) and (rounded or cut_off)
 
 
-def _value(text: str) -> Fraction:
-    return Fraction(text.replace(",", ""))
+# ---------------------------------------------------------------- values
 
 
 def evaluate(tokens: Sequence[Token]) -> Fraction | None:
-    """The exact value of an expression, or None if it is none (or divides by zero, or is too large)."""
-    try:
-        value, rest = _sum(tokens, 0, 0)
-    except (ValueError, ZeroDivisionError, IndexError):
-        return None
-    return value if rest == len(tokens) else None
+    """The exact value of an expression, None if it is none, divides by zero or is too large.
 
-
-def _sum(tokens: Sequence[Token], at: int, depth: int) -> tuple[Fraction, int]:
-    value, at = _product(tokens, at, depth)
-    while at < len(tokens) and (sign := _operator(tokens[at])) in ("+", "-"):
-        term, after = _product(tokens, at + 1, depth)
-        share = after == at + 3 and tokens[after - 1][0] == "percent" and tokens[at - 1][0] != "percent"
-        if share:  # 50 - 20% takes 20% of the 50
-            term *= value
-        value, at = (value + term if sign == "+" else value - term), after
-    return value, at
-
-
-def _product(tokens: Sequence[Token], at: int, depth: int) -> tuple[Fraction, int]:
-    value, at = _power(tokens, at, depth)
-    while at < len(tokens):
-        sign = _operator(tokens[at])
-        if sign in ("*", "/"):
-            factor, at = _power(tokens, at + 1, depth)
-            value = value * factor if sign == "*" else value / factor
-        elif tokens[at][0] == "open":  # 3(4)
-            factor, at = _power(tokens, at, depth)
-            value *= factor
+    Python parses it: numbers are given as strings, and a percent sign as an attribute.
+    """
+    words = []
+    before = ""
+    for token in tokens:
+        if token.kind == before and before in ("number", "percent"):
+            return None
+        if token.kind == "number":
+            if len(token.text) > MAX_DIGITS:
+                return None
+            words.append(f'"{token.text.replace(",", "")}"')
+        elif token.kind == "percent":
+            words.append(".percent")
+        elif token.kind == "open" and before in ENDS:  # 3(4)
+            words.append("* (")
         else:
-            break
-    return value, at
+            words.append(token.text)
+        before = token.kind
+    try:
+        return _value(ast.parse(" ".join(words), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        return None
 
 
-def _power(tokens: Sequence[Token], at: int, depth: int) -> tuple[Fraction, int]:
-    value, at = _atom(tokens, at, depth)
-    if at < len(tokens) and tokens[at][0] == "power":
-        exponent, at = _atom(tokens, at + 1, depth)
-        if exponent.denominator != 1 or abs(exponent) > 64:
-            raise ValueError("power out of range")
-        if max(value.numerator.bit_length(), value.denominator.bit_length()) * abs(exponent) > MAX_BITS:
-            raise ValueError("power out of range")
-        value = value**exponent.numerator
-    return value, at
+def _value(node: ast.expr) -> Fraction:
+    match node:
+        case ast.Constant(value=str(number)):
+            return Fraction(number)
+        case ast.Attribute(value=whole):
+            return _value(whole) / 100
+        case ast.UnaryOp(op=sign, operand=operand):
+            return -_value(operand) if isinstance(sign, ast.USub) else _value(operand)
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            return _power(_value(left), _value(right))
+        case ast.BinOp(left=left, op=sign, right=right):
+            x, y = _value(left), _value(right)
+            adds = isinstance(sign, ast.Add | ast.Sub)
+            if adds and isinstance(right, ast.Attribute) and not _ends_with_percent(left):
+                y *= x  # 50 - 20% takes 20% of the 50
+            value: Fraction = _OPERATORS[type(sign)](x, y)
+            return value
+    raise ValueError("not arithmetic")
 
 
-def _atom(tokens: Sequence[Token], at: int, depth: int) -> tuple[Fraction, int]:
-    kind, text, *_ = tokens[at]
-    if depth > 30:
-        raise ValueError("nested too deeply")
-    if kind == "op" and _operator(tokens[at]) in ("-", "+"):
-        value, at = _atom(tokens, at + 1, depth + 1)
-        return (-value if _OPERATORS.get(text, text) == "-" else value), at
-    if kind == "open":
-        value, at = _sum(tokens, at + 1, depth + 1)
-        if tokens[at][0] != "close":
-            raise ValueError("unbalanced")
-        at += 1
-    elif kind == "number" and len(text) <= MAX_DIGITS:
-        value, at = _value(text), at + 1
-    else:
-        raise ValueError("not a number")
-    if at < len(tokens) and tokens[at][0] == "percent":
-        value, at = value / 100, at + 1
-    return value, at
+def _ends_with_percent(node: ast.expr) -> bool:
+    while isinstance(node, ast.BinOp):
+        node = node.right
+    return isinstance(node, ast.Attribute)
 
 
-def _operator(token: Token) -> str:
-    return _OPERATORS.get(token[1], token[1]) if token[0] in ("op", "of") else ""
-
-
-def _agree(x: Fraction, y: Fraction, a: Sequence[Token], b: Sequence[Token], written: str) -> bool:
-    """Equal, or equal after rounding to the digits that the right side writes, or a percentage written as one."""
-    if x == y:
-        return True
-    if b[-1][0] == "percent" and len(b) == 2 and x == y * 100:
-        return True
-    if a[-1][0] == "percent" and not _has_arithmetic(a) and x * 100 == y:
-        return True
-    if _has_arithmetic(b):
-        return False
-    digits = len(written.partition(".")[2])
-    unit = Fraction(1, 10**digits)
-    if b[-1][0] == "percent":
-        unit /= 100
-    rounded = abs(x - y) <= unit / 2
-    cut_off = 0 <= abs(x) - abs(y) < unit and x * y >= 0
-    return x.denominator != 1 and (digits > 0 or abs(x) >= 10) and (rounded or cut_off)
-
-
-def _signed(tokens: Sequence[Token]) -> Iterator[Fraction]:
-    for i, token in enumerate(tokens):
-        if token[0] == "number":
-            minus = i > 0 and _operator(tokens[i - 1]) == "-"
-            yield -_value(token[1]) if minus else _value(token[1])
-
-
-def stated_operands(text: str) -> dict[Fraction, int]:
-    """The numbers that a text itself adds or subtracts (`7` and `9` in "6 + 7 - 9"), each with its sign."""
-    signs: dict[Fraction, int] = {}
-    for line in _lines(normalise(text)):
-        for before, sign, number in zip(line, line[1:], line[2:], strict=False):
-            if before[0] not in ("number", "close") or _operator(sign) not in ("+", "-"):
-                continue
-            if number[0] == "number" and len(number[1]) <= MAX_DIGITS:
-                value, direction = _value(number[1]), 1 if _operator(sign) == "+" else -1
-                signs[value] = direction if signs.get(value, direction) == direction else 0  # 0: both ways
-    return signs
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    bits = max(base.numerator.bit_length(), base.denominator.bit_length()) * abs(exponent)
+    if exponent.denominator != 1 or abs(exponent) > MAX_EXPONENT or bits > MAX_POWER_BITS:
+        raise ValueError("the power is too large")
+    return Fraction(base**exponent.numerator)

@@ -1,4 +1,7 @@
-"""A language model that grades solutions by a rubric (Zheng et al., 2023; expected grade: Liu et al., 2023, G-Eval)."""
+"""A language model that grades solutions by a rubric (Zheng et al., 2023).
+
+The expected grade is that of G-Eval (Liu et al., 2023).
+"""
 
 from __future__ import annotations
 
@@ -7,31 +10,33 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
-
 from ttc.checks import check_kind, check_whole
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.protocols import Backend
 from ttc.text.chat import has_template
 from ttc.tree.branch import Branch
-from verifiers.reward_model import MARK, RewardModel
-from verifiers.tree_mirror import Layout, TreeMirror
+
+from verifiers.reward_model import RewardModel
+from verifiers.reward_model_pass import Layout, TreeMirror
 
 RUBRIC = (
-    "Grade a solution of a problem. The solution may not be complete yet; then grade it as far as it goes. Look "
-    "whether each step follows from the problem and from the steps before it, and whether each calculation is right."
+    "Grade a solution of a problem. The solution may not be complete yet; then grade it as far as "
+    "it goes. Look whether each step follows from the problem and from the steps before it, and "
+    "whether each calculation is right."
 )
 
 
 @dataclass(eq=False)
 class LLMJudge(RewardModel):
-    """The grade that a language model is expected to give, between 0 (grade 1) and 1 (grade `grades`).
+    """The grade that a language model is expected to give, from 0 (grade 1) to 1 (grade `grades`).
 
-    The expectation is over the probabilities of the grades' digits, so that one pass is enough and no grade has to be
-    read out of a text. Rubric, problem and solution come first and are shared along the tree; the question for the
-    grade is asked on a fork.
-    model: None for the search's own model, on its own engine. rubric: what the grade is for. grades: how many there
-    are, 2 to 9. thoughts: grade a model's thoughts too, and not its answer alone.
+    The expectation is over the probabilities of the grades' digits, so one pass is enough. Rubric,
+    problem and solution come first and are shared along the tree; the question for the grade is
+    asked on a fork.
+    model: None for the search's own model, on its own engine. rubric: what the grade is for.
+    grades: how many there are, 2 to 9. thoughts: grade a model's thoughts too, and not its answer
+    alone.
     """
 
     model: Any = None
@@ -53,43 +58,43 @@ class LLMJudge(RewardModel):
         if self.model is None and (self._mirror is None or self._mirror[0]() is not backend):
             if not isinstance(backend, Engine):
                 raise InvalidInput(
-                    f"{type(backend).__name__} is no engine of this machine, whose model could grade; give a model"
+                    f"{type(backend).__name__} is no engine of this machine, whose model could "
+                    "grade; give a model"
                 )
             self._parts = backend.model, backend.tokenizer
             self._known.clear()
         return super().mirror(backend)
 
     def _engine(self, backend: Backend) -> Engine:
-        return backend if self.model is None and isinstance(backend, Engine) else super()._engine(backend)
+        if self.model is None and isinstance(backend, Engine):
+            return backend
+        return super()._engine(backend)
 
     def layout(self, branch: Branch, question: str) -> Layout:
         return self.one_rating(question, self.answer(branch, self.thoughts))
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
-        text = self._text(question, steps) + f"\n\nReply with one number from 1 (worst) to {self.grades} (best)."
+        solution = "".join(steps)
+        text = (
+            f"{self.rubric}\n\nProblem:\n{question}\n\nSolution:\n{solution}"
+            f"\n\nReply with one number from 1 (worst) to {self.grades} (best)."
+        )
         if not has_template(self.tokenizer):
             return self.whole(f"{text}\nGrade:")
         return self.templated(self.chat([{"role": "user", "content": text}], answer=True))
 
-    def opened(self, question: str, steps: Sequence[str]) -> list[int]:
-        text = self._text(question, steps)
-        if not has_template(self.tokenizer):
-            return self.whole(text)
-        return self.templated(self.chat([{"role": "user", "content": text + MARK}]))
-
-    def _text(self, question: str, steps: Sequence[str]) -> str:
-        return f"{self.rubric}\n\nProblem:\n{question}\n\nSolution:\n{''.join(steps)}"
-
     def score(self, output: Tensor) -> float:
-        digits = [self._digit(grade) for grade in range(1, self.grades + 1)]
-        weights = output[[token for tokens in digits for token in tokens]].double().softmax(-1).tolist()
-        worth = [(grade, weight) for grade, tokens in enumerate(digits) for _ in tokens for weight in [weights.pop(0)]]
-        return float(sum(grade * weight for grade, weight in worth) / (self.grades - 1))
+        spelt = [(grade, token) for grade in range(self.grades) for token in self._digit(grade + 1)]
+        weights = output[[token for _, token in spelt]].double().softmax(-1).tolist()
+        expected = sum(grade * weight for (grade, _), weight in zip(spelt, weights, strict=True))
+        return float(expected / (self.grades - 1))
 
     def _digit(self, grade: int) -> list[int]:
         """The tokens that spell a grade alone."""
         last = {self.encode(f"{space}{grade}")[-1] for space in ("", " ")}
-        tokens = sorted(token for token in last if self.tokenizer.decode([token]).strip() == str(grade))
+        tokens = [t for t in sorted(last) if self.tokenizer.decode([t]).strip() == str(grade)]
         if not tokens:
-            raise UnsupportedModel(f"the tokenizer has no token for the grade {grade}; use another model as the judge")
+            raise UnsupportedModel(
+                f"the tokenizer has no token for the grade {grade}; use another model as the judge"
+            )
         return tokens

@@ -17,31 +17,30 @@ NUMBERED = re.compile(r"Step \d+:")
 
 @dataclass(eq=False)
 class MathShepherd(RewardModel):
-    """P(+) against P(-) at the `ки` that ends each step of "QUESTION Step 1: ... ки\\nStep 2: ... ки".
+    """P(+) against P(-) at the `ки` that ends each step of
+    "QUESTION Step 1: ... ки\\nStep 2: ... ки".
 
-    The text is encoded as a whole: SentencePiece puts a blank before whatever it encodes alone. Steps that do not
-    begin with "Step N:" get their number.
+    The text is encoded as a whole: SentencePiece puts a blank before whatever it encodes alone.
     """
 
     model: Any = "peiyi9979/math-shepherd-mistral-7b-prm"
     headed: ClassVar[bool] = False
 
     def check_tokenizer(self) -> None:
-        self.single(STEP_END), self.single(GOOD), self.single(BAD)
+        for text in (STEP_END, GOOD, BAD):
+            self.single(text)
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
-        return self.whole(f"{self._text(question, steps)} {STEP_END}")
-
-    def opened(self, question: str, steps: Sequence[str]) -> list[int]:
-        return self.whole(self._text(question, steps))
-
-    def _text(self, question: str, steps: Sequence[str]) -> str:
-        return f"{question} " + f" {STEP_END}\n".join(numbered([step.replace(STEP_END, "") for step in steps]))
+        plain = numbered([step.replace(STEP_END, "") for step in steps])
+        return self.whole(f"{question} " + f" {STEP_END}\n".join(plain) + f" {STEP_END}")
 
     def score(self, output: Tensor) -> float:
-        return float(output[[self.single(GOOD), self.single(BAD)]].float().softmax(-1)[0])
+        return self.first_share(output, GOOD, BAD)
 
 
 def numbered(steps: Sequence[str]) -> list[str]:
     """The steps, each beginning with "Step N:"."""
-    return [s if NUMBERED.match(s) else f"Step {number}: {s}" for number, s in enumerate(steps, start=1)]
+    return [
+        step if NUMBERED.match(step) else f"Step {number}: {step}"
+        for number, step in enumerate(steps, start=1)
+    ]

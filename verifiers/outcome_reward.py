@@ -1,4 +1,4 @@
-"""Outcome reward models: classifiers of whole answers (`AutoModelForSequenceClassification` with one label)."""
+"""Outcome reward models: classifiers of whole answers (`AutoModelForSequenceClassification`)."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-
 from ttc.errors import UnsupportedModel
 from ttc.tree.branch import Branch
-from verifiers.reward_model import MARK, RewardModel
-from verifiers.tree_mirror import Layout
+
+from verifiers.reward_model import RewardModel
+from verifiers.reward_model_pass import Layout
 
 
 @dataclass(eq=False)
 class OutcomeReward(RewardModel):
-    """One reward for a whole answer: the head's output at the last token of the chat with the answer in it.
+    """One reward for a whole answer: the head's output at the last token of the chat with it.
 
-    The reward is any number (a logit), so scores of one model alone compare. The end of the chat is rated on a fork of
-    the answer, and dropped. system: the model's system text, None for none. A model with `separator` has no meaning
-    here: the text is not cut into steps.
-    thoughts: rate a model's thoughts too, and not its answer alone. Published models are trained on answers.
+    The reward is any number (a logit), so scores of one model alone compare. The end of the chat is
+    rated on a fork of the answer, and dropped. `separator` has no meaning: there are no steps.
+    system: the model's system text, None for none.
+    thoughts: rate a model's thoughts too, and not its answer alone. Published models are trained on
+    answers.
     """
 
     model: Any = "Skywork/Skywork-Reward-V2-Qwen3-0.6B"
@@ -35,18 +36,15 @@ class OutcomeReward(RewardModel):
         return self.one_rating(question, self.answer(branch, self.thoughts))
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
-        return self.templated(self.chat(self._messages(question, "".join(steps))))
-
-    def opened(self, question: str, steps: Sequence[str]) -> list[int]:
-        return self.templated(self.chat(self._messages(question, "".join(steps) + MARK)))
-
-    def _messages(self, question: str, answer: str) -> list[dict[str, str]]:
-        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*messages, {"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        user = {"role": "user", "content": question}
+        answer = {"role": "assistant", "content": "".join(steps)}
+        return self.templated(self.chat([*system, user, answer]))
 
     def score(self, output: Tensor) -> float:
         if output.numel() != 1:
             raise UnsupportedModel(
-                f"the head gives {output.numel()} numbers, not one reward; give a model with num_labels=1"
+                f"the head gives {output.numel()} numbers, not one reward; give a model with "
+                "num_labels=1"
             )
         return float(output[0])

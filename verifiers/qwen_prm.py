@@ -16,9 +16,9 @@ STEP_END = "<extra_0>"
 
 @dataclass(eq=False)
 class QwenPRM(RewardModel):
-    """P(correct) of each step: the softmax of the head's two outputs at the `<extra_0>` that ends the step.
+    """P(correct) of each step: the softmax of the head's two outputs at the step's `<extra_0>`.
 
-    The model is a plain Qwen2 with a head of two layers, and is loaded as such: the code on the hub, which newer
+    The model is loaded as a plain Qwen2 with a head of two layers. The code on the hub, which newer
     releases of transformers cannot run, is not needed.
     """
 
@@ -32,11 +32,13 @@ class QwenPRM(RewardModel):
         return [*self.opened(question, steps), self.single(STEP_END)]
 
     def opened(self, question: str, steps: Sequence[str]) -> list[int]:
-        asked = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-        tokens = self.templated(self.chat([*asked, {"role": "assistant", "content": MARK}]))
-        for place, step in enumerate(steps):
-            tokens += [self.single(STEP_END)] * (place > 0) + self.encode(step.replace(STEP_END, " "))
-        return tokens
+        messages = [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": MARK},
+        ]
+        plain = [step.replace(STEP_END, " ") for step in steps]
+        return self.templated(self.chat(messages)) + self.joined(plain, [self.single(STEP_END)])
 
     def score(self, output: Tensor) -> float:
         return float(output.float().softmax(-1)[1])

@@ -1,4 +1,7 @@
-"""What all reward models share: how a text is laid out for the model, and where its scores are read."""
+"""What all reward models share: how a text is laid out for the model, and where scores are read.
+
+The model's passes are in `verifiers.reward_model_pass`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from weakref import ReferenceType, ref
 
 from jinja2 import TemplateError
 from torch import Tensor
-
 from ttc.checks import check_kind
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
@@ -22,26 +24,30 @@ from ttc.text.chat import encoded, has_template
 from ttc.text.prompt import raw_tokens
 from ttc.tree.branch import Branch
 from ttc.tree.segment import common_prefix
-from verifiers.tree_mirror import Layout, TreeMirror
+
+from verifiers.reward_model_pass import Layout, TreeMirror
 
 MARK = "\x00"
-"""Stands where a text goes on, to see what a chat template puts before it."""
+"""Stands where a text goes on; `whole` and `templated` encode what a format puts before it."""
+
+MAX_REMEMBERED = 10_000
+"""Texts whose tokens are remembered."""
 
 
 @dataclass(eq=False)
 class RewardModel(ABC):
-    """Rates branches with a model of its own, whose KV follows the search's tree: a child costs its new tokens.
+    """Rates branches with a model whose KV follows the search's tree: a child costs its new tokens.
 
-    model: a hub id or a folder, loaded when it is first used; or a loaded (model, tokenizer).
-    separator: what ends a step in a branch's text. Each step gets a score. A step that is not ended yet, as one that
-        was cut by its length, is rated as it is: what would end it is put after it for that rating alone.
+    model: a hub id or a folder, loaded at first use; or a loaded (model, tokenizer).
+    separator: what ends a step in a branch's text. Each step gets a score. One that is not ended
+        yet is rated as it is: its end is put after it for that rating alone.
     device, dtype: as for `Engine.from_pretrained`.
 
-    With an `Engine` on the same device the reward model's KV is kept under the same kind of residency policy, and one
-    budget of bytes holds for both. What is rated is counted as verifier tokens of the problem. `released` must be told
-    of branches that are let go; a search does so.
-    Raises UnsupportedModel, when it is loaded, for a model without a reward head and for a tokenizer without the tokens
-    of the format; InvalidInput for a text beyond the model's context.
+    With an `Engine` on the same device, the KV of both models has the same kind of residency policy
+    and one budget of bytes. What is rated counts as verifier tokens of the problem. `released` must
+    be told of branches that are let go; a search does so.
+    Raises UnsupportedModel at loading for a model without a reward head and a tokenizer without the
+    format's tokens; InvalidInput for a text beyond the model's context.
     """
 
     model: Any
@@ -50,14 +56,16 @@ class RewardModel(ABC):
     dtype: str = "auto"
 
     headed: ClassVar[bool] = True
-    """Whether the score comes from a head of its own, and not from the vocabulary's."""
+    """Whether a head in the place of the vocabulary's gives the score."""
     writes: ClassVar[bool] = False
     """Whether the model writes before it rates, as its generation_config asks."""
     offset: ClassVar[int] = -1
-    """Where the score of a step is read, counted from the end of what ends it."""
+    """Where a step's score is read, counted from the end of what ends the step."""
 
     _parts: tuple[Any, Any] | None = field(init=False, repr=False, default=None)
-    _mirror: tuple[ReferenceType[Backend], TreeMirror] | None = field(init=False, repr=False, default=None)
+    _mirror: tuple[ReferenceType[Backend], TreeMirror] | None = field(
+        init=False, repr=False, default=None
+    )
     _known: dict[str, list[int]] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,37 +77,44 @@ class RewardModel(ABC):
 
     @abstractmethod
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
-        """The tokens of a question and some steps, what ends the last one included."""
+        """The tokens of a question and some steps, with what ends the last step."""
 
-    @abstractmethod
     def opened(self, question: str, steps: Sequence[str]) -> list[int]:
         """The same without what ends the last step."""
+        return self.closed(question, [*steps[:-1], steps[-1] + MARK])
 
     @abstractmethod
     def score(self, output: Tensor) -> float:
-        """From what the model gives where a step is read to the step's score."""
+        """A step's score from what the model gives where it is read."""
 
     def check_tokenizer(self) -> None:
-        """Raise UnsupportedModel unless the tokenizer knows the format's own tokens."""
+        """Raise UnsupportedModel unless the tokenizer knows the format's tokens."""
         return
 
     # ---------------------------------------------------------------- a verifier
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> list[list[float]]:
         mirror = self.mirror(backend)
-        return mirror.rate(branches, [self.layout(b, q) for b, q in zip(branches, questions, strict=True)])
+        return mirror.rate(branches, self.layouts(branches, questions))
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
         """The most verifier tokens that rating these branches takes."""
         mirror = self.mirror(backend)
         mirror.follow_model()
-        pairs = zip(branches, questions, strict=True)
-        return sum(mirror.missing_tokens(branch, self.layout(branch, question)) for branch, question in pairs)
+        layouts = self.layouts(branches, questions)
+        return sum(map(mirror.missing_tokens, branches, layouts))
 
     def released(self, branches: Sequence[Branch]) -> None:
         """Let go of what is kept for branches that are gone."""
         if self._mirror is not None:
             self._mirror[1].released(branches)
+
+    # ---------------------------------------------------------------- layout
+
+    def layouts(self, branches: Sequence[Branch], questions: Sequence[str]) -> list[Layout]:
+        return [self.layout(b, q) for b, q in zip(branches, questions, strict=True)]
 
     def layout(self, branch: Branch, question: str) -> Layout:
         """A branch's text as the model reads it, and where."""
@@ -110,32 +125,36 @@ class RewardModel(ABC):
         return split_steps(text, self.separator, finished)
 
     def laid_out(self, question: str, steps: Sequence[str], rest: str | None) -> Layout:
-        """Steps that are ended, and one that is not, as the model reads them."""
+        """The layout of steps that are ended and one that is not, None for none."""
         tokens, reads = list[int](), list[int]()
         for count in range(1, len(steps) + 1):
-            before, tokens = tokens, self.closed(question, steps[:count])
+            before = tokens
+            tokens = self.closed(question, steps[:count])
             if tokens[: len(before)] != before:
                 raise UnsupportedModel(
-                    f"the tokenizer joins the end of a step with the next one, {steps[count - 1]!r}, so that "
-                    f"{type(self).__name__} cannot go on from it; use the model's own tokenizer"
+                    "the tokenizer joins the end of a step with the next one, "
+                    f"{steps[count - 1]!r}, so that {type(self).__name__} cannot go on from it; "
+                    "use the model's own tokenizer"
                 )
             reads.append(len(tokens) + self.offset)
         if rest is None:
             return Layout(tokens, reads, [])
         whole = self.closed(question, [*steps, rest])
-        kept = max(len(tokens), common_prefix(whole, self.opened(question, [*steps, rest])))
+        shared = common_prefix(whole, self.opened(question, [*steps, rest]))
+        kept = max(len(tokens), shared)
         return Layout(whole[:kept], reads, whole[kept : len(whole) + self.offset + 1])
 
     def answer(self, branch: Branch, thoughts: bool) -> str:
-        """What of a branch is rated as a whole: its answer, as a message of a chat holds it. While the model still
-        thinks, and with `thoughts`, it is all of its text."""
+        """What of a branch is rated as a whole: its answer. With `thoughts`, and while the model
+        still thinks, it is all of its text."""
         said = None if thoughts else branch.answer_text
         return (branch.text if said is None else said).strip()
 
     def one_rating(self, question: str, text: str) -> Layout:
         """The layout of a text that is rated as a whole, and goes on from its last character."""
         whole = self.closed(question, [text])
-        kept = min(common_prefix(whole, self.opened(question, [text])), len(whole) - 1)
+        shared = common_prefix(whole, self.opened(question, [text]))
+        kept = min(shared, len(whole) - 1)
         return Layout(whole[:kept], [], whole[kept:])
 
     # ---------------------------------------------------------------- the model
@@ -144,8 +163,7 @@ class RewardModel(ABC):
     def parts(self) -> tuple[Any, Any]:
         """(model, tokenizer), loaded at first use."""
         if self._parts is None:
-            parts = self._load()
-            self._parts = parts
+            self._parts = self._load()
             try:
                 self.check_tokenizer()
             except BaseException:
@@ -157,7 +175,8 @@ class RewardModel(ABC):
         if not isinstance(self.model, str):
             model, tokenizer = self.model
             return (HeadedModel.of(model) if self.headed else model), tokenizer
-        model, tokenizer = (load_headed if self.headed else load)(self.model, device=self.device, dtype=self.dtype)
+        loading = load_headed if self.headed else load
+        model, tokenizer = loading(self.model, device=self.device, dtype=self.dtype)
         pack_linears(model)
         return model, tokenizer
 
@@ -166,34 +185,40 @@ class RewardModel(ABC):
         return self.parts[1]
 
     def mirror(self, backend: Backend) -> TreeMirror:
-        """What follows the tree of `backend`; that of another backend is given up."""
+        """The tree that follows that of `backend`; another backend's is given up."""
         if self._mirror is not None:
-            if self._mirror[0]() is backend:
-                return self._mirror[1]
-            self._mirror[1].clear()
+            followed, mirror = self._mirror
+            if followed() is backend:
+                return mirror
+            mirror.clear()
         mirror = TreeMirror(self._engine(backend), self.score)
         self._mirror = ref(backend), mirror
         return mirror
 
     def _engine(self, backend: Backend) -> Engine:
-        """An engine for the reward model, with one account of bytes where the backend is an engine beside it."""
+        """An engine for the reward model, with the bytes and the lock of a backend like it."""
         model, tokenizer = self.parts
         if not isinstance(backend, Engine) or backend.device != model.device:
             return Engine(model, tokenizer, generation_settings=self.writes)
-        rows = backend.runtime.prefill_tokens
-        memory = backend.residency.for_another_model()
-        engine = Engine(model, tokenizer, prefill_tokens=rows, memory=memory, generation_settings=self.writes)
+        engine = Engine(
+            model,
+            tokenizer,
+            prefill_tokens=backend.runtime.prefill_tokens,
+            memory=backend.residency.for_another_model(),
+            generation_settings=self.writes,
+        )
         engine.residency.join(backend.residency)
-        engine.lock, engine.under_way = backend.lock, backend.under_way
+        engine.lock = backend.lock
+        engine.under_way = backend.under_way
         engine.batches = backend.batches  # what decodes makes way for both engines' passes
         return engine
 
     # ---------------------------------------------------------------- text and tokens
 
     def encode(self, text: str) -> list[int]:
-        """Text to tokens, with no special tokens added. Texts come again at every rating, and are remembered."""
+        """Text to tokens without special tokens, remembered for the next rating."""
         if (known := self._known.get(text)) is None:
-            if len(self._known) >= REMEMBERED:
+            if len(self._known) >= MAX_REMEMBERED:
                 self._known.clear()
             known = self._known[text] = encoded(text, self.tokenizer)
         return known
@@ -203,52 +228,57 @@ class RewardModel(ABC):
         tokens = self.encode(text)
         if len(tokens) != 1 or tokens[0] == getattr(self.tokenizer, "unk_token_id", None):
             raise UnsupportedModel(
-                f"the tokenizer has no token {text!r}, by which {type(self).__name__} knows its format (it gives "
-                f"{tokens}); give the reward model's own tokenizer"
+                f"the tokenizer has no token {text!r}, by which {type(self).__name__} knows its "
+                f"format (it gives {tokens}); give the reward model's own tokenizer"
             )
         return tokens[0]
 
-    def chat(self, messages: Sequence[Mapping[str, str]], *, answer: bool = False) -> str:
-        """Messages as the tokenizer's chat template writes them, up to MARK where that stands among them.
+    def first_share(self, output: Tensor, *texts: str) -> float:
+        """The probability of the first of some tokens against the others, from logits."""
+        logits = output[[self.single(text) for text in texts]]
+        return float(logits.float().softmax(-1)[0])
 
-        answer: with the start of the model's turn after them.
-        """
+    def chat(self, messages: Sequence[Mapping[str, str]], *, answer: bool = False) -> str:
+        """Messages as the tokenizer's chat template writes them. answer: with the start of the
+        model's turn after them."""
+        name = type(self).__name__
         if not has_template(self.tokenizer):
             raise UnsupportedModel(
-                f"{type(self).__name__} writes its text by a chat template, and the tokenizer has none; give the "
+                f"{name} writes its text by a chat template, and the tokenizer has none; give the "
                 "reward model's own tokenizer"
             )
         try:
-            text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answer)
+            text = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=answer
+            )
         except TemplateError as error:
-            raise UnsupportedModel(f"the chat template refuses {type(self).__name__}'s messages: {error}") from error
-        return str(text).partition(MARK)[0]
+            raise UnsupportedModel(
+                f"the chat template refuses {name}'s messages: {error}"
+            ) from error
+        return str(text)
 
     def whole(self, text: str) -> list[int]:
-        """The tokens of a text that no chat template has written, special tokens as the tokenizer puts them around
-        it."""
-        return raw_tokens(text, self.tokenizer)
+        """The tokens of a text up to MARK, with the special tokens that the tokenizer adds."""
+        return raw_tokens(text.partition(MARK)[0], self.tokenizer)
 
     def templated(self, text: str) -> list[int]:
-        """The tokens of a text that the chat template has written, no other special token with them."""
-        return encoded(text, self.tokenizer)
+        """The tokens of a text that a chat template wrote, up to MARK."""
+        return encoded(text.partition(MARK)[0], self.tokenizer)
 
-    def unknown_template(self, text: str) -> UnsupportedModel:
-        return UnsupportedModel(
-            f"the chat template writes {text!r}, which is not {type(self).__name__}'s format; give the reward model's "
-            "own tokenizer"
-        )
-
-
-REMEMBERED = 10_000
-"""So many texts at most are remembered with their tokens."""
+    def joined(self, steps: Sequence[str], separator: Sequence[int]) -> list[int]:
+        """The tokens of steps that are encoded apart, with a separator between them."""
+        tokens = list[int]()
+        for place, step in enumerate(steps):
+            tokens += separator if place else []
+            tokens += self.encode(step) if step else []
+        return tokens
 
 
 def split_steps(text: str, separator: str, finished: bool) -> tuple[list[str], str | None]:
     """The steps of a text that are ended, and the one that is not, None where all are.
 
-    Blanks around a step and blank steps are left out; a finished text has no step that goes on. A character that the
-    end of the tokens cuts in two is left out until it is whole.
+    Blanks around steps and blank steps are left out; a finished text has no step that goes on. A
+    character that the end of the tokens cuts in two is left out until it is whole.
     """
     *ended, rest = text.rstrip("\ufffd").split(separator)
     steps = [step.strip() for step in ended if step.strip()]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-
 from ttc.errors import UnsupportedModel
+
 from verifiers.reward_model import RewardModel
 
 
@@ -16,12 +16,12 @@ from verifiers.reward_model import RewardModel
 class SkyworkPRM(RewardModel):
     """The sigmoid of a value head at the line break that ends each step.
 
-    Question, steps and line breaks are encoded apart from each other, as the authors' `prepare_input` does
-    (SkyworkAI/skywork-o1-prm-inference, model_utils/io_utils.py). By it every line is a step as it is written, blanks
-    at its beginning and end included, and so is an empty line: its line break has a score, too, so that "a", an empty
-    line and "b" have three. A line that has not begun has none, until the text has finished with it.
-    With another separator than a line break, steps come without the blanks around them, and a line break within one,
-    which would be read as a step's end, becomes a space.
+    Question, steps and line breaks are encoded apart, as the authors' `prepare_input` does
+    (SkyworkAI/skywork-o1-prm-inference, model_utils/io_utils.py). By it every line is a step as it
+    is written, with its blanks, and so is an empty line: "a", an empty line and "b" have three
+    scores. A line that has not begun has none, until the text has finished with it.
+    With another separator, steps come without the blanks around them, and a line break within a
+    step becomes a space.
     """
 
     model: Any = "Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B"
@@ -31,18 +31,17 @@ class SkyworkPRM(RewardModel):
         self.single("\n")
         if getattr(self.tokenizer, "bos_token", None) is None:
             raise UnsupportedModel(
-                "the tokenizer has no bos_token, with which SkyworkPRM's texts begin; give the model's"
+                "the tokenizer has no bos_token, with which SkyworkPRM's texts begin; give the "
+                "model's"
             )
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
         return [*self.opened(question, steps), self.single("\n")]
 
     def opened(self, question: str, steps: Sequence[str]) -> list[int]:
-        tokens = list(self.encode(f"{self.tokenizer.bos_token}{question}\n"))
-        for place, step in enumerate(steps):
-            tokens += [self.single("\n")] * (place > 0)
-            tokens += self.encode(step.replace("\n", " ")) if step else []
-        return tokens
+        asked = self.encode(f"{self.tokenizer.bos_token}{question}\n")
+        lines = [step.replace("\n", " ") for step in steps]
+        return [*asked, *self.joined(lines, [self.single("\n")])]
 
     def split(self, text: str, finished: bool) -> tuple[list[str], str | None]:
         if self.separator != "\n":

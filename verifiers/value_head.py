@@ -1,4 +1,4 @@
-"""A head trained on a language model to tell right steps from wrong ones, in the format of TRL's PRMTrainer."""
+"""A head trained on a language model to tell right steps from wrong ones, as TRL's PRMTrainer."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.loading import load, load_headed
 from ttc.model.packed_linear import PackedLinear, pack_linears
 from ttc.model.reward_heads import HeadedModel
+
 from verifiers.reward_model import RewardModel
-from verifiers.tree_mirror import TreeMirror
+from verifiers.reward_model_pass import TreeMirror
 
 SETTINGS, WEIGHTS = "value_head.json", "value_head.safetensors"
 
 
 @dataclass(eq=False)
 class ValueHead(RewardModel):
-    """P(right) of each step: the softmax of a token classifier's two labels at the last token of the separator.
+    """P(right) of each step: a token classifier's second label at the separator's last token.
 
-    Question, steps and separators are encoded apart from each other, as TRL's PRMTrainer does, and a
-    beginning-of-sequence token comes first where the tokenizer has one. So a checkpoint that TRL made
+    Question, steps and separators are encoded apart, as TRL's PRMTrainer does, after a
+    beginning-of-sequence token where the tokenizer has one. So a checkpoint that TRL made
     (`AutoModelForTokenClassification`) loads as it is.
-    model: such a checkpoint (folder or hub id), a folder that `save` wrote, or a loaded (model, tokenizer). What `save`
-    wrote knows its own separator and prompt, which take the place of those given here.
+    model: such a checkpoint (folder or hub id), a folder that `save` wrote, or a loaded
+    (model, tokenizer). What `save` wrote knows its separator and prompt, which take the place of
+    those given here.
     prompt: the text before the first step, `{question}` in it.
     """
 
@@ -42,35 +43,36 @@ class ValueHead(RewardModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         if "{question}" not in self.prompt:
-            raise InvalidInput(f"the prompt {self.prompt!r} must hold {{question}}, where the question goes")
+            raise InvalidInput(
+                f"the prompt {self.prompt!r} must hold {{question}}, where the question goes"
+            )
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
         return [*self.opened(question, steps), *self.encode(self.separator)]
 
     def opened(self, question: str, steps: Sequence[str]) -> list[int]:
         bos = getattr(self.tokenizer, "bos_token_id", None)
-        tokens = [] if bos is None else [bos]
-        tokens += self.encode(self.prompt.replace("{question}", question))
-        for place, step in enumerate(steps):
-            tokens += (self.encode(self.separator) if place else []) + self.encode(step)
-        return tokens
+        start = [] if bos is None else [bos]
+        prompt = self.encode(self.prompt.replace("{question}", question))
+        return [*start, *prompt, *self.joined(steps, self.encode(self.separator))]
 
     def score(self, output: Tensor) -> float:
         if output.numel() != 2:
-            raise UnsupportedModel(f"the head gives {output.numel()} numbers, not two labels; give a token classifier")
+            raise UnsupportedModel(
+                f"the head gives {output.numel()} numbers, not two labels; give a token classifier"
+            )
         return float(output.float().softmax(-1)[1])
 
     # ---------------------------------------------------------------- training
 
     @classmethod
     def on(cls, model: Any, tokenizer: Any, **settings: Any) -> ValueHead:
-        """An untrained head on a loaded language model: it calls every step as likely right as wrong.
+        """An untrained head on a loaded language model: it rates every step 0.5.
 
-        model: with a body, as `AutoModelForCausalLM` loads it. The head is `verifier.head`, a linear layer of two
-        labels in float32, to be trained on `features`.
+        model: with a body, as `AutoModelForCausalLM` loads it. The head is `verifier.head`, a
+        linear layer of two labels in float32, to be trained on `features`.
         """
-        width = model.config.get_text_config().hidden_size
-        head = nn.Linear(width, 2, device=model.device)
+        head = nn.Linear(model.config.get_text_config().hidden_size, 2, device=model.device)
         for parameter in head.parameters():
             nn.init.zeros_(parameter)
         return cls((HeadedModel(model.base_model, Float32Head(head)), tokenizer), **settings)
@@ -81,13 +83,14 @@ class ValueHead(RewardModel):
         return head.linear if isinstance(head, Float32Head) else head
 
     def features(self, examples: Sequence[tuple[str, Sequence[str]]]) -> list[Tensor]:
-        """What the head sees of each (question, steps): (steps, width) in float32, the last hidden state at the last
-        token of each step's separator. What examples share from the beginning is computed once.
-        """
+        """What the head sees of each (question, steps): (steps, width) in float32, the last hidden
+        state at the last token of each step's separator. Shared beginnings are computed once."""
+        if not examples:
+            return []
         model, tokenizer = self.parts
         engine = Engine(HeadedModel(model.body, nn.Identity()), tokenizer)
         mirror = TreeMirror(engine, lambda state: state.float())
-        branches = [] if not examples else engine.fork(engine.root([0]), len(examples))
+        branches = engine.fork(engine.root([0]), len(examples))
         layouts = [self.laid_out(question, list(steps), None) for question, steps in examples]
         try:
             return [torch.stack(states).clone() for states in mirror.rate(branches, layouts)]
@@ -99,16 +102,17 @@ class ValueHead(RewardModel):
     def save(self, folder: str | Path, *, base: str | None = None) -> None:
         """Write a folder that `ValueHead(model=folder)` loads.
 
-        base: the model that the head stands on, by alias, folder or hub id; then the head alone is written, a few KB.
-        Without it the whole token classifier is written with its tokenizer, as TRL does.
+        base: the model below the head, by alias, folder or hub id; then the head alone is written,
+        a few KB. Without it the whole token classifier is written with its tokenizer, as by TRL.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        settings = {"base": base, "separator": self.separator, "prompt": self.prompt}
         if base is None:
             self._save_whole(folder)
         else:
-            save_file({f"score.{k}": v.contiguous() for k, v in self.head.state_dict().items()}, folder / WEIGHTS)
+            tensors = self.head.state_dict().items()
+            save_file({f"score.{k}": v.contiguous() for k, v in tensors}, folder / WEIGHTS)
+        settings = {"base": base, "separator": self.separator, "prompt": self.prompt}
         (folder / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
 
     def _save_whole(self, folder: Path) -> None:
@@ -117,7 +121,8 @@ class ValueHead(RewardModel):
         model, tokenizer = self.parts
         if any(isinstance(module, PackedLinear) for module in model.modules()):
             raise InvalidInput(
-                "the weights are packed for this machine; save from a model that was loaded by the caller"
+                "the weights are packed for this machine; save from a model that was loaded by the "
+                "caller"
             )
         config = type(model.config).from_dict(model.config.to_dict() | {"num_labels": 2})
         classifier = AutoModelForTokenClassification.from_config(config, dtype=model.dtype)
@@ -127,23 +132,23 @@ class ValueHead(RewardModel):
         tokenizer.save_pretrained(folder)
 
     def _load(self) -> tuple[Any, Any]:
-        if not isinstance(self.model, str | Path) or not (file := Path(self.model) / SETTINGS).is_file():
+        file = Path(self.model) / SETTINGS if isinstance(self.model, str | Path) else None
+        if file is None or not file.is_file():
             return super()._load()
         try:
             settings = json.loads(file.read_text(encoding="utf-8"))
-            base, self.separator, self.prompt = settings["base"], settings["separator"], settings["prompt"]
+            base = settings["base"]
+            self.separator = settings["separator"]
+            self.prompt = settings["prompt"]
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidInput(f"{file} is no file of ValueHead.save: {error!r}") from error
         options: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
         if base is None:
             model, tokenizer = load_headed(str(self.model), **options)
         else:
-            tensors = load_file(Path(self.model) / WEIGHTS)
             causal, tokenizer = load(base, **options)
-            labels, width = tensors["score.weight"].shape
-            head = nn.Linear(width, labels)
-            head.load_state_dict({name.removeprefix("score."): tensor for name, tensor in tensors.items()})
-            model = HeadedModel(causal.base_model, Float32Head(head).to(causal.device)).requires_grad_(False)
+            head = _read_head(Path(self.model) / WEIGHTS).to(causal.device)
+            model = HeadedModel(causal.base_model, head).requires_grad_(False)
         pack_linears(model.body)
         return model, tokenizer
 
@@ -156,5 +161,13 @@ class Float32Head(nn.Module):
         self.linear = linear.float()
 
     def forward(self, states: Tensor) -> Tensor:
-        found: Tensor = self.linear(states.float())
-        return found
+        labels: Tensor = self.linear(states.float())
+        return labels
+
+
+def _read_head(file: Path) -> Float32Head:
+    tensors = load_file(file)
+    labels, width = tensors["score.weight"].shape
+    head = nn.Linear(width, labels)
+    head.load_state_dict({name.removeprefix("score."): t for name, t in tensors.items()})
+    return Float32Head(head)

@@ -45,7 +45,7 @@ def measure(arguments: argparse.Namespace) -> None:
     import torch
 
     from experiments.runs.provenance import provenance
-    from ttc.calibration.device_profile import profile_attention, profile_device, profile_link, profile_memory
+    from ttc.calibration.measure_device import profile_attention, profile_device, profile_link, profile_memory
     from ttc.model.packed_linear import packs
 
     start = perf_counter()

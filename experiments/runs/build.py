@@ -20,8 +20,8 @@ from search import Search
 from search.budget import LIMITS, Budget
 from search.options import SolveOptions
 from ttc.approximate.early_exit import EarlyExit
-from ttc.calibration.confidence_gate import GateCalibration
-from ttc.calibration.early_exit import ExitCalibration
+from ttc.calibration.exit_calibration import ExitCalibration
+from ttc.calibration.gate_calibration import GateCalibration
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
 from ttc.model.device_map import Over, devices_of

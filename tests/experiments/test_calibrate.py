@@ -23,7 +23,7 @@ from tests.helpers.configurations import configuration
 from tests.helpers.engines import numbers_engine
 from tests.helpers.processes import finished
 from ttc import Engine, InvalidInput, Problem, TTCError
-from ttc.calibration.confidence_gate import Observation, calibrate
+from ttc.calibration.gate_calibration import Observation, calibrate
 from ttc.compiling import LINE
 from verifiers import ConfidenceGatedVerifier, ConfidenceVerifier, SelfVerifier
 

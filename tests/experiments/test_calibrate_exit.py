@@ -20,7 +20,7 @@ from tests.helpers.configurations import configuration
 from tests.helpers.engines import words_engine
 from tests.helpers.tokenizers import KnownWords
 from ttc import EarlyExit, Engine, InvalidInput, Problem, TTCError
-from ttc.calibration.early_exit import ExitCalibration, agrees, calibrate_exit, chosen, replay
+from ttc.calibration.exit_calibration import ExitCalibration, agrees, calibrate_exit, chosen, replay
 from ttc.calibration.layer_profile import Profile
 from verifiers import ConfidenceGatedVerifier, SelfVerifier
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import experiments.fit.profile
-import ttc.calibration.device_profile as measuring
+import ttc.calibration.measure_device as measuring
 from experiments.fit.profile import report
 from experiments.runs.provenance import machine
-from ttc.calibration.device_profile import Attention, Memory
+from ttc.calibration.measure_device import Attention, Memory
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.profile_file import BY_MODULES, PLAIN, Profile, read
 from ttc.errors import InvalidInput

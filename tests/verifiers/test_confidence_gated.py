@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from search import BeamSearch, BestOfN, solve
 from tests.helpers.engines import numbers_engine
 from ttc import Engine, InvalidInput, Usage, VerifierError
-from ttc.calibration.confidence_gate import Observation, calibrate
+from ttc.calibration.gate_calibration import Observation, calibrate
 from ttc.tree.branch import Branch
 from verifiers import ConfidenceGatedVerifier
 from verifiers.confidence_gated import confidence, gap_ratio

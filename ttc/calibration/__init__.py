@@ -1,1 +1,1 @@
-"""Settings for what is approximate, found on held-out data; and a machine measured for the cost model."""
+"""Settings for what is approximate, from held-out data; and measuring a machine."""

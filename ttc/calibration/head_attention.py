@@ -1,4 +1,4 @@
-"""How much of its attention each head pays to the first and the last tokens (HeadInfer, appendix D)."""
+"""How much attention each head pays to the first and the last tokens (HeadInfer, appendix D)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ class _Observer(ExtendPlan):
     """A prefill in one pass that notes how much attention each KV head pays to sink and window."""
 
     def __init__(self, memory: KVMemory, kv: KV, tokens: int, sink: int, window: int):
-        super().__init__([], range(tokens), [Piece(slice(0, tokens), [(kv, 0, tokens)])], memory)
+        piece = Piece(slice(0, tokens), [(kv, 0, tokens)])
+        super().__init__([], range(tokens), [piece], memory)
         place = torch.arange(tokens, device=memory.link.device)
-        behind = place[:, None] - place[None]  # (rows, keys)
-        self.causal, self.near = behind >= 0, (behind >= 0) & ((behind < window) | (place < sink)[None])
+        distance = place[:, None] - place[None]  # (rows, keys)
+        self.causal = distance >= 0
+        self.near = self.causal & ((distance < window) | (place < sink)[None])
         self.far_rows = place >= sink + window  # earlier rows have nothing else to look at
         self.shares: list[Tensor] = []
 
@@ -37,13 +39,18 @@ class _Observer(ExtendPlan):
 
 
 @torch.inference_mode()
-def near_attention(engine: Engine, tokens: Sequence[int], sink: int, window: int) -> list[list[float]]:
-    """The share of its attention that each KV head pays to the first `sink` and the last `window` tokens, by layer and
-    head, averaged over the rows of `tokens` that have more than these to look at."""
-    if len(tokens) <= 2 * (sink + window):
+def near_attention(
+    engine: Engine, tokens: Sequence[int], sink: int, window: int
+) -> list[list[float]]:
+    """The share of attention to the first `sink` and last `window` tokens, by layer and KV head.
+
+    It is averaged over the rows of `tokens` that have more than these to look at.
+    """
+    needed = 2 * (sink + window)
+    if len(tokens) <= needed:
         raise InvalidInput(
-            f"{len(tokens)} tokens are too few to tell heads apart with a sink of {sink} and a window of {window}; "
-            f"give more than {2 * (sink + window)}"
+            f"{len(tokens)} tokens are too few to tell heads apart with a sink of {sink} and a "
+            f"window of {window}; give more than {needed}"
         )
     kv = engine.memory.allocate(len(tokens))
     try:

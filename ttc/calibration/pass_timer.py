@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from ttc.attention.plan import DecodePlan, Plan
-from ttc.calibration.contexts import uncomputed
+from ttc.calibration.uncomputed import uncomputed
 from ttc.engine import Engine
 from ttc.model.runner_choice import Choice, runner_for
 from ttc.residency.base import Residency
@@ -22,14 +22,17 @@ from ttc.tree.branch import Branch
 LEAST, MOST = 3, 12
 """Passes that are timed: at least, at most."""
 NUMBERS = (1 << 20) - 3
-"""So many random numbers are made, and repeated in all weights: to make them all takes longer than the passes."""
+"""So many random numbers are made, and repeated in all weights: to make them all takes longer than
+the passes."""
 
 
 class PassTimer:
-    """An engine over a model of this configuration with random weights, as `Engine.from_pretrained` would run it.
+    """An engine over a model of this configuration with random weights, as `Engine.from_pretrained`
+    would run it.
 
     config: of transformers. No second copy of the weights is made. runner, pack: see `runner_for`.
-    memory: a policy, None for all KV on the device. Raises UnsupportedModel for a model that the engine does not run.
+    memory: a policy, None for all KV on the device. Raises UnsupportedModel for a model that the
+    engine does not run.
     """
 
     def __init__(
@@ -44,7 +47,9 @@ class PassTimer:
         with no_init_weights(), torch.device(device):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         random = torch.Generator(device).manual_seed(0)
-        numbers = torch.empty(NUMBERS, dtype=dtype, device=device).uniform_(-0.03, 0.03, generator=random)
+        numbers = torch.empty(NUMBERS, dtype=dtype, device=device).uniform_(
+            -0.03, 0.03, generator=random
+        )
         for weight in model.parameters():
             if weight.dim() > 1:
                 for part in weight.data.view(-1).split(NUMBERS):
@@ -62,11 +67,11 @@ class PassTimer:
         self.engine.runner.forward = self._timed  # type: ignore[method-assign]
 
     def seconds(self, rows: int, context: int, enough_s: float = 0.3, prefixes: int = 1) -> float:
-        """The median time of a pass of `rows` branches, one token each, on shared prefixes of `context` tokens, as many
-        on each. Waits for copies are left out.
+        """The median time of a pass of `rows` branches, one token each, on shared prefixes of
+        `context` tokens, as many on each. Waits for copies are left out.
 
-        The first pass is not counted, and after `enough_s` no more are timed. A branch has a dozen tokens of its own at
-        most. The prefixes are kept for the next call, until that wants others.
+        The first pass is not counted, and after `enough_s` no more are timed. A branch has a dozen
+        tokens of its own at most. The prefixes are kept for the next call, until that wants others.
         """
         roots = self.roots(context, prefixes)
         branches = [branch for root in roots for branch in self.engine.fork(root, rows // prefixes)]
@@ -83,8 +88,8 @@ class PassTimer:
 
     @property
     def between_s(self) -> float:
-        """The median time from a pass to the next one, in the last call of `seconds`: what drawing a token of each
-        branch takes, and seeing which have ended."""
+        """The median time from a pass to the next one, in the last call of `seconds`: what drawing
+        a token of each branch takes, and seeing which have ended."""
         return median(self.gaps_s)
 
     def _decode(self, branches: Sequence[Branch], tokens: int) -> None:
@@ -92,7 +97,8 @@ class PassTimer:
         self.engine.generate(branches, tokens)
 
     def prefix(self, context: int) -> Branch:
-        """The branch that others stand on, with a prefix of `context` tokens, which is not computed."""
+        """The branch that others stand on, with a prefix of `context` tokens, which is not
+        computed."""
         return self.roots(context)[0]
 
     def roots(self, context: int, prefixes: int = 1) -> list[Branch]:
@@ -101,7 +107,10 @@ class PassTimer:
             self.release()
             vocabulary = self.engine.limits.vocab_size
             # the last token has no KV
-            prompts = [[(7 * (n + 1) + first) % vocabulary for n in range(context + 1)] for first in range(prefixes)]
+            prompts = [
+                [(7 * (n + 1) + first) % vocabulary for n in range(context + 1)]
+                for first in range(prefixes)
+            ]
             with uncomputed(self.engine):
                 self._roots = self.engine.roots(prompts)
         return self._roots
@@ -111,7 +120,9 @@ class PassTimer:
         self.engine.release(self._roots)
         self._roots = []
 
-    def _timed(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
+    def _timed(
+        self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None
+    ) -> Tensor:
         if not isinstance(plan, DecodePlan):
             return self._forward(tokens, plan, keep)
         link = self.engine.memory.link

@@ -24,18 +24,20 @@ def read_bandwidth(device: torch.device | None = None, nbytes: int = 1 << 29) ->
 
 
 def measure_cache() -> tuple[int, float]:
-    """(bytes, bytes a second) of the processor's last cache, from how fast buffers of 4 to 384 MiB are read.
+    """(bytes, bytes a second) of the processor's last cache, from buffers of 4 to 384 MiB.
 
-    A buffer lies in the cache while it is read faster than the geometric mean of the fastest and of memory. (0, 0.0)
-    where none is read 1.3 times as fast as memory.
+    A buffer lies in the cache if it is read faster than the geometric mean of the fastest and of
+    memory. (0, 0.0) where none is read 1.3 times as fast as memory.
     """
     sizes = [part << power for power in range(20, 27) for part in (4, 6)]
     speeds = [read_bandwidth(nbytes=size) for size in sizes]
-    memory, fastest = read_bandwidth(), max(speeds)
+    memory = read_bandwidth()
+    fastest = max(speeds)
     if fastest < 1.3 * memory:
         return 0, 0.0
-    inside = [size for size, speed in zip(sizes, speeds, strict=True) if speed >= (fastest * memory) ** 0.5]
-    return max(inside), fastest
+    limit = (fastest * memory) ** 0.5
+    cached = [size for size, speed in zip(sizes, speeds, strict=True) if speed >= limit]
+    return max(cached), fastest
 
 
 def best_of_five(call: Callable[[], Any]) -> float:

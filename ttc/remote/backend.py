@@ -1,9 +1,9 @@
-"""The same searches on a server: a backend whose branches are kept here, and whose tokens come over HTTP."""
+"""The same searches on a server: branches are kept here, and their tokens come over HTTP."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from threading import RLock
 from typing import Any
 from weakref import WeakSet
@@ -39,27 +39,31 @@ CHOSEN_AT_ONCE = 16
 class RemoteBackend:
     """Branches of a model that a server runs.
 
-    A branch's tokens are kept here and sent again with every request, so what branches share is computed once only
-    where the server keeps the beginnings of texts (vLLM, SGLang and llama.cpp do). Branches cost nothing until they
-    grow, and nothing once they are released.
+    A branch's tokens are kept here and sent with every request, so what branches share is computed
+    once only where the server keeps the beginnings of texts (vLLM, SGLang and llama.cpp do).
+    Branches cost nothing until they grow, and nothing once they are released.
 
-    endpoint: where the server is. tokenizer: that of the model it serves; prompts and steps are cut with it.
-    capabilities: what the server can do, as it was found out when this backend was made. Searches and verifiers that
-    need more are refused by name (`lacks`).
-    settings: of the model's generation_config, None for none. Requests ask for its repetition penalty; other settings
-    raise InvalidInput.
+    endpoint: where the server is. tokenizer: that of the model it serves.
+    capabilities: what the server can do. Searches and verifiers that need more are refused by name.
+    settings: of the model's generation_config, None for none. Requests ask for its repetition
+    penalty; other settings raise InvalidInput.
 
-    `Usage` holds what the server counts: `prompt_tokens` are all tokens that were sent, less those that it says it
-    found in its cache (`shared_tokens`; vLLM says so with --enable-prompt-tokens-details). Forward passes and bytes
-    moved are not known.
-    Raises RemoteError where the server cannot be reached or used, InvalidInput for a model that it does not serve and
-    for a tokenizer that is not its model's.
+    `Usage` holds what the server counts: `prompt_tokens` are all tokens that were sent, less those
+    that it found in its cache (`shared_tokens`; vLLM says so with --enable-prompt-tokens-details).
+    Forward passes and bytes moved are not known.
+    Raises RemoteError where the server cannot be reached or used, InvalidInput for a model that it
+    does not serve and for a tokenizer that is not its model's.
     """
 
-    def __init__(self, endpoint: Endpoint, tokenizer: Any, settings: GenerationSettings | None = None):
-        check_kind("endpoint", endpoint, isinstance(endpoint, Endpoint), "a ttc.Endpoint(base_url=...)")
+    def __init__(
+        self, endpoint: Endpoint, tokenizer: Any, settings: GenerationSettings | None = None
+    ):
+        fits = isinstance(endpoint, Endpoint)
+        check_kind("endpoint", endpoint, fits, "a ttc.Endpoint(base_url=...)")
         self.server = Server.connect(endpoint, tokenizer, settings or GenerationSettings())
-        self.tokenizer, self.capabilities, self.limits = tokenizer, self.server.can, self.server.limits
+        self.tokenizer = tokenizer
+        self.capabilities = self.server.can
+        self.limits = self.server.limits
         self.live: WeakSet[Branch] = WeakSet()  # branches that were not released
         self.batches: WeakSet[RemoteBatch] = WeakSet()
         self.lock = RLock()
@@ -68,15 +72,17 @@ class RemoteBackend:
     def connect(
         cls, base_url: str, *, tokenizer: str, generation_settings: bool = True, **options: Any
     ) -> RemoteBackend:
-        """A backend over a server, with a tokenizer by alias ("smollm2-135m"), folder or hub id. `options` go to the
-        `Endpoint`.
+        """A backend over a server.
 
-        generation_settings: whether requests ask for what the generation_config beside that tokenizer does.
+        tokenizer: its alias ("smollm2-135m"), folder or hub id. generation_settings: whether
+        requests ask for what the generation_config beside it does. options: of the `Endpoint`.
         """
         from ttc.model.loading import load_tokenizer
 
-        endpoint, loaded = Endpoint(base_url, **options), load_tokenizer(tokenizer)
-        return cls(endpoint, loaded, settings_beside(tokenizer, loaded) if generation_settings else None)
+        endpoint = Endpoint(base_url, **options)
+        loaded = load_tokenizer(tokenizer)
+        settings = settings_beside(tokenizer, loaded) if generation_settings else None
+        return cls(endpoint, loaded, settings)
 
     @property
     def generation_settings(self) -> GenerationSettings:
@@ -100,50 +106,62 @@ class RemoteBackend:
         """A branch that holds a prompt. Nothing is sent before it grows."""
         return self.roots([tokens], seeds=[seed])[0]
 
-    def roots(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None) -> list[Branch]:
+    def roots(
+        self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None
+    ) -> list[Branch]:
         """Many prompts, each the start of its own random stream."""
+        prompts, seeds = checked_prompts(self.limits, prompts, seeds)
         return self._hold(
-            [
-                Branch(prompt, _trunk(), random_key(seed), Usage(), self.decode)
-                for prompt, seed in zip(*checked_prompts(self.limits, prompts, seeds), strict=True)
-            ]
+            Branch(prompt, _trunk(), random_key(seed), Usage(), self.decode)
+            for prompt, seed in zip(prompts, seeds, strict=True)
         )
 
     def variants(
-        self, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]] | None = None
+        self,
+        root: Branch,
+        prompts: Sequence[Sequence[int]],
+        suffixes: Sequence[Sequence[int]] | None = None,
     ) -> list[Branch]:
-        """Children of `root`, one per prompt, that start from prompts of their own instead of the root's.
+        """Children of `root`, one per prompt, that start from these prompts instead of the root's.
 
-        suffixes: tokens that follow each prompt. Raises InvalidInput when `root` has generated anything.
+        suffixes: tokens that follow each prompt. Raises InvalidInput if `root` has generated
+        anything.
         """
-        wanted, after = checked_variants(self.limits, root, prompts, suffixes)
-        children = [root.child() for _ in wanted]
-        for child, prompt, suffix in zip(children, wanted, after, strict=True):
-            child.tokens = prompt + suffix
+        prompts, suffixes = checked_variants(self.limits, root, prompts, suffixes)
+        children = []
+        for prompt, suffix in zip(prompts, suffixes, strict=True):
+            child = root.child()
+            child.tokens = [*prompt, *suffix]
             child.prompt_length = child.given_end = len(child.tokens)
+            children.append(child)
         return self._hold(children)
 
-    def side_branches(self, branches: Sequence[Branch], prompts: Sequence[Sequence[int]]) -> list[Branch]:
-        """New branches with these prompts on the usage meters of `branches`, counted as verifier tokens; the caller
-        releases them."""
-        wanted = checked_side_prompts(self.limits, branches, prompts, grow=True)
-        for branch, prompt in zip(branches, wanted, strict=True):
+    def side_branches(
+        self, branches: Sequence[Branch], prompts: Sequence[Sequence[int]]
+    ) -> list[Branch]:
+        """New branches with these prompts on the usage meters of `branches`, counted as verifier
+        tokens; the caller releases them."""
+        prompts = checked_side_prompts(self.limits, branches, prompts, grow=True)
+        for branch, prompt in zip(branches, prompts, strict=True):
             branch.usage.verifier_tokens += len(prompt) - 1
         return self._hold(
-            [
-                Branch(prompt, _trunk(), branch.key, branch.usage, self.decode, branch.root_id)
-                for branch, prompt in zip(branches, wanted, strict=True)
-            ]
+            Branch(prompt, _trunk(), branch.key, branch.usage, self.decode, branch.root_id)
+            for branch, prompt in zip(branches, prompts, strict=True)
         )
 
     def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
-        """`n` children that continue `branch`, each with its own random stream; see `Engine.fork`."""
+        """`n` children that continue `branch`, as `Engine.fork` makes them."""
         return self._hold(forked(branch, n, keep))
 
     def extend(
-        self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"
+        self,
+        branches: Sequence[Branch],
+        tokens_per_branch: Sequence[Sequence[int]],
+        *,
+        purpose: Purpose = "prompt",
     ) -> None:
-        """Append given tokens to each branch; they are sent when it grows. purpose: "verifier" counts them as such."""
+        """Append given tokens to each branch, sent when it grows. purpose: "verifier" counts them
+        as such."""
         added = checked_extensions(self.limits, branches, tokens_per_branch, purpose)
         for branch, tokens in zip(branches, added, strict=True):
             branch.give(tokens)
@@ -152,7 +170,7 @@ class RemoteBackend:
 
     @one_at_a_time
     def release(self, branches: Iterable[Branch]) -> None:
-        """Let go of branches; requests for them are broken off. Tokens and scores stay readable."""
+        """Let go of branches and break off requests for them. Tokens and scores stay readable."""
         gone = list(branches)
         for batch in list(self.batches):
             batch.forget(gone)
@@ -161,9 +179,10 @@ class RemoteBackend:
             self.live.discard(branch)
 
     @one_at_a_time
-    def _hold(self, branches: list[Branch]) -> list[Branch]:
-        self.live.update(branches)
-        return branches
+    def _hold(self, branches: Iterable[Branch]) -> list[Branch]:
+        held = list(branches)
+        self.live.update(held)
+        return held
 
     # ---------------------------------------------------------------- generation
 
@@ -179,8 +198,8 @@ class RemoteBackend:
     ) -> None:
         """Continue each branch by one step, in place, as `Engine.generate` does.
 
-        statistics: also keep the mean log-probability of the 20 likeliest tokens (`branch.top_k_logprobs`); the other
-        statistics need a whole distribution, and stay NaN.
+        statistics: also keep the mean log-probability of the 20 likeliest tokens
+        (`branch.top_k_logprobs`); the others need a whole distribution, and stay NaN.
         """
         step, limits = step_of(max_tokens, stop, end, statistics)
         batch = self.running_batch()
@@ -193,7 +212,7 @@ class RemoteBackend:
             batch.close()  # breaks off what an error has left
 
     def running_batch(self, max_rows: int | None = None) -> RemoteBatch:
-        """A batch that branches join and leave while others grow, at most `max_rows` at once (see `RunsBatches`)."""
+        """A batch that branches join and leave while others grow (see `RunsBatches`)."""
         batch = RemoteBatch(self.server, max_rows)
         self.batches.add(batch)
         return batch
@@ -203,70 +222,91 @@ class RemoteBackend:
     def score(
         self, branches: Sequence[Branch], continuations: Sequence[Sequence[Sequence[int]]]
     ) -> list[list[list[float]]]:
-        """Log-probabilities of given continuations: `[i][j][t]` for token t of continuation j of branch i.
+        """Log-probabilities of given continuations: `[i][j][t]` for token t of continuation j of
+        branch i.
 
-        The branches stay as they are. Counted as verifier tokens, as an engine counts them: what a branch has already
-        is not the verifier's.
+        The branches stay as they are. Counted as verifier tokens, as an engine counts them: what a
+        branch has already is not the verifier's.
         """
         check_live(branches)
         if "score" in self.lacks:
             raise InvalidInput(f"score: {self.lacks['score']}")
         if len(continuations) != len(branches):
-            raise InvalidInput(f"{len(branches)} branches came with continuations for {len(continuations)}")
-        wanted = [[self.limits.checked(tokens, "continuation") for tokens in group] for group in continuations]
-        for branch, group in zip(branches, wanted, strict=True):
-            self.limits.check_context(len(branch.tokens) + max(map(len, group), default=0))
-        single = [all(len(tokens) == 1 for tokens in group) and self.capabilities.chosen for group in wanted]
-        if not all(single) and not self.capabilities.echo:
             raise InvalidInput(
-                "the server gives log-probabilities of single tokens alone; score continuations of one token, or use "
-                "a server that echoes a prompt's log-probabilities (vLLM)"
+                f"{len(branches)} branches came with continuations for {len(continuations)}"
             )
+        groups = [
+            [self.limits.checked(tokens, "continuation") for tokens in group]
+            for group in continuations
+        ]
+        for branch, group in zip(branches, groups, strict=True):
+            self.limits.check_context(len(branch.tokens) + max(map(len, group), default=0))
+        can = self.capabilities
+        single = [can.chosen and all(len(tokens) == 1 for tokens in group) for group in groups]
+        if not all(single) and not can.echo:
+            raise InvalidInput(
+                "the server gives log-probabilities of single tokens alone; score continuations of "
+                "one token, or use a server that echoes a prompt's log-probabilities (vLLM)"
+            )
+        rows = list(zip(branches, groups, single, strict=True))
         asked = [
             self._ask_single(branch, group) if one else self._ask_echo(branch, group)
-            for branch, group, one in zip(branches, wanted, single, strict=True)
+            for branch, group, one in rows
         ]
         return [
-            self._read_single(branch, group, futures) if one else self._read_echo(branch, group, futures)
-            for branch, group, futures, one in zip(branches, wanted, asked, single, strict=True)
+            self._read_single(branch, group, futures)
+            if one
+            else self._read_echo(branch, group, futures)
+            for (branch, group, one), futures in zip(rows, asked, strict=True)
         ]
 
-    def _ask_single(self, branch: Branch, group: list[list[int]]) -> list[Any]:
+    def _ask_single(self, branch: Branch, group: list[list[int]]) -> list[Future[Reply]]:
         tokens = list(dict.fromkeys(token for (token,) in group))
         return [
-            self.server.complete(
-                branch.tokens, 1, 0, GREEDY, logprobs=1, logprob_token_ids=tokens[i : i + CHOSEN_AT_ONCE]
-            )
+            self._ask(branch.tokens, logprob_token_ids=tokens[i : i + CHOSEN_AT_ONCE])
             for i in range(0, len(tokens), CHOSEN_AT_ONCE)
         ]
 
-    def _read_single(self, branch: Branch, group: list[list[int]], futures: list[Any]) -> list[list[float]]:
-        found: dict[str, float] = {}
+    def _ask_echo(self, branch: Branch, group: list[list[int]]) -> list[Future[Reply]]:
+        return [
+            self._ask([*branch.tokens, *tokens], echo=True, return_token_ids=False)
+            for tokens in group
+        ]
+
+    def _ask(self, tokens: Sequence[int], **more: Any) -> Future[Reply]:
+        return self.server.complete(tokens, 1, 0, GREEDY, logprobs=1, **more)
+
+    def _read_single(
+        self, branch: Branch, group: list[list[int]], futures: list[Future[Reply]]
+    ) -> list[list[float]]:
+        logprobs: dict[str, float] = {}
         for reply in self._replies(branch, futures):
-            found |= reply.figures[0].likeliest if reply.figures else {}
+            logprobs |= reply.figures[0].likeliest if reply.figures else {}
         branch.usage.verifier_tokens += 1
         try:
-            return [[found[f"{TOKEN_ID}{token}"]] for (token,) in group]
+            return [[logprobs[f"{TOKEN_ID}{token}"]] for (token,) in group]
         except KeyError as error:
-            raise RemoteError(f"the server left out the log-probability of {error}, which was asked for") from error
+            raise RemoteError(
+                f"the server left out the log-probability of {error}, which was asked for"
+            ) from error
 
-    def _ask_echo(self, branch: Branch, group: list[list[int]]) -> list[Any]:
-        more: dict[str, Any] = {"echo": True, "return_token_ids": False}
-        return [self.server.complete([*branch.tokens, *tokens], 1, 0, GREEDY, logprobs=1, **more) for tokens in group]
-
-    def _read_echo(self, branch: Branch, group: list[list[int]], futures: list[Any]) -> list[list[float]]:
-        start, rows = len(branch.tokens), list[list[float]]()
+    def _read_echo(
+        self, branch: Branch, group: list[list[int]], futures: list[Future[Reply]]
+    ) -> list[list[float]]:
+        start = len(branch.tokens)
+        rows = []
         for tokens, reply in zip(group, self._replies(branch, futures), strict=True):
-            row = [figures.logprob for figures in reply.figures[start : start + len(tokens)]]
-            if len(row) != len(tokens):
+            end = start + len(tokens)
+            if len(reply.figures) < end:
                 raise RemoteError(
-                    f"the server gave log-probabilities of {len(reply.figures)} tokens, {start + len(tokens)} were sent"
+                    f"the server gave log-probabilities of {len(reply.figures)} tokens, {end} "
+                    "were sent"
                 )
-            rows.append(row)
+            rows.append([figures.logprob for figures in reply.figures[start:end]])
         branch.usage.verifier_tokens += 1 + sum(len(tokens) - 1 for tokens in group)
         return rows
 
-    def _replies(self, branch: Branch, futures: list[Any]) -> list[Reply]:
+    def _replies(self, branch: Branch, futures: list[Future[Reply]]) -> list[Reply]:
         try:
             while wait(futures, LOOK_S).not_done:
                 look_up()
@@ -274,7 +314,7 @@ class RemoteBackend:
             for future in futures:
                 future.cancel()
             raise
-        replies: list[Reply] = [future.result() for future in futures]
+        replies = [future.result() for future in futures]
         for reply in replies:
             self.server.count_prompt(branch.usage, reply)
         return replies
@@ -295,7 +335,8 @@ class RemoteBackend:
 
 
 def settings_beside(name: str, tokenizer: Any, **source: Any) -> GenerationSettings:
-    """What the generation_config beside a tokenizer asks for. source: where it is read from, as for the tokenizer."""
+    """What the generation_config beside a tokenizer asks for. source: where it is read from, as for
+    the tokenizer."""
     from ttc.model.loading import load_generation_config
 
     return GenerationSettings.of(load_generation_config(name, **source), len(tokenizer))

@@ -31,6 +31,7 @@ class Work:
     """A branch whose step is under way.
 
     start: `len(tokens)` at the step's start. left: how many tokens the server may still write.
+    told: the strings at which the server stops.
     """
 
     branch: Branch
@@ -39,15 +40,16 @@ class Work:
     stops: Stops
     sampling: Sampling
     logprobs: int
+    told: tuple[str, ...]
 
 
 class RemoteBatch:
-    """Branches that a server continues side by side, at most `max_rows` at once (see `ttc.protocols.Batch`).
+    """Branches that a server continues, at most `max_rows` at once (see `ttc.protocols.Batch`).
 
-    Where a step ends is decided here, by the rules of an `Engine`, token for token. The server is told the strings only
-    so that it writes nothing in vain: what it writes beyond the end is cut off, and where it ends too early (at blank
-    lines before a step's first word) it is asked again. Every request has a seed of its own, made of the branch's key
-    and its length.
+    Where a step ends is decided here, by the rules of an `Engine`, token for token. The server is
+    told the strings so that it writes nothing in vain: what it writes beyond the end is cut off,
+    and where it ends too early (at blank lines before a step's first word) it is asked again. A
+    request's seed is made of the branch's key and its length.
     """
 
     def __init__(self, server: Server, max_rows: int | None = None):
@@ -56,8 +58,6 @@ class RemoteBatch:
         self.waiting: list[Work] = []
         self.asked: dict[Future[Reply], Work] = {}
         self.refused: dict[Branch, ContentRefused] = {}  # to be said by the next step
-
-    # ---------------------------------------------------------------- calls
 
     def add(
         self,
@@ -68,8 +68,8 @@ class RemoteBatch:
     ) -> None:
         """Let branches grow by one step (see `ttc.protocols.Batch`)."""
         check_live(branches)
-        at_work = {work.branch for work in self._all()}
-        if busy := [branch for branch in branches if branch in at_work]:
+        decoding = {work.branch for work in self._all()}
+        if busy := [branch for branch in branches if branch in decoding]:
             raise InvalidInput(f"{busy[0]!r} is decoding already; wait until its step has ended")
         model, can = self.server.limits, self.server.can
         step_tokens = check_step(model, branches, step, sampling, limits)
@@ -77,18 +77,20 @@ class RemoteBatch:
         if step.statistics and "top_logprobs" in can.lacks:
             raise InvalidInput(f"the server has no statistics: {can.lacks['top_logprobs']}")
         stops = Stops(step.delimiters, step.end, model, self.server.decode)
+        told = (*stops.stop, *stops.end) if can.stops else ()
         logprobs = TOP_K if step.statistics else min(1, can.logprobs)
         for branch, limit in zip(branches, step_tokens, strict=True):
             length = len(branch.tokens)
             context_left = model.left(length)
-            tokens = limit if context_left is None else min(limit, context_left)
-            self.waiting.append(Work(branch, length, tokens, stops, sampling, logprobs))
+            left = limit if context_left is None else min(limit, context_left)
+            self.waiting.append(Work(branch, length, left, stops, sampling, logprobs, told))
         self._ask()
 
     def step(self) -> list[Branch]:
-        """Wait for answers, for `LOOK_S` at most, and return the branches whose step is over with them.
+        """Wait for answers, for `LOOK_S` at most, and return the branches whose step is over then.
 
-        Raises BranchRefused where the server refuses what a branch holds: that one has left, the others stay.
+        Raises BranchRefused where the server refuses what a branch holds: that one has left, the
+        others stay.
         """
         ended: list[Branch] = []
         try:
@@ -97,7 +99,7 @@ class RemoteBatch:
                 if not done:
                     break
                 for future in [future for future in self.asked if future in done]:
-                    ended += self._taken(self.asked.pop(future), future)
+                    ended += self._take(self.asked.pop(future), future)
                 self._ask()
         except BaseException:
             self.close()
@@ -107,29 +109,20 @@ class RemoteBatch:
             raise BranchRefused(str(refusal), branch) from refusal
         return ended
 
-    def _taken(self, work: Work, future: Future[Reply]) -> list[Branch]:
-        """Take over the answer to a request; the branch, where its step is over."""
-        try:
-            if self._over(work, future.result()):
-                return [work.branch]
-            self.waiting.insert(0, work)
-        except ContentRefused as refusal:
-            self._break_off(work)
-            self.refused[work.branch] = refusal
-        return []
-
     def close(self) -> None:
         """Break off: every branch keeps what it has, its step "interrupted"."""
         for work in self._all():
             self._break_off(work)
         for future in self.asked:
             future.cancel()
-        self.waiting, self.asked, self.refused = [], {}, {}
+        self.waiting = []
+        self.asked = {}
+        self.refused = {}
 
     def forget(self, branches: Iterable[Branch]) -> None:
         """Branches that are about to be released leave without their step being over."""
         gone = set(branches)
-        self.refused = {branch: refusal for branch, refusal in self.refused.items() if branch not in gone}
+        self.refused = {b: refusal for b, refusal in self.refused.items() if b not in gone}
         self.waiting = [work for work in self.waiting if work.branch not in gone]
         for future, work in list(self.asked.items()):
             if work.branch in gone:
@@ -144,91 +137,109 @@ class RemoteBatch:
     def __len__(self) -> int:
         return len(self.waiting) + len(self.asked) + len(self.refused)
 
-    # ---------------------------------------------------------------- asking
+    # ---------------------------------------------------------------- requests and replies
 
     def _all(self) -> list[Work]:
         return [*self.asked.values(), *self.waiting]
 
     def _break_off(self, work: Work) -> None:
-        """Leave the branch what it has."""
         if len(work.branch.tokens) > work.start:
             work.branch.end_step("interrupted")
 
     def _ask(self) -> None:
         """Send requests for those who wait, as far as there is room."""
+        can = self.server.can
+        settings = self.server.settings.asked if can.extras else {}
         while self.waiting and len(self.asked) < self.max_rows:
             work = self.waiting.pop(0)
             tokens = work.branch.tokens
-            seed = random_key(work.branch.key, len(tokens)) % SEEDS
-            strings = (*work.stops.stop, *work.stops.end) if self.server.can.stops else ()
-            more = self.server.settings.asked if self.server.can.extras else {}
             future = self.server.complete(
-                tokens, work.left, seed, work.sampling, stop=strings, logprobs=work.logprobs, **more
+                tokens,
+                work.left,
+                random_key(work.branch.key, len(tokens)) % SEEDS,
+                work.sampling,
+                stop=work.told,
+                logprobs=work.logprobs,
+                **settings,
             )
             self.asked[future] = work
 
-    def _over(self, work: Work, reply: Reply) -> bool:
-        """Take an answer over into its branch; whether the branch's step is over then."""
-        branch, before = work.branch, len(work.branch.tokens)
-        told = [*work.stops.stop, *work.stops.end] if self.server.can.stops else []
-        tokens, text = self._read(branch, reply, told)
-        written = reply.generated_tokens if reply.generated_tokens is not None else len(tokens)
+    def _take(self, work: Work, future: Future[Reply]) -> list[Branch]:
+        """Take over the answer to a request; the branch, where its step is over."""
+        try:
+            reason = self._append(work, future.result())
+        except ContentRefused as refusal:
+            self._break_off(work)
+            self.refused[work.branch] = refusal
+            return []
+        if reason is None:
+            self.waiting.insert(0, work)
+            return []
+        work.branch.end_step(reason)
+        return [work.branch]
+
+    def _append(self, work: Work, reply: Reply) -> StepEnd | None:
+        """Append an answer to its branch; why the branch's step is over then, None if it is not."""
+        branch, asked, length = work.branch, work.left, len(work.branch.tokens)
+        tokens, text = self._read(work, reply)
+        written = len(tokens) if reply.generated_tokens is None else reply.generated_tokens
         branch.usage.generated_tokens += written
         self.server.count_prompt(branch.usage, reply)
         work.left -= max(written, 1)
         figures = figures_of(reply, len(tokens))
-        reason: StepEnd | None = None
         for place, (token, of_token) in enumerate(zip(tokens, figures, strict=False), 1):
             branch.append(token, *of_token)
-            if reply.finish == "stop" and place == len(tokens) and self.server.is_end(token):
-                reason = branch.finish_reason = "eos"
-            elif reason := work.stops.check(branch, work.start, ANY_LENGTH):
-                break
-        if reason is None and reply.finish == "stop" and not any(string in text for string in told):
-            reason = branch.finish_reason = "eos"
-            self._write_eos(branch, figures[len(tokens) :])
-        if reason is None and work.left <= 0:
-            reason = "length"
-        if reason is None and len(branch.tokens) == before:
+            is_last = place == len(tokens) and reply.finish == "stop"
+            if is_last and self.server.is_end(token):
+                branch.finish_reason = "eos"
+                return "eos"
+            if (reason := work.stops.check(branch, work.start, ANY_LENGTH)) is not None:
+                return reason
+        if reply.finish == "stop" and not any(string in text for string in work.told):
+            branch.finish_reason = "eos"
+            self._append_eos(branch, figures[len(tokens) :])
+            return "eos"
+        if work.left <= 0:
+            return "length"
+        if len(branch.tokens) == length:
             raise RemoteError(
-                f"{self.server.client.endpoint.base_url} answered with no token of {work.left + max(written, 1)} that "
+                f"{self.server.client.endpoint.base_url} answered with no token of {asked} that "
                 f"were asked for (finish_reason={reply.finish!r}); look into the server's log"
             )
-        if reason is not None:
-            branch.end_step(reason)
-        return reason is not None
+        return None
 
-    def _read(self, branch: Branch, reply: Reply, told: Sequence[str]) -> tuple[list[int], str]:
+    def _read(self, work: Work, reply: Reply) -> tuple[list[int], str]:
         """The tokens of a reply, and its text with the string that ended it."""
+        branch, server = work.branch, self.server
         text = self._with_thought(branch, reply) if reply.thought else reply.text
         if reply.tokens is not None:
-            check_same_text(reply, self.server.tokenizer)
-            return self.server.limits.checked(reply.tokens, "server's answer") if reply.tokens else [], (
-                self.server.decode(reply.tokens, special=True)
-            )
+            check_same_text(reply, server.tokenizer)
+            tokens = server.limits.checked(reply.tokens, "server's answer") if reply.tokens else []
+            return tokens, server.decode(reply.tokens, special=True)
         if reply.finish == "length":
             text = text.rstrip("\ufffd")  # a character that the last token has cut
-        elif reply.stopped_by in told and not text.endswith(str(reply.stopped_by)):
+        elif reply.stopped_by in work.told and not text.endswith(str(reply.stopped_by)):
             text += str(reply.stopped_by)
-        return self.server.follow(branch.tokens, text) if text else [], text
+        return server.follow(branch.tokens, text) if text else [], text
 
     def _with_thought(self, branch: Branch, reply: Reply) -> str:
-        """The text of a reply as the model has written it, where the server has kept its thought
-        apart: the user's marks are put around that, else the tokenizer's. A thought without a text
-        after it has not ended."""
+        """The text of a reply whose thought the server has kept apart, with the user's marks around
+        the thought, else the tokenizer's. A thought without a text after it has not ended."""
         thoughts = branch.thoughts or Thoughts.of(self.server.tokenizer)
         if thoughts is None:
             raise RemoteError(
-                "the server keeps the model's thoughts apart (reasoning_content), and the tokenizer here names no "
-                "marks for them; give the tokenizer of the model that it serves, name the marks (thinking_marks), or "
-                "start the server without a reasoning parser"
+                "the server keeps the model's thoughts apart (reasoning_content), and the "
+                "tokenizer here names no marks for them; give the tokenizer of the model that it "
+                "serves, name the marks (thinking_marks), or start the server without a reasoning "
+                "parser"
             )
-        begin = "" if branch.thinks_at(len(branch.tokens), thoughts) else next(map(spelt, thoughts.marks.begin), "")
-        end = f"{spelt(thoughts.marks.end[0])}{reply.text}" if reply.text else ""
-        return f"{begin}{reply.thought}{end}"
+        thinks = branch.thinks_at(len(branch.tokens), thoughts)
+        begin = "" if thinks else next(map(spelt, thoughts.marks.begin), "")
+        end = spelt(thoughts.marks.end[0]) if reply.text else ""
+        return f"{begin}{reply.thought}{end}{reply.text}"
 
-    def _write_eos(self, branch: Branch, figures: Sequence[tuple[float, ...]]) -> None:
-        """The end-of-sequence token, where the server has left it out."""
+    def _append_eos(self, branch: Branch, figures: Sequence[tuple[float, ...]]) -> None:
+        """Append the end-of-sequence token, where the server has left it out."""
         eos = self.server.tokenizer.eos_token_id
         special = getattr(self.server.tokenizer, "all_special_ids", ())
         if eos is None or (branch.generated and branch.tokens[-1] in special):
@@ -237,14 +248,15 @@ class RemoteBatch:
 
 
 def figures_of(reply: Reply, count: int) -> list[tuple[float, ...]]:
-    """What `Branch.append` keeps of each of a reply's `count` tokens, and of an end-of-sequence token after them.
+    """What `Branch.append` keeps of each of a reply's `count` tokens, and of an end-of-sequence
+    token after them.
 
-    Where the server's tokens are not those that its text has here, each one gets the mean over all of them, so that
-    the mean over a step is right.
+    Where the server's tokens are not those that its text has here, each one gets the mean over all
+    of them, so that the mean over a step is right.
     """
-    rows: list[tuple[float, ...]] = [(f.logprob, f.top1, nan, f.top_k_logprob, nan) for f in reply.figures]
+    rows = [(f.logprob, f.top1, nan, f.top_k_logprob, nan) for f in reply.figures]
     if len(rows) in (count, count + 1):
-        return rows
+        return list(rows)
     if not rows:
         return [(nan, nan)] * count
     return [tuple(sum(column) / len(rows) for column in zip(*rows, strict=True))] * count

@@ -17,15 +17,17 @@ from ttc.sampling import Sampling
 class Capabilities:
     """What `probe` found out about a server.
 
-    model: the name that it gives its model. context_length: the model's, None where it is not known.
-    prompt_tokens: prompts may be token numbers, else they are text. reply_tokens: answers name their token numbers.
-    extras: it takes settings beyond OpenAI's own, among them top_k, min_p and what keeps stop strings in the text.
+    model: the name that it gives its model. context_length: the model's, None if it is not known.
+    prompt_tokens: prompts may be token numbers, else they are text. reply_tokens: answers name
+    their token numbers.
+    extras: it takes settings beyond OpenAI's, among them top_k, min_p and what keeps stop strings
+    in the text.
     adds_bos: it puts a beginning-of-sequence token before a prompt of text, whatever it is told.
-    logprobs: of how many of the likeliest tokens it gives log-probabilities, 0 for none.
+    logprobs: of how many of the likeliest tokens it gives log-probabilities, 0 for none;
     logprobs_why: why there are none.
     seeds: the same seed gives the same text. varied: another seed gives another text.
     stops: it can end a step at a string in a way that says where the step ended.
-    echo: it gives log-probabilities of a prompt's own tokens. chosen: it gives those of tokens that are asked for.
+    echo: it gives log-probabilities of a prompt's tokens. chosen: of tokens that are asked for.
     """
 
     model: str
@@ -45,34 +47,40 @@ class Capabilities:
     @property
     def lacks(self) -> dict[Need, str]:
         """What searches and verifiers may need and this server cannot do: why, and the way out."""
-        lacks: dict[Need, str] = {"statistics": "no server gives a token's whole distribution; use the local engine"}
+        lacks: dict[Need, str] = {
+            "statistics": "no server gives a token's whole distribution; use the local engine"
+        }
         if not self.logprobs:
-            lacks["logprobs"] = f"{self.logprobs_why}; use a verifier that reads the text, or another server"
+            lacks["logprobs"] = (
+                f"{self.logprobs_why}; use a verifier that reads the text, or another server"
+            )
         if self.logprobs < TOP_K:
-            why = self.logprobs_why if not self.logprobs else f"it gives those of {self.logprobs} tokens at most"
-            lacks["top_logprobs"] = f"{why}, and {TOP_K} are needed; vLLM gives as many with --max-logprobs {TOP_K}"
+            known = f"it gives those of {self.logprobs} tokens at most"
+            lacks["top_logprobs"] = (
+                f"{known if self.logprobs else self.logprobs_why}, and {TOP_K} are needed; vLLM "
+                f"gives as many with --max-logprobs {TOP_K}"
+            )
         if not self.prompt_tokens or not (self.echo or self.chosen):
             lacks["score"] = (
-                "it gives no log-probabilities of given tokens (vLLM does); use a verifier that reads the "
-                "text, or has a model of its own on this machine"
+                "it gives no log-probabilities of given tokens (vLLM does); use a verifier that "
+                "reads the text, or has a model of its own on this machine"
             )
         return lacks
 
     def describe(self) -> str:
         """One line for the screen."""
-        tokens = {
-            (True, True): "tokens in and out",
-            (True, False): "tokens in, text out",
-            (False, True): "text in, tokens out",
-            (False, False): "text in and out",
-        }
-        logprobs = f"log-probabilities of {self.logprobs} tokens" if self.logprobs else "no log-probabilities"
-        scores = [name for name, offered in (("any given", self.echo), ("single given", self.chosen)) if offered]
+        into = "tokens" if self.prompt_tokens else "text"
+        out = "tokens" if self.reply_tokens else "text"
+        scored = "any given" if self.echo else "single given"
         return ", ".join(
             (
-                tokens[self.prompt_tokens, self.reply_tokens],
-                logprobs,
-                f"scores of {scores[0]} tokens" if "score" not in self.lacks else "no scores of given tokens",
+                f"{into} in and out" if into == out else f"{into} in, {out} out",
+                f"log-probabilities of {self.logprobs} tokens"
+                if self.logprobs
+                else "no log-probabilities",
+                "no scores of given tokens"
+                if "score" in self.lacks
+                else f"scores of {scored} tokens",
                 "seeds" if self.seeds else "no repeatable seeds",
                 "stop strings" if self.stops else "stop strings cut here",
                 "all sampling settings" if self.extras else "temperature and top_p alone",
@@ -84,23 +92,25 @@ class Capabilities:
         """Raise InvalidInput for a way of choosing tokens that the server does not offer."""
         if not self.extras and (sampling.top_k or sampling.min_p):
             raise InvalidInput(
-                f"top_k={sampling.top_k} and min_p={sampling.min_p} are not taken by this server, which knows OpenAI's "
-                "own settings alone; leave them out and use top_p"
+                f"top_k={sampling.top_k} and min_p={sampling.min_p} are not taken by this server, "
+                "which knows OpenAI's own settings alone; leave them out and use top_p"
             )
         if not self.varied and sampling.temperature > 0:
             raise InvalidInput(
-                f"temperature={sampling.temperature} asks for samples, and this server gave the same text for "
-                "different seeds; use temperature=0 with search=greedy, or another server"
+                f"temperature={sampling.temperature} asks for samples, and this server gave the "
+                "same text for different seeds; use temperature=0 with search=greedy, or another "
+                "server"
             )
 
     def check_settings(self, settings: GenerationSettings) -> None:
-        """Raise InvalidInput for settings of a model's generation_config that the server cannot be told."""
+        """Raise InvalidInput for settings of a generation_config that the server cannot be told."""
         told = ("repetition_penalty",) if self.extras else ()
-        if untold := [f"{name}={value!r}" for name, value in settings.asked.items() if name not in told]:
+        untold = [f"{name}={value!r}" for name, value in settings.asked.items() if name not in told]
+        if untold:
             raise InvalidInput(
-                f"the model's generation_config sets {', '.join(untold)}, and requests to this server cannot say so; "
-                "use the local engine, or leave these settings out with model.generation_settings=false (Python: "
-                "generation_settings=False)"
+                f"the model's generation_config sets {', '.join(untold)}, and requests to this "
+                "server cannot say so; use the local engine, or leave these settings out with "
+                "model.generation_settings=false (Python: generation_settings=False)"
             )
 
     def prompt(self, tokens: Sequence[int], tokenizer: Any) -> list[int] | str:
@@ -109,9 +119,9 @@ class Capabilities:
             return list(tokens)
         if self.adds_bos and tokens[0] != tokenizer.bos_token_id:
             raise InvalidInput(
-                "the server puts a beginning-of-sequence token before every prompt of text, and the "
-                "chat template of this prompt leaves it out; use a server that takes token numbers, or "
-                "PromptTemplate(add_bos=True)"
+                "the server puts a beginning-of-sequence token before every prompt of text, and "
+                "the chat template of this prompt leaves it out; use a server that takes token "
+                "numbers, or PromptTemplate(add_bos=True)"
             )
         return as_text(tokenizer, tokens[self.adds_bos :], special=True)
 
@@ -124,10 +134,10 @@ class Capabilities:
         stop: Sequence[str] = (),
         logprobs: int = 0,
     ) -> dict[str, Any]:
-        """A completion request. Every setting is sent, as servers take missing ones from the model's own files; so a
-        repetition penalty of those files is none here, unless it is asked for.
+        """A completion request, of one branch: with more, seeds would be the server's to choose.
 
-        One request makes one branch: with `n` of them in one, seeds would be the server's to choose.
+        Every setting is sent, as servers take missing ones from the model's files; so a repetition
+        penalty of those files is none here, unless it is asked for.
         """
         body: dict[str, Any] = {
             "model": self.model,

@@ -13,14 +13,15 @@ from ttc.errors import InvalidInput
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server that speaks OpenAI's completions protocol: vLLM, SGLang, llama.cpp's, or a hosted one.
+    """A server that speaks OpenAI's completions protocol: vLLM, SGLang, llama.cpp, or a hosted one.
 
     base_url: up to and including the version, as http://localhost:8000/v1.
     model: the name that the server gives its model; None for the only one that it serves.
-    key_env: the environment variable that holds the API key, if the server wants one. The key itself is no setting.
-    concurrency: the most requests at once; the others wait here.
-    timeout_s: how long an answer may take. retries: how often a request is repeated that may succeed the next time.
-    wait_s: the pause before the first repetition; it doubles each time, and grows no longer than 30 seconds.
+    key_env: the environment variable with the API key, if the server wants one.
+    concurrency: requests at once; the others wait here.
+    timeout_s: how long an answer may take. retries: how often a request is repeated that may
+    succeed the next time. wait_s: the pause before the first repetition; it doubles each time, up
+    to 30 seconds.
     context_length: the model's, in tokens, for a server that does not say.
     Raises InvalidInput for a wrong setting, and for a password or key in `base_url`.
     """
@@ -39,14 +40,18 @@ class Endpoint:
         url = urlsplit(self.base_url)
         if url.username is not None or url.password is not None or url.query:
             raise InvalidInput(
-                "base_url holds a password, a key or a query; leave it out, as it would be written to the run's "
-                f"folder, and put the key into the environment variable {self.key_env}"
+                "base_url holds a password, a key or a query; leave it out, as it would be written "
+                "to the run's folder, and put the key into the environment variable "
+                f"{self.key_env}"
             )
         if url.scheme not in ("http", "https") or not url.hostname:
-            raise InvalidInput(f"base_url={self.base_url!r} is no address; give one as http://localhost:8000/v1")
+            raise InvalidInput(
+                f"base_url={self.base_url!r} is no address; give one as http://localhost:8000/v1"
+            )
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.key_env):
             raise InvalidInput(
-                "key_env is not the name of an environment variable, as OPENAI_API_KEY; a key itself is not given here"
+                "key_env is not the name of an environment variable, as OPENAI_API_KEY; a key "
+                "itself is not given here"
             )
         for name, least in (("concurrency", 1), ("retries", 0), ("context_length", 2)):
             if (value := getattr(self, name)) is not None and value < least:

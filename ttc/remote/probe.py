@@ -20,7 +20,7 @@ TOKENS = 16
 """Of the answers to it."""
 HOT, GREEDY = Sampling(temperature=2.0), Sampling(temperature=0)
 SAME = 0.02
-"""Log-probabilities of one token that differ by less are the same, computed beside other requests."""
+"""Log-probabilities of a token that differ by less are the same, computed beside other requests."""
 RETRIES = 2
 """Of requests that a server may fail at because it does not know what they ask for."""
 
@@ -28,123 +28,132 @@ RETRIES = 2
 def probe(client: Client, tokenizer: Any) -> Capabilities:
     """Ask the server what it serves, and try what a backend would ask for.
 
-    Raises RemoteError where it cannot be reached or used, InvalidInput for a model that it does not serve and for a
-    tokenizer that is not its model's.
+    Raises RemoteError where it cannot be reached or used, InvalidInput for a model that it does not
+    serve and for a tokenizer that is not its model's.
     """
     return Probe(client, tokenizer).run()
 
 
 class Probe:
-    """Each method finds out one thing."""
+    """Each method finds out one thing. can: what is known of the server before."""
 
     def __init__(self, client: Client, tokenizer: Any):
-        self.client, self.tokenizer = client, tokenizer
+        self.client = client
+        self.tokenizer = tokenizer
         self.prompt = raw_tokens(TEXT, tokenizer)
 
     def run(self) -> Capabilities:
-        found = served(self.client)
-        found, greedy = self.spoken(found)
-        found = self.with_logprobs(found)
-        found = self.with_seeds(found)
-        found = replace(found, stops=self.stops(found, greedy))
-        if found.prompt_tokens and found.logprobs:
-            found = replace(found, chosen=self.chosen(found), echo=self.echo(found))
-        return found
+        can, greedy = self.with_prompts(served(self.client))
+        can = self.with_seeds(self.with_logprobs(can))
+        can = replace(can, stops=self.stops(can, greedy))
+        if can.prompt_tokens and can.logprobs:
+            can = replace(can, chosen=self.chosen(can), echo=self.echo(can))
+        return can
 
-    def spoken(self, found: Capabilities) -> tuple[Capabilities, Reply]:
+    def with_prompts(self, can: Capabilities) -> tuple[Capabilities, Reply]:
         """In which words the server takes a prompt, and its greedy answer."""
         refusals: list[str] = []
-        for extras in (True, False):
-            for tokens in (True, False):
-                tried = replace(found, extras=extras, prompt_tokens=tokens)
-                try:
-                    reply = self.ask(tried, GREEDY, retries=None if not extras and not tokens else RETRIES)
-                except RemoteError as error:
-                    if not isinstance(error, Refused) and not (extras or tokens):
-                        raise
-                    refusals.append(str(error))
-                    continue
-                if (counted := reply.prompt_tokens) in (None, len(self.prompt)):
-                    check_same_text(reply, self.tokenizer)
-                    return replace(tried, reply_tokens=reply.tokens is not None), reply
-                if tokens:
-                    continue
-                if counted == len(self.prompt) + 1 and self.prompt[0] == getattr(self.tokenizer, "bos_token_id", None):
-                    return replace(tried, adds_bos=True, reply_tokens=reply.tokens is not None), reply
-                raise InvalidInput(
-                    f"the server counts {counted} tokens in {TEXT!r}, and the tokenizer here {len(self.prompt)}; give "
-                    f"the tokenizer of the model that it serves, {found.model}"
-                )
+        for extras, tokens in ((True, True), (True, False), (False, True), (False, False)):
+            tried = replace(can, extras=extras, prompt_tokens=tokens)
+            is_last = not extras and not tokens
+            try:
+                reply = self.ask(tried, GREEDY, retries=None if is_last else RETRIES)
+            except RemoteError as error:
+                if is_last and not isinstance(error, Refused):
+                    raise
+                refusals.append(str(error))
+                continue
+            tried = replace(tried, reply_tokens=reply.tokens is not None)
+            counted, sent = reply.prompt_tokens, len(self.prompt)
+            if counted in (None, sent):
+                check_same_text(reply, self.tokenizer)
+                return tried, reply
+            if tokens:
+                continue
+            if counted == sent + 1 and self.prompt[0] == self._bos():
+                return replace(tried, adds_bos=True), reply
+            raise InvalidInput(
+                f"the server counts {counted} tokens in {TEXT!r}, and the tokenizer here {sent}; "
+                f"give the tokenizer of the model that it serves, {can.model}"
+            )
         raise RemoteError(refusals[-1])
 
-    def with_logprobs(self, found: Capabilities) -> Capabilities:
-        """Of how many tokens there are log-probabilities, and whether they are the model's own."""
+    def _bos(self) -> int | None:
+        return getattr(self.tokenizer, "bos_token_id", None)
+
+    def with_logprobs(self, can: Capabilities) -> Capabilities:
+        """Of how many tokens there are log-probabilities, and whether they are the model's."""
         for count in (TOP_K, 1):
-            cold, hot = (self.tried(found, sampling, logprobs=count) for sampling in (GREEDY, HOT))
+            cold = self.try_asking(can, GREEDY, logprobs=count)
+            hot = self.try_asking(can, HOT, logprobs=count)
             if cold is None or hot is None or not cold.figures or not hot.figures:
                 continue
-            one, other = cold.figures[0], hot.figures[0]
-            if isnan(one.top1) or isnan(other.top1):
-                return replace(found, logprobs_why="its log-probabilities leave out the likeliest tokens'")
-            if abs(max(one.likeliest.values()) - max(other.likeliest.values())) > SAME:
+            first, second = cold.figures[0], hot.figures[0]
+            if isnan(first.top1) or isnan(second.top1):
+                why = "its log-probabilities leave out the likeliest tokens'"
+                return replace(can, logprobs_why=why)
+            if abs(max(first.likeliest.values()) - max(second.likeliest.values())) > SAME:
                 return replace(
-                    found,
-                    logprobs_why="its log-probabilities change with the temperature, and the model's own are needed "
-                    "(vLLM: --logprobs-mode raw_logprobs; SGLang: SGLANG_RETURN_ORIGINAL_LOGPROB=1)",
+                    can,
+                    logprobs_why="its log-probabilities change with the temperature, and the "
+                    "model's own are needed (vLLM: --logprobs-mode raw_logprobs; SGLang: "
+                    "SGLANG_RETURN_ORIGINAL_LOGPROB=1)",
                 )
-            known = TOP_K if not isnan(one.top_k_logprob) else 1
-            return replace(found, logprobs=known, reply_tokens=found.reply_tokens or cold.tokens is not None)
-        return found
+            known = 1 if isnan(first.top_k_logprob) else TOP_K
+            names_tokens = can.reply_tokens or cold.tokens is not None
+            return replace(can, logprobs=known, reply_tokens=names_tokens)
+        return can
 
-    def with_seeds(self, found: Capabilities) -> Capabilities:
+    def with_seeds(self, can: Capabilities) -> Capabilities:
         """Whether a seed gives the same text again, and others give others."""
-        futures = [self.send(found, HOT, seed=seed) for seed in (1, 1, 2, 3)]
+        futures = [self.send(can, HOT, seed=seed) for seed in (1, 1, 2, 3)]
         first, again, *others = [future.result().text for future in futures]
-        return replace(found, seeds=first == again, varied=any(text != first for text in others))
+        return replace(can, seeds=first == again, varied=any(text != first for text in others))
 
-    def stops(self, found: Capabilities, greedy: Reply) -> bool:
-        """Whether an answer that a string has ended says so: the string is in it, or is named beside it."""
+    def stops(self, can: Capabilities, greedy: Reply) -> bool:
+        """Whether an answer that a string has ended says so: the string is in it, or named."""
         text = greedy.text
         middle = len(text) // 2
         string = text[middle : middle + 2].strip()
         if not string or text.find(string) < 1 or "\ufffd" in text:
             return False
-        reply = self.tried(found, GREEDY, stop=(string,))
-        if reply is None or reply.finish != "stop" or not len(reply.text) < len(text):
+        reply = self.try_asking(can, GREEDY, stop=(string,))
+        if reply is None or reply.finish != "stop" or len(reply.text) >= len(text):
             return False
         if reply.tokens is not None:
             return string in as_text(self.tokenizer, reply.tokens, special=True)
         return string in reply.text or reply.stopped_by == string
 
-    def chosen(self, found: Capabilities) -> bool:
+    def chosen(self, can: Capabilities) -> bool:
         """Whether there are log-probabilities of tokens that are asked for."""
-        wanted = sorted(set(self.prompt))[:4]
-        reply = self.tried(found, GREEDY, tokens=1, logprobs=1, logprob_token_ids=wanted)
+        tokens = sorted(set(self.prompt))[:4]
+        reply = self.try_asking(can, GREEDY, tokens=1, logprobs=1, logprob_token_ids=tokens)
         known = reply.figures[0].likeliest if reply is not None and reply.figures else {}
-        return all(f"{TOKEN_ID}{token}" in known for token in wanted)
+        return all(f"{TOKEN_ID}{token}" in known for token in tokens)
 
-    def echo(self, found: Capabilities) -> bool:
-        """Whether there are log-probabilities of a prompt's own tokens."""
-        reply = self.tried(found, GREEDY, tokens=1, logprobs=1, echo=True, return_token_ids=False)
+    def echo(self, can: Capabilities) -> bool:
+        """Whether there are log-probabilities of a prompt's tokens."""
+        more = {"echo": True, "return_token_ids": False}
+        reply = self.try_asking(can, GREEDY, tokens=1, logprobs=1, **more)
         if reply is None or len(reply.figures) < len(self.prompt):
             return False
-        return not any(isnan(figures.logprob) for figures in reply.figures[1 : len(self.prompt)])
+        return not any(isnan(f.logprob) for f in reply.figures[1 : len(self.prompt)])
 
     # ---------------------------------------------------------------- asking
 
-    def tried(self, found: Capabilities, sampling: Sampling, **options: Any) -> Reply | None:
+    def try_asking(self, can: Capabilities, sampling: Sampling, **options: Any) -> Reply | None:
         """The answer, None where the server fails at what is asked."""
         try:
-            return self.ask(found, sampling, retries=RETRIES, **options)
+            return self.ask(can, sampling, retries=RETRIES, **options)
         except RemoteError:
             return None
 
-    def ask(self, found: Capabilities, sampling: Sampling, *, retries: int | None = None, **options: Any) -> Reply:
-        return self.send(found, sampling, retries=retries, **options).result()
+    def ask(self, can: Capabilities, sampling: Sampling, **options: Any) -> Reply:
+        return self.send(can, sampling, **options).result()
 
     def send(
         self,
-        found: Capabilities,
+        can: Capabilities,
         sampling: Sampling,
         *,
         tokens: int = TOKENS,
@@ -154,8 +163,8 @@ class Probe:
         retries: int | None = None,
         **more: Any,
     ) -> Future[Reply]:
-        prompt = found.prompt(self.prompt, self.tokenizer)
-        body = found.request(prompt, tokens, seed, sampling, stop, logprobs) | more
+        prompt = can.prompt(self.prompt, self.tokenizer)
+        body = can.request(prompt, tokens, seed, sampling, stop, logprobs) | more
         return self.client.post("completions", body, read_reply, retries=retries)
 
 
@@ -168,25 +177,30 @@ def served(client: Client) -> Capabilities:
     try:
         models = client.get("models", read_models, retries=0)
     except Refused as error:
-        if endpoint.model is None or "status 404" not in str(error):  # some hosted ones have no list
+        if endpoint.model is None or "status 404" not in str(
+            error
+        ):  # some hosted ones have no list
             raise
         models = {endpoint.model: {}}
-    name = endpoint.model
-    if name is None:
-        if len(models) != 1:
-            raise InvalidInput(f"the server has {len(models)} models; say which by model, one of {', '.join(models)}")
-        (name,) = models
+    names = ", ".join(models)
+    if endpoint.model is None and len(models) != 1:
+        raise InvalidInput(
+            f"the server has {len(models)} models; say which by model, one of {names}"
+        )
+    name = next(iter(models)) if endpoint.model is None else endpoint.model
     if name not in models:
-        raise InvalidInput(f"model={name!r} is not served at {endpoint.base_url}; use one of {', '.join(models)}")
-    length = models[name].get("max_model_len")  # vLLM, SGLang
-    if endpoint.context_length is not None:
-        length = endpoint.context_length if length is None else min(length, endpoint.context_length)
-    return Capabilities(name, length)
+        raise InvalidInput(
+            f"model={name!r} is not served at {endpoint.base_url}; use one of {names}"
+        )
+    lengths = [models[name].get("max_model_len"), endpoint.context_length]  # vLLM and SGLang say
+    return Capabilities(name, min((n for n in lengths if n is not None), default=None))
 
 
 def read_models(data: Any) -> dict[str, dict[str, Any]]:
     """What the server says of each of its models."""
     entries = data.get("data") if isinstance(data, dict) else None
-    if not isinstance(entries, list) or not all(isinstance(e, dict) and isinstance(e.get("id"), str) for e in entries):
+    if not isinstance(entries, list) or not all(
+        isinstance(entry, dict) and isinstance(entry.get("id"), str) for entry in entries
+    ):
         raise Passing(f"answered with no list of models: {str(data)[:200]}; is base_url right?")
     return {entry["id"]: entry for entry in entries}

@@ -1,4 +1,4 @@
-"""A server once it is known: what it can do, its model's limits and tokenizer, and completions from it."""
+"""A server once it is known: what it can do, its model's limits and tokenizer, its completions."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Server:
 
     @classmethod
     def connect(cls, endpoint: Endpoint, tokenizer: Any, settings: GenerationSettings) -> Server:
-        """Find out what the server can do. Raises RemoteError and InvalidInput, as `probe` does, and InvalidInput for
-        settings that it cannot be told."""
+        """Find out what the server can do. Raises what `probe` does, and InvalidInput for settings
+        that the server cannot be told."""
         client = Client(endpoint)
         try:
             can = probe(client, tokenizer)
@@ -43,7 +43,8 @@ class Server:
         except BaseException:
             client.close()
             raise
-        limits = ModelLimits(len(tokenizer), can.context_length, frozenset())  # the server says where a text ends
+        # the server says where a text ends
+        limits = ModelLimits(len(tokenizer), can.context_length, frozenset())
         return cls(client, can, tokenizer, limits, settings)
 
     def complete(
@@ -63,32 +64,31 @@ class Server:
         return self.client.post("completions", body, read_reply)
 
     def is_end(self, token: int) -> bool:
-        """Whether a token that stands last in a text which has ended is the one that ended it."""
         return token == getattr(self.tokenizer, "eos_token_id", None)
 
     def count_prompt(self, usage: Usage, reply: Reply) -> None:
-        """Tokens that were sent count as computed, unless the server says that its cache held them."""
-        sent = reply.prompt_tokens or 0
-        usage.prompt_tokens += sent - reply.cached_tokens
+        """Tokens that were sent count as computed, unless the server's cache held them."""
+        usage.prompt_tokens += (reply.prompt_tokens or 0) - reply.cached_tokens
         usage.shared_tokens += reply.cached_tokens
 
     def encode(self, text: str) -> list[int]:
-        """Text to tokens, with no special tokens added."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Tokens to text, special tokens left out unless `special`."""
         return as_text(self.tokenizer, tokens, special=special)
 
     def follow(self, tokens: Sequence[int], text: str) -> list[int]:
-        """The tokens of a text that comes after `tokens`. Raises RemoteError where no tokens read as that text."""
-        new, before = self.encode(text), self.decode(tokens, special=True)
+        """The tokens of a text that comes after `tokens`. Raises RemoteError for none."""
+        before = self.decode(tokens, special=True)
+        new = self.encode(text)
         if self.decode([*tokens, *new], special=True) == before + text:
             return new
         whole = self.encode(before + text)
-        if whole[: len(tokens)] == list(tokens) and self.decode(whole, special=True) == before + text:
+        goes_on = whole[: len(tokens)] == list(tokens)
+        if goes_on and self.decode(whole, special=True) == before + text:
             return whole[len(tokens) :]
         raise RemoteError(
-            f"the server's text {text[:60]!r} cannot be written in the tokens of this tokenizer; give the tokenizer of "
-            "the model that it serves, or use a server that answers with token numbers (vLLM)"
+            f"the server's text {text[:60]!r} cannot be written in the tokens of this tokenizer; "
+            "give the tokenizer of the model that it serves, or use a server that answers with "
+            "token numbers (vLLM)"
         )

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput
 from ttc.text.boxes import boxed
-from ttc.text.choices import find_choice, stated_choice
+from ttc.text.multiple_choice import find_choice, stated_choice
 from ttc.text.numbers import as_number, hyphened, without_unit
 from ttc.text.thoughts import ANY, ThinkingMarks
 
 __all__ = ["KINDS", "boxed", "check_gold", "extract_answer"]
 
-# Quantifiers that keep what they took (++, *+) make every pattern linear: nothing is tried again in another division.
+# Quantifiers that keep what they took (++, *+) make every pattern linear.
 _FRACTION = r"/\d++(?!\.\d)"
 _WHOLE = r"(?:\d{1,3}(?:,\d{3}(?!\d))++|\d++)"
 _DIGITS = (
@@ -36,53 +36,48 @@ def extract_answer(
     choices: str | None = None,
     marks: ThinkingMarks | None = ANY,
 ) -> str | None:
-    """The answer that `text` states, or None. Takes time linear in the text, and raises for none.
-    What a model thinks before its answer is not read (`ttc.text.thoughts`).
+    """The answer that `text` states, or None, in time linear in the text.
 
     kind: "number" takes what follows `####`, "answer is" or "Answer:", then a `\\boxed{}`, then the
-    last number; "strict" only a number right after `####` or "answer is" (of an equation there, its
-    result); "choice" a letter, as
-    `find_choice` reads it; "math" a `\\boxed{}` or a stated or last expression; "text" what follows
-    the last "answer is", or the last line.
-    strict: only what is said in the form that the prompts ask for: "number" as kind "strict",
-    "choice" a letter after "answer is" or "answer:", "math" a `\\boxed{}`. "text" has one form.
-    choices: the letters of the problem's choices, as "ABCD", where they are known; kind "choice"
-    reads no others.
-    marks: what parts thoughts from the answer, by default those of all known models; None reads the
-    whole text.
+        last number; "strict" only a number right after `####` or "answer is" (of an equation, its
+        result); "choice" a letter, as `find_choice` reads it; "math" a `\\boxed{}` or a stated or
+        last expression; "text" what follows the last "answer is", or the last line.
+    strict: only the form that the prompts ask for: "number" as kind "strict", "choice" a letter
+        after "answer is" or "answer:", "math" a `\\boxed{}`.
+    choices: the letters of the problem's choices, as "ABCD", if they are known.
+    marks: what parts thoughts, which are not read, from the answer, by default those of all known
+        models; None reads the whole text.
     """
     check_kind("text", text, isinstance(text, str), "a string")
     if kind not in KINDS:
         raise InvalidInput(f"answer kind {kind!r} is unknown; use one of {', '.join(KINDS)}")
     answer = text if marks is None else marks.split(text).answer
-    return None if answer is None else _read(answer, kind, strict, choices)
-
-
-def _read(text: str, kind: str, strict: bool, choices: str | None) -> str | None:
+    if answer is None:
+        return None
     if kind == "choice":
-        return (stated_choice if strict else find_choice)(text, choices)
-    return (_STRICT if strict else _EXTRACTORS)[kind](text)
+        return (stated_choice if strict else find_choice)(answer, choices)
+    return (_STRICT if strict else _EXTRACTORS)[kind](answer)
 
 
 def check_gold(gold: str, kind: str) -> None:
     """Raise InvalidInput for a gold answer that no extracted answer of this kind can ever equal."""
-    solution = "####" in gold
+    is_solution = "####" in gold
     if kind in ("number", "strict"):
-        wrong, wanted = as_number(without_unit(gold)) is None, "a number"
+        fits, form = as_number(without_unit(gold)) is not None, "a number"
     elif kind == "choice":
-        wrong, wanted = re.fullmatch("[A-Z]", gold.strip()) is None, "a capital letter"
+        fits, form = re.fullmatch("[A-Z]", gold.strip()) is not None, "a capital letter"
     else:
-        wrong, wanted = solution, "an answer alone"
-    if wrong:
-        shown = repr(gold if len(gold) <= 60 else f"...{gold[-57:]}")
-        way = (
-            "it is a whole solution with the answer after ####, which dataset.reader=gsm8k reads"
-            if solution
-            else "give the answer alone, or the answer_kind that it has: number, choice, math or text"
-        )
-        raise InvalidInput(
-            f"the gold answer {shown} is not {wanted}, so that with answer_kind={kind} none is right; {way}"
-        )
+        fits, form = not is_solution, "an answer alone"
+    if fits:
+        return
+    shown = repr(gold if len(gold) <= 60 else f"...{gold[-57:]}")
+    way = "give the answer alone, or the answer_kind that it has: number, choice, math or text"
+    if is_solution:
+        way = "it is a whole solution with the answer after ####, which dataset.reader=gsm8k reads"
+    raise InvalidInput(
+        f"the gold answer {shown} is not {form}, so that with answer_kind={kind} none is right; "
+        f"{way}"
+    )
 
 
 def _number(text: str) -> str | None:

@@ -9,11 +9,10 @@ _BRACE = re.compile(r"(?P<box>\\f?boxed\s*+\{|\\fbox\s*+\{)|[{}]")
 
 
 def boxed(text: str) -> str | None:
-    """The content of the last complete `\\boxed{...}` or `\\fbox{...}` that holds anything, braces
-    nested.
+    """The content of the last complete `\\boxed{...}` or `\\fbox{...}`, braces nested.
 
-    A box that is empty is passed over, as math-verify does: "" where no other is complete, None
-    where none is. Every brace counts, escaped ones too, as in lm-evaluation-harness's
+    An empty box is passed over, as math-verify does: "" where no other is complete, None where none
+    is. Every brace counts, escaped ones too, as in lm-evaluation-harness's
     `last_boxed_only_string`. Linear in the text.
     """
     content = None
@@ -26,7 +25,9 @@ def boxed(text: str) -> str | None:
 
 def _boxes(text: str) -> Iterator[tuple[int, int]]:
     """Where the content of each complete box begins and ends, in the order of their ends."""
-    opened: list[int | None] = []  # where a box's content begins, None for a brace of something else
+    opened: list[
+        int | None
+    ] = []  # where a box's content begins, None for a brace of something else
     for brace in _BRACE.finditer(text):
         if brace["box"]:
             opened.append(brace.end())

@@ -1,7 +1,6 @@
 """A chat as a model reads it: the text that its chat template writes, and the tokens of that text.
 
-Everything goes through `apply_chat_template`, so that the tokens are those of transformers: no token is put before or
-after what the template writes.
+Everything goes through `apply_chat_template`, so the tokens are those of transformers.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ QUESTION: tuple[Message, ...] = ({"role": "user", "content": "?"},)
 """A chat that stands for any other, where only what follows the answer is asked for."""
 
 ANSWER = "THE-ANSWER"
-"""Stands for an answer, or at the end of a message, to see what a template writes after it. Letters, as some templates
-escape other signs."""
+"""Stands for an answer, or at the end of a message, to see what a template writes after it."""
 
 ANCHOR = "a"
 """Stands before a text that is to be cut into tokens as a later part of a longer text."""
@@ -41,8 +39,8 @@ def chat_text(
 ) -> str:
     """Messages as the chat template writes them, with the start of the model's answer.
 
-    options: what else the template takes. way_out: what to do, says the InvalidInput that is raised where the template
-    refuses the messages.
+    options: what else the template takes. way_out: what the InvalidInput says to do that is raised
+    where the template refuses the messages.
     """
     return str(_applied(messages, tokenizer, options, way_out, tokenize=False))
 
@@ -54,10 +52,8 @@ def chat_tokens(
     *,
     way_out: str = "send other messages",
 ) -> list[int]:
-    """The tokens of `chat_text`: `apply_chat_template(messages, tokenize=True, add_generation_prompt=True)`.
-
-    That call gives a list or a dictionary with `input_ids`, of one chat or of a batch of one, by the tokenizer's kind.
-    """
+    """The tokens of `chat_text`, as `apply_chat_template(messages, tokenize=True)` gives them: a
+    list or a dictionary with `input_ids`, of one chat or of a batch of one."""
     given = _applied(messages, tokenizer, options, way_out, tokenize=True)
     if isinstance(given, str):  # a tokenizer that knows its template as text alone
         return encoded(given, tokenizer)
@@ -71,21 +67,23 @@ def chat_tokens(
 
 
 def next_turn_text(
-    messages: Sequence[Message], words: str, tokenizer: Any, options: Mapping[str, Any] | None = None
+    messages: Sequence[Message],
+    words: str,
+    tokenizer: Any,
+    options: Mapping[str, Any] | None = None,
 ) -> str:
-    """What the template writes after an answer to `messages` when the user goes on with `words`.
+    """What the template writes after an answer to `messages` when the user goes on with `words`:
+    the end of the answer's turn, the words, and the start of the next answer.
 
-    It is the end of the answer's turn, the words, and the start of the next answer.
-    Raises InvalidInput for a template that refuses a second turn, and for one that leaves answers out, so that nothing
-    can follow them.
+    Raises InvalidInput for a template that refuses a second turn or leaves answers out.
     """
     mark = _unused([words, *(message["content"] for message in messages)])
     text = chat_text(_answered(messages, mark, words), tokenizer, options, way_out=ONE_TURN)
     _, written, after = text.rpartition(mark)
     if not written:
         raise InvalidInput(
-            "the chat template leaves out what the model has answered, so that no turn can follow an answer; "
-            + ONE_TURN
+            "the chat template leaves out what the model has answered, so that no turn can follow "
+            f"an answer; {ONE_TURN}"
         )
     return after
 
@@ -100,13 +98,14 @@ def next_prompt(
     *,
     keep_generated: bool = False,
 ) -> list[int]:
-    """The prompt of the model's next answer, after its `answer` to `messages` and the user's next `words`: the tokens
-    of the whole chat, as `chat_tokens` gives them.
+    """The tokens of the whole chat, after the model's `answer` to `messages` and the user's next
+    `words`.
 
-    tokens: those of `messages` and of the answer as the model wrote it. Blanks around answers are left out where the
-        whole chat begins with `tokens` then.
-    keep_generated: where the whole chat does not begin with `tokens` (the template rewrites the answer, or the model
-        wrote it in other pieces than the tokenizer), these stay, and what the template writes after an answer follows.
+    tokens: those of `messages` and of the answer as the model wrote it. Blanks around answers are
+        left out where the whole chat begins with `tokens` then.
+    keep_generated: where the whole chat does not begin with `tokens` (the template rewrites the
+        answer, or the model wrote it in other pieces than the tokenizer), these stay, and what the
+        template writes after an answer follows.
     Raises InvalidInput as `next_turn_text` does.
     """
     chat, chats = _answered(messages, answer, words), list[list[int]]()
@@ -119,8 +118,10 @@ def next_prompt(
     return [*tokens, *following(after, tokenizer)] if keep_generated else chats[0]
 
 
-def end_of_prompt(messages: Sequence[Message], tokenizer: Any, options: Mapping[str, Any] | None = None) -> str | None:
-    """What the template writes after the last message's words: the end of its turn, and the start of the answer.
+def end_of_prompt(
+    messages: Sequence[Message], tokenizer: Any, options: Mapping[str, Any] | None = None
+) -> str | None:
+    """What the template writes after the last message's words, up to the start of the answer.
 
     None where it does not write these words as they are.
     """
@@ -137,14 +138,16 @@ def encoded(text: str, tokenizer: Any) -> list[int]:
 
 
 def following(text: str, tokenizer: Any) -> list[int]:
-    """The tokens of a text that comes after another one: without the blank that SentencePiece puts first."""
+    """The tokens of a text that comes after another: without the blank that SentencePiece adds."""
     before, both = encoded(ANCHOR, tokenizer), encoded(ANCHOR + text, tokenizer)
     if len(both) > len(before) and both[: len(before)] == before:
         return both[len(before) :]
     return encoded(text, tokenizer)
 
 
-ONE_TURN = "use a search or a verifier that asks in one turn, or leave the chat template out (chat=false)"
+ONE_TURN = (
+    "use a search or a verifier that asks in one turn, or leave the chat template out (chat=false)"
+)
 
 
 def _unused(texts: Sequence[str]) -> str:
@@ -161,31 +164,44 @@ def _answered(messages: Sequence[Message], answer: str, words: str) -> list[Mess
 
 def _stripped(message: Message) -> Message:
     """A message, without blanks around it where it is the model's."""
-    return {**message, "content": message["content"].strip()} if message["role"] == "assistant" else message
+    return (
+        {**message, "content": message["content"].strip()}
+        if message["role"] == "assistant"
+        else message
+    )
 
 
 def _applied(
-    messages: Sequence[Message], tokenizer: Any, options: Mapping[str, Any] | None, way_out: str, *, tokenize: bool
+    messages: Sequence[Message],
+    tokenizer: Any,
+    options: Mapping[str, Any] | None,
+    way_out: str,
+    *,
+    tokenize: bool,
 ) -> Any:
     given = [dict(message) for message in messages]
     try:
         if _takes_parts(tokenizer, options):
             given = list(map(_in_parts, given))
-        return tokenizer.apply_chat_template(given, tokenize=tokenize, add_generation_prompt=True, **(options or {}))
+        return tokenizer.apply_chat_template(
+            given, tokenize=tokenize, add_generation_prompt=True, **(options or {})
+        )
     except TemplateError as error:
-        raise InvalidInput(f"the chat template refuses these messages: {error}; {way_out}") from error
+        raise InvalidInput(
+            f"the chat template refuses these messages: {error}; {way_out}"
+        ) from error
     except ValueError as error:
         if not isinstance(getattr(tokenizer, "chat_template", None), Mapping):
             raise
         raise InvalidInput(
-            f"the tokenizer has several chat templates, and none of them was chosen: {error} Give the name of one as "
-            "an option of the chat template (+dataset.chat_options.chat_template=NAME), or set chat to false"
+            f"the tokenizer has several chat templates, and none of them was chosen: {error} Give "
+            "the name of one as an option of the chat template "
+            "(+dataset.chat_options.chat_template=NAME), or set chat to false"
         ) from error
 
 
 def _takes_parts(tokenizer: Any, options: Mapping[str, Any] | None) -> bool:
-    """Whether the template leaves out what is given as a text and writes it as one part of a list, as templates of
-    models for images do."""
+    """Whether the template writes a part of a list but not a text, as for models of images."""
     return not _writes(ANSWER, tokenizer, options) and _writes(
         _in_parts({"content": ANSWER})["content"], tokenizer, options
     )
@@ -194,7 +210,9 @@ def _takes_parts(tokenizer: Any, options: Mapping[str, Any] | None) -> bool:
 def _writes(content: Any, tokenizer: Any, options: Mapping[str, Any] | None) -> bool:
     messages = [{"role": "user", "content": content}]
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **(options or {}))
+        text = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **(options or {})
+        )
     except (TemplateError, TypeError):
         return False
     return ANSWER in str(text)

@@ -18,16 +18,14 @@ _SHORT_FRACTION = re.compile(r"\\frac ?(?:\{([^{}]{1,100})\}|(\d)) ?(?:\{([^{}]{
 _AROUND = re.compile(r" ?([-+*/=<>^_,;:|(){}\[\]]) ?")
 _PERCENT = re.compile("%|percent|pct", re.IGNORECASE)
 _NEAR = 1e-5
-"""math-verify rounds decimals to six digits: numbers further apart than this are never equal to
-it."""
+"""Numbers further apart are never equal to math-verify, which rounds decimals to six digits."""
 
 
 def canonical(answer: str | None, kind: str = "text") -> str | None:
-    """One spelling for answers that are the same: 12.0, $12 and 12 agree. None stays None (an
-    invalid answer).
+    """One spelling for answers that are the same: 12.0, $12 and 12 agree. None for an invalid one.
 
-    kind: the answer kind. Of kinds "number" and "math" a unit behind a number is left out too, and
-    of "math" blanks that say nothing.
+    kind: the answer kind. "number" and "math" leave out a unit behind a number too, and "math"
+    blanks that say nothing.
     """
     if answer is None:
         return None
@@ -49,10 +47,9 @@ _short = lru_cache(maxsize=2**14)(_spelling)
 
 def same_answer(gold: str, predicted: str | None, kind: str = "number") -> bool:
     """Whether `predicted` is right: spelt the same (`canonical`), or of kind "math" equal by
-    math-verify, gold first. To it an en dash is no minus, so that it is asked with hyphens.
+    math-verify, gold first.
 
-    A comparison that takes too long counts as not equal (see `ttc.text.math_equality`). Never
-    raises for any text.
+    A comparison that takes too long counts as not equal (see `ttc.text.math_equality`).
     """
     if predicted is None:
         return False
@@ -61,42 +58,40 @@ def same_answer(gold: str, predicted: str | None, kind: str = "number") -> bool:
         return left is not None
     if kind != "math" or left is None or right is None or _apart(gold, predicted):
         return False
-    return math_equal(hyphened(gold), hyphened(predicted))
+    return math_equal(hyphened(gold), hyphened(predicted))  # an en dash is no minus to it
 
 
-def ballots(answers: Sequence[str | None], kind: str = "text", same: Same | None = None) -> list[str | None]:
+def ballots(
+    answers: Sequence[str | None], kind: str = "text", same: Same | None = None
+) -> list[str | None]:
     """What each answer votes for: answers that are the same give the same string, None has no vote.
 
-    same: the grader to group by; default: `same_answer` of this kind. Which of two answers is gold
-    is not known here, so they are the same if either is right when the other is gold.
-    Equality by a grader is not transitive (0.3333333 is 1/3, and 0.3333328 is 0.3333333). So groups
-    are made in the
-    order of the index: an answer joins the first group whose first answer it equals, or begins one.
-    Later answers never change what earlier ones vote for, and a group holds nothing that its first
-    answer does not equal. (Joining whatever is linked by any chain could put answers together that
-    no grader would.)
+    same: the grader to group by; default: `same_answer` of this kind. Two answers are the same if
+    either is right when the other is gold.
+    Equality by a grader is not transitive (0.3333333 is 1/3, and 0.3333328 is 0.3333333). So an
+    answer joins the first group whose first answer it equals, or begins one: later answers never
+    change what earlier ones vote for.
     """
     equal = same or (lambda gold, predicted: same_answer(gold, predicted, kind))
     firsts: dict[str, str] = {}  # the first answer of each group, by its spelling
     known: dict[str, str] = {}  # the group of each spelling
-    found: list[str | None] = []
+    votes: list[str | None] = []
     for answer in answers:
         spelling = canonical(answer, kind)
         if answer is None or spelling is None:
-            found.append(None)
+            votes.append(None)
             continue
         if spelling not in known:
             others = firsts.items() if same is not None or kind == "math" else ()
             group = (name for name, first in others if equal(first, answer) or equal(answer, first))
             known[spelling] = next(group, spelling)
             firsts.setdefault(known[spelling], answer)
-        found.append(known[spelling])
-    return found
+        votes.append(known[spelling])
+    return votes
 
 
 def _apart(gold: str, predicted: str) -> bool:
-    """Whether both are plain numbers that differ by more than any rounding; a percentage is no
-    plain number here."""
+    """Whether both are plain numbers, no percentages, that differ by more than any rounding."""
     if _PERCENT.search(gold) or _PERCENT.search(predicted):
         return False
     left, right = (as_number(without_unit(answer)) for answer in (gold, predicted))
@@ -110,8 +105,7 @@ def _plain_latex(answer: str) -> str:
 
 
 def _plain_math(plain: str) -> str:
-    """A formula whose blanks are single, without those that say nothing and with braces in
-    \\frac12."""
+    """A formula with single blanks, without those that say nothing, and with braces in \\frac12."""
     if len(plain) > MAX_CHARS:
         return plain
     braced = re.sub(r"\\[dt]frac(?=\d)", r"\\frac", plain)

@@ -20,16 +20,13 @@ from pathlib import Path
 from ttc.errors import TTCError
 
 CPU_S = 5.0
-"""Processor seconds for one comparison. It is not wall time, so that a busy machine changes no
-verdict."""
+"""Processor seconds for one comparison: a busy machine changes no verdict."""
 
 WALL_S = 120.0
-"""Seconds after which a process that uses no processor time is given up, and the most that one may
-take to start."""
+"""Seconds for a process to start, and after which one that uses no processor time is given up."""
 
 MAX_CHARS = 2000
-"""Longer answers are equal by their spelling alone: reading them as formulas takes more than linear
-time."""
+"""Longer answers are equal by their spelling alone; to read formulas is more than linear."""
 
 PROCESSES = 2
 
@@ -49,13 +46,13 @@ class MathWorker:
         said = self._read()
         if said != "ready":
             self.close()
+            reason = said or "no reason given"
             raise TTCError(
-                f"math-verify, which grades answers of kind math, did not start: {said or 'no reason given'}"
+                f"math-verify, which grades answers of kind math, did not start: {reason}"
             )
 
     def equal(self, gold: str, predicted: str) -> bool | None:
-        """math-verify's verdict; None where it took too long or the process died, which is then of
-        no more use."""
+        """math-verify's verdict; None where it took too long or the process died."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps([gold, predicted, self.cpu_s]).encode() + b"\n")
@@ -103,8 +100,8 @@ class MathWorker:
 
 
 def _started(words: Sequence[str]) -> subprocess.Popen[bytes]:
-    """A process that is written to and read from. Raises TTCError where the machine lets none be
-    started for some seconds: to go on without would count right answers as wrong."""
+    """A process that is written to and read from. Raises TTCError where none can be started for
+    some seconds: to go on without would count right answers as wrong."""
     for pause in (*PAUSES_S, None):
         try:
             return subprocess.Popen(
@@ -116,8 +113,8 @@ def _started(words: Sequence[str]) -> subprocess.Popen[bytes]:
         except OSError as error:
             if pause is None:
                 raise TTCError(
-                    f"no process can be started for math-verify, which grades answers of kind math: {error}; "
-                    "free memory, or allow more processes, and run the same again"
+                    "no process can be started for math-verify, which grades answers of kind math: "
+                    f"{error}; free memory, or allow more processes, and run the same again"
                 ) from error
             time.sleep(pause)
     raise AssertionError("every attempt returns or raises")
@@ -136,8 +133,7 @@ class MathPool:
         self.idle: list[MathWorker] = []
 
     def equal(self, gold: str, predicted: str) -> bool | None:
-        """math-verify's verdict; None, with a warning, where it takes too long or the process
-        dies."""
+        """math-verify's verdict; None, with a warning, if it takes too long or the process dies."""
         with self._room:
             try:
                 worker = self.idle.pop()
@@ -154,7 +150,8 @@ class MathPool:
             reason = worker.reason
             worker.close()
             self.undecided += 1
-        logger.warning(f"comparing {gold!r:.60} and {predicted!r:.60} {reason}: they count as not equal")
+        pair = f"{gold!r:.60} and {predicted!r:.60}"
+        logger.warning(f"comparing {pair} {reason}: they count as not equal")
         return None
 
     def close(self) -> None:
@@ -166,8 +163,7 @@ shared_pool = MathPool()
 
 
 def _pool_of_a_fork() -> None:
-    """A forked process asks workers of its own: two that write to one pipe would read each other's
-    verdicts."""
+    """A forked process asks other workers: two would read each other's verdicts from one pipe."""
     global shared_pool
     shared_pool = MathPool()
 
@@ -177,17 +173,15 @@ atexit.register(lambda: shared_pool.close())
 
 
 def undecided() -> int:
-    """How many comparisons of this process took too long or ended their worker. They counted as not
-    equal."""
+    """How many comparisons of this process took too long or ended their worker."""
     return shared_pool.undecided
 
 
 @lru_cache(maxsize=2**16)
 def math_equal(gold: str, predicted: str) -> bool:
-    """Whether math-verify calls `predicted` right, `gold` first (its equality is not symmetric).
-    Works in any thread.
+    """Whether math-verify calls `predicted` right (its equality is not symmetric), in any thread.
 
-    Not equal are answers of more than `MAX_CHARS` characters, and those that take more than
+    Answers of more than `MAX_CHARS` characters are not equal, nor those that take more than
     `CPU_S`, which a warning and `undecided` tell. Raises TTCError if math-verify cannot be started.
     """
     if max(len(gold), len(predicted)) > MAX_CHARS or not (_settles(gold) and _settles(predicted)):
@@ -197,6 +191,6 @@ def math_equal(gold: str, predicted: str) -> bool:
 
 @lru_cache(maxsize=2**16)
 def _settles(answer: str) -> bool:
-    """Whether an answer can be compared at all: with 0, in time. Without this look, one endless
-    answer would take the whole time again with every other that is voted on."""
+    """Whether an answer can be compared with 0 in time. Else it would take the whole time again
+    with every other that is voted on."""
     return shared_pool.equal("0", answer) is not None

@@ -1,10 +1,8 @@
-"""The process that compares mathematical answers by math-verify: a pair a line comes in, a verdict
-a line goes out.
+"""The process that compares mathematical answers by math-verify: pairs come in, verdicts go out.
 
-It is started as a program of its own by `ttc.text.math_equality`, and imports nothing of this
-project. math-verify's own limits of time are signals, which work in a main thread alone and cannot
-stop a long multiplication. Here the kernel ends the whole process once a comparison has taken its
-processor time.
+`ttc.text.math_equality` starts it as a program, which imports nothing of this project. The limits
+of math-verify are signals, which work in a main thread alone and stop no long multiplication.
+Here the kernel ends the process once a comparison has taken its processor time.
 """
 
 import contextlib
@@ -21,8 +19,7 @@ MEMORY_BYTES = 4 * 2**30
 """What a comparison may allocate: a power tower asks for as much as there is."""
 
 CLEARLY = 1e-3
-"""Two formulas whose values differ by more, relative to 1 + the larger one, are not compared by
-simplifying."""
+"""Formulas whose values differ by more, relative to 1 + the larger one, are not simplified."""
 
 
 @lru_cache(maxsize=4096)
@@ -35,9 +32,11 @@ def parse_answer(answer: str) -> list[Any]:
 
 @lru_cache(maxsize=4096)
 def _value(answer: str) -> tuple[str, complex] | None:
-    """What a formula is with some positive number for each of its names, and of an equation its
-    right side; None for anything else. The string is the name that an equation gives a number to,
-    "=" for another equation, and "" for a formula."""
+    """A formula's value with some positive number for each name; of an equation its right side's.
+
+    The string is the name that an equation gives a number to, "=" for another equation, "" for a
+    formula. None for anything else.
+    """
     import sympy
 
     parsed = parse_answer(answer)
@@ -61,8 +60,11 @@ def _value(answer: str) -> tuple[str, complex] | None:
 
 
 def _apart(gold: str, predicted: str) -> bool:
-    """Whether two formulas are far apart for some numbers. A formula is compared with the right
-    side of an equation, as math-verify does, and two equations only if both name one number."""
+    """Whether two formulas are far apart for some numbers.
+
+    A formula is compared with an equation's right side, as math-verify does, and two equations only
+    if both name one number.
+    """
     left, right = _value(gold), _value(predicted)
     if left is None or right is None:
         return False
@@ -77,8 +79,7 @@ def _number_of(name: str) -> float:
 
 
 def equal(gold: str, predicted: str) -> bool:
-    """math-verify's verdict. Formulas that are far apart for some numbers are different without its
-    simplifying."""
+    """math-verify's verdict; formulas that are far apart for some numbers are not simplified."""
     from math_verify import verify
 
     if _apart(gold, predicted):
@@ -105,7 +106,8 @@ def main() -> None:
         say(f"{type(error).__name__}: {error}")
         return
     with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, hard))
     say("ready")
     for line in sys.stdin:
         gold, predicted, cpu_s = json.loads(line)

@@ -6,8 +6,7 @@ import re
 from fractions import Fraction
 
 MAX_CHARS = 1000
-"""Longer answers are no numbers: nothing asks for one, and Python refuses integers of 4,301
-digits."""
+"""Longer answers are no numbers; Python refuses integers of 4,301 digits."""
 
 MINUS = "−–"
 """The minus sign and the en dash, which both stand for a minus."""
@@ -36,8 +35,7 @@ _UNIT = re.compile(
 
 
 def as_number(answer: str) -> Fraction | None:
-    """The exact value of a number as people write it ($1,200.50, 3/4, 1 1/2, 12%, –3,
-    \\frac{3}{4}), or None."""
+    """The value of a number as people write it ($1,200.50, 3/4, 1 1/2, 12%, –3, \\frac{3}{4})."""
     if len(answer) > MAX_CHARS:
         return None
     plain = _SIGNS.sub("", hyphened(answer)).strip().rstrip(".")
@@ -47,7 +45,7 @@ def as_number(answer: str) -> Fraction | None:
         value = as_number(part)
         return None if value is None else (int(whole) + value) * (-1 if sign == "-" else 1)
     plain = _THOUSANDS.sub("", re.sub(r"^([-+])\s+", r"\1", plain))
-    if "e" in plain.lower() or "_" in plain:  # an exponent can ask for numbers of any size; _ is Python's alone
+    if "e" in plain.lower() or "_" in plain:  # exponents ask for any size; _ is Python's alone
         return None
     try:
         return Fraction(plain)
@@ -61,8 +59,7 @@ def hyphened(answer: str) -> str:
 
 
 def without_unit(answer: str) -> str:
-    """A number without the unit behind it (5 cm, 12 percent, 90^\\circ, 3\\text{ dollars}); else
-    the answer itself."""
+    """An answer without the unit behind a number (5 cm, 90^\\circ, 3\\text{ dollars})."""
     if len(answer) > MAX_CHARS:
         return answer
     plain = " ".join(answer.split()).rstrip(".")
@@ -71,5 +68,4 @@ def without_unit(answer: str) -> str:
 
 
 def _slashed(fraction: re.Match[str]) -> str:
-    above, below = (fraction[1] or fraction[2]), (fraction[3] or fraction[4])
-    return f" {above}/{below}"
+    return f" {fraction[1] or fraction[2]}/{fraction[3] or fraction[4]}"

@@ -20,11 +20,13 @@ from ttc.text.chat import (
     next_turn_text,
 )
 
-STEP_BY_STEP = "{question}\nThink step by step, and end with 'The answer is N.', N being the final answer."
+STEP_BY_STEP = (
+    "{question}\nThink step by step, and end with 'The answer is N.', N being the final answer."
+)
 
 NEXT_QUESTION = "Question:"
-"""Where a model without a chat template begins to invent the next question: the first of the strings at which
-lm-evaluation-harness ends its answers to the same format (`until` in its gsm8k.yaml)."""
+"""Where a model without a chat template begins to invent the next question, as `until` has it in
+lm-evaluation-harness's gsm8k.yaml."""
 
 SET_HERE = {
     "conversation",
@@ -45,17 +47,19 @@ SET_HERE = {
 class PromptTemplate:
     """How a question is put to the model.
 
-    instruction: the user's words, `{question}` in them replaced by the question. examples: solved (question, answer)
-    pairs that come first. chat: use the tokenizer's chat template; None for when it has one. Without it examples
-    and question are written as "Question: ...\\nAnswer:". raw: the instruction is the whole prompt, as it stands, with
-    neither of the two around it. options: what else the chat template takes.
-    add_bos: put the tokenizer's beginning-of-sequence token before a prompt that does not begin with it. transformers
-        does not.
-    keep_generated: go on in further turns from the tokens that the model wrote, where the chat template leaves its
-        thoughts out or writes its answer in another way. transformers does not.
+    instruction: the user's words, `{question}` in them replaced by the question.
+    examples: solved (question, answer) pairs that come first.
+    chat: use the tokenizer's chat template; None for when it has one. Without it examples and
+        question are written as "Question: ...\\nAnswer:".
+    raw: the instruction is the whole prompt, with neither of the two around it.
+    options: what else the chat template takes.
+    add_bos: put the beginning-of-sequence token before a prompt that does not begin with it.
+        transformers does not.
+    keep_generated: go on in further turns from the tokens that the model wrote, where the chat
+        template leaves its thoughts out or writes its answer in another way. transformers does not.
 
-    The tokens are those of transformers: with a chat template `apply_chat_template(messages, tokenize=True,
-    add_generation_prompt=True)`, else `tokenizer(text)["input_ids"]`.
+    The tokens are those of transformers: of `apply_chat_template` with a chat template, else
+    `tokenizer(text)["input_ids"]`.
     """
 
     instruction: str = STEP_BY_STEP
@@ -80,28 +84,39 @@ class PromptTemplate:
         pairs = isinstance(self.examples, Sequence) and all(map(_is_pair, self.examples))
         check_kind("examples", self.examples, pairs, "pairs of texts, as ((question, answer), ...)")
         if "{question}" not in self.instruction:
-            raise InvalidInput(f"the instruction {self.instruction!r} must hold {{question}}, where the question goes")
+            raise InvalidInput(
+                f"the instruction {self.instruction!r} must hold {{question}}, where the question "
+                "goes"
+            )
         if self.raw and self.chat:
-            raise InvalidInput("raw=true and chat=true exclude each other: a raw prompt goes through no chat template")
+            raise InvalidInput(
+                "raw=true and chat=true exclude each other: a raw prompt goes through no chat "
+                "template"
+            )
 
     # ---------------------------------------------------------------- the prompt
 
     def uses_chat(self, tokenizer: Any) -> bool:
-        """Whether prompts go through the chat template. Raises InvalidInput where they must and there is none."""
+        """Whether prompts go through the chat template. Raises InvalidInput if they must and there
+        is none."""
         if self.chat and not has_template(tokenizer):
-            raise InvalidInput("chat=true was asked for, but the tokenizer has no chat template; set chat to null")
+            raise InvalidInput(
+                "chat=true was asked for, but the tokenizer has no chat template; set chat to null"
+            )
         return has_template(tokenizer) and self.chat is not False and not self.raw
 
     def messages(self, question: str) -> list[Message]:
         """The chat that ends with the question."""
-        messages: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        messages: list[Message] = (
+            [{"role": "system", "content": self.system}] if self.system else []
+        )
         for user, assistant in self.examples:
             messages.append({"role": "user", "content": self._asked(user)})
             messages.append({"role": "assistant", "content": assistant})
         return [*messages, {"role": "user", "content": self._asked(question)}]
 
     def text(self, question: str, tokenizer: Any) -> str:
-        """The prompt as text. Raises InvalidInput for a question that is no text, or that no tokenizer can read."""
+        """The prompt as text. Raises InvalidInput for a question that no tokenizer can read."""
         check_text(question, self.what)
         if self.uses_chat(tokenizer):
             return chat_text(self.messages(question), tokenizer, self.options, way_out=self.way_out)
@@ -114,34 +129,42 @@ class PromptTemplate:
         """The prompt as tokens. Raises InvalidInput as `text` does."""
         check_text(question, self.what)
         if self.uses_chat(tokenizer):
-            tokens = chat_tokens(self.messages(question), tokenizer, self.options, way_out=self.way_out)
+            tokens = chat_tokens(
+                self.messages(question), tokenizer, self.options, way_out=self.way_out
+            )
         else:
             text = self.text(question, tokenizer)
             tokens = raw_tokens(text, tokenizer)
             _warn_of_end(tokens, text, tokenizer)
         bos = getattr(tokenizer, "bos_token_id", None)
-        return [bos, *tokens] if self.add_bos and bos is not None and tokens[:1] != [bos] else tokens
+        return (
+            [bos, *tokens] if self.add_bos and bos is not None and tokens[:1] != [bos] else tokens
+        )
 
     def ends(self, tokenizer: Any) -> tuple[str, ...]:
-        """The strings at which an answer to such a prompt is over, beside the model's own end of sequence.
+        """The strings that end an answer to such a prompt, besides the end of sequence.
 
-        A chat template has an end of its own, and of a raw prompt's form nothing is known: neither has any.
+        A chat template has its own end, and of a raw prompt's form nothing is known: neither has
+        any.
         """
         chat = has_template(tokenizer) and self.chat is not False
         return () if self.raw or chat else (NEXT_QUESTION,)
 
     # ---------------------------------------------------------------- further turns
 
-    def next_turn(self, words: str, tokenizer: Any, question: str = "?", said: Sequence[str] = ("",)) -> str:
-        """What follows an answer of the model when the user goes on with `words`: the end of the model's turn, the
-        words, and the start of its next turn.
+    def next_turn(
+        self, words: str, tokenizer: Any, question: str = "?", said: Sequence[str] = ("",)
+    ) -> str:
+        """What follows an answer when the user goes on with `words`: the end of the model's turn,
+        the words, and the start of its next turn.
 
-        question, said: the chat so far, from the question on: the model's answer, then the user's words and the model's
-        answer to them, and so on.
+        said: the chat after the question: the model's answers and the user's words in turn.
         """
         if self.uses_chat(tokenizer):
             return next_turn_text(self._chat(question, said[:-1]), words, tokenizer, self.options)
-        begun = not self.raw and said[-1].endswith(NEXT_QUESTION)  # the model has written that much itself
+        begun = not self.raw and said[-1].endswith(
+            NEXT_QUESTION
+        )  # the model has written that much itself
         return f" {words}\nAnswer:" if begun else f"\n\n{NEXT_QUESTION} {words}\nAnswer:"
 
     def next_prompt(
@@ -149,20 +172,22 @@ class PromptTemplate:
     ) -> list[int]:
         """The prompt of the model's next answer, once the user goes on with `words`.
 
-        tokens: the chat so far as the branch holds it, without an end of sequence. With a chat template the prompt is
-        the whole chat as transformers sends it, and so may begin with other tokens (see `ttc.text.chat.next_prompt`).
-        Without one it goes on from `tokens`.
+        tokens: the chat so far as the branch holds it, without an end of sequence. With a chat
+        template the prompt is the whole chat as transformers sends it, which may begin with other
+        tokens (see `ttc.text.chat.next_prompt`). Without one it goes on from `tokens`.
         """
         if self.uses_chat(tokenizer):
             messages, keep = self._chat(question, said[:-1]), self.keep_generated
-            return next_prompt(messages, said[-1], words, tokens, tokenizer, self.options, keep_generated=keep)
+            return next_prompt(
+                messages, said[-1], words, tokens, tokenizer, self.options, keep_generated=keep
+            )
         return [*tokens, *following(self.next_turn(words, tokenizer, question, said), tokenizer)]
 
     def end_of_prompt(self, question: str, tokenizer: Any, said: Sequence[str] = ()) -> str | None:
-        """What the prompt's form puts after the question's words, up to where the model goes on; None where the
-        question is the whole prompt, so that this is not known. It alone may open a thought.
+        """What the prompt's form puts after the question's words, which alone may open a thought;
+        None where it is not known, as the question is the whole prompt.
 
-        said: after further turns, the model's answers and the user's words in turn, the last words included.
+        said: after further turns, the model's answers and the user's words in turn.
         """
         if self.uses_chat(tokenizer):
             return end_of_prompt(self._chat(question, said), tokenizer, self.options)
@@ -176,18 +201,22 @@ class PromptTemplate:
         return self.instruction.replace("{question}", question)
 
     def _chat(self, question: str, said: Sequence[str]) -> list[Message]:
-        """The chat up to the user's last words. said: answers and words in turn after the question."""
+        """The chat up to the user's last words."""
         roles = ("assistant", "user")
         later = [{"role": roles[place % 2], "content": text} for place, text in enumerate(said)]
         return [*self.messages(question), *later]
 
 
 def _is_pair(example: Any) -> bool:
-    return isinstance(example, list | tuple) and len(example) == 2 and all(isinstance(part, str) for part in example)
+    return (
+        isinstance(example, list | tuple)
+        and len(example) == 2
+        and all(isinstance(part, str) for part in example)
+    )
 
 
 def _answer(asked: str, answer: str) -> str:
-    """An example's answer as it follows what asks for it, set off by a space where neither has one."""
+    """An example's answer, set off by a space from what asks for it."""
     apart = not answer or answer[0].isspace() or asked[-1].isspace()
     return answer if apart else f" {answer}"
 
@@ -202,14 +231,15 @@ def check_text(value: Any, what: str) -> None:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
         raise InvalidInput(
-            f"{what} holds {value[error.start]!a} at character {error.start}, half of a pair that stands for one "
-            "sign (a lone surrogate); the text was cut or decoded wrongly, so make the file again"
+            f"{what} holds {value[error.start]!a} at character {error.start}, half of a pair that "
+            "stands for one sign (a lone surrogate); the text was cut or decoded wrongly, so make "
+            "the file again"
         ) from error
 
 
 def raw_tokens(text: str, tokenizer: Any) -> list[int]:
-    """A text that no chat template has written as tokens: `tokenizer(text)["input_ids"]`, whatever special tokens the
-    tokenizer puts around it."""
+    """The tokens of a text that no chat template has written: `tokenizer(text)["input_ids"]`, with
+    the special tokens that the tokenizer puts around it."""
     if callable(tokenizer):
         return list(tokenizer(text)["input_ids"])
     return list(tokenizer.encode(text, add_special_tokens=True))
@@ -218,11 +248,15 @@ def raw_tokens(text: str, tokenizer: Any) -> list[int]:
 def _warn_of_end(tokens: Sequence[int], text: str, tokenizer: Any) -> None:
     """Say so where the tokenizer ends a raw prompt with its end of sequence."""
     eos = getattr(tokenizer, "eos_token_id", None)
-    if eos is None or list(tokens[-1:]) != [eos] or text.endswith(str(getattr(tokenizer, "eos_token", None))):
+    if (
+        eos is None
+        or list(tokens[-1:]) != [eos]
+        or text.endswith(str(getattr(tokenizer, "eos_token", None)))
+    ):
         return
     warnings.warn(
-        f"the tokenizer puts its end of sequence, token {eos}, after a raw prompt, for transformers "
-        "as well, so that the model is asked to go on after an end; load the tokenizer with "
-        "add_eos_token=False, or use a chat template",
+        f"the tokenizer puts its end of sequence, token {eos}, after a raw prompt, for "
+        "transformers as well, so that the model is asked to go on after an end; load the "
+        "tokenizer with add_eos_token=False, or use a chat template",
         stacklevel=3,
     )

@@ -13,12 +13,10 @@ from ttc.text.thoughts import ThinkingMarks
 
 @dataclass(frozen=True)
 class AnswerReader:
-    """Reads answers of one kind out of texts. It is the `extract` of a search, which votes by its
-    equality.
+    """Reads answers out of texts. It is the `extract` of a search, which votes by its equality.
 
-    kind, strict: as for `extract_answer`. choices: the letters of the problem's choices, where they
-    are known.
-    extract: what reads a text instead; then answers are the same if they are spelt the same
+    kind, strict, choices: as for `extract_answer`.
+    extract: reads a text instead; then answers are the same if they are spelt the same
     (`canonical`).
     same: a grader of two answers, the gold one first, to group by instead.
     marks: what parts thoughts from the answer, which alone is read; None where all is answer.
@@ -40,8 +38,7 @@ class AnswerReader:
         return extract_answer(answer, self.kind, self.strict, self.choices, marks=None)
 
     def among(self, choices: object) -> AnswerReader:
-        """The reader for one problem. choices: the letters of its choices, as its `metadata` may
-        name them."""
+        """The reader for a problem with these choices, as its `metadata` may name them."""
         if not isinstance(choices, str) or not re.fullmatch("[A-Z]+", choices):
             return self
         return replace(self, choices=choices)
@@ -56,7 +53,9 @@ class AnswerReader:
         return self.kind if self.extract is None else "text"
 
 
-def ballots_by(extract: Callable[[str], str | None], answers: Sequence[str | None]) -> list[str | None]:
-    """What answers that `extract` has read vote for: an `AnswerReader`'s own equality, else that of
-    their spelling."""
+def ballots_by(
+    extract: Callable[[str], str | None], answers: Sequence[str | None]
+) -> list[str | None]:
+    """What answers that `extract` has read vote for: by an `AnswerReader`'s equality, else by their
+    spelling."""
     return extract.ballots(answers) if isinstance(extract, AnswerReader) else ballots(answers)

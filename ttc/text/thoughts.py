@@ -1,13 +1,13 @@
 """Which part of a model's text is thought, and which is its answer.
 
-A text is cut at marks, the strings with which a model begins and ends to think. The last of them counts: what follows
-an end is the answer, and after a beginning there is none yet. A model that knows no marks has answers alone.
+A text is cut at marks, the strings with which a model begins and ends to think. The last of them
+counts: what follows an end is the answer, and after a beginning there is none yet.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -18,14 +18,15 @@ from ttc.text.prompt import raw_tokens
 
 
 class Parted(NamedTuple):
-    """A text in two. thought: what stands before the answer, "" for nothing. answer: None while it is not begun."""
+    """A text in two. thought: what stands before the answer. answer: None while it is not begun."""
 
     thought: str
     answer: str | None
 
 
 class Cut(NamedTuple):
-    """A mark from `start` to `end` (excluded). thinks: whether a thought follows; None where all stays as it was."""
+    """A mark from `start` to `end` (excluded). thinks: whether a thought follows; None if it
+    changes nothing."""
 
     start: int
     end: int
@@ -41,8 +42,9 @@ class Piece(NamedTuple):
 
 
 class Header(NamedTuple):
-    """A mark that holds words of the model's own, as gpt-oss's `<|channel|>final <|constrain|>json<|message|>` does:
-    from `start` to the next `end`, which stands at most `HEADER_TOKENS` tokens or `HEADER_CHARS` characters later."""
+    """A mark with the model's words in it, as gpt-oss's
+    `<|channel|>final <|constrain|>json<|message|>`: from `start` to the next `end`, which stands at
+    most `HEADER_TOKENS` tokens or `HEADER_CHARS` characters later."""
 
     start: str
     end: str
@@ -58,13 +60,15 @@ Mark = str | Header
 class ThinkingMarks:
     r"""The strings that part a model's thoughts from its answers.
 
-    begin, end: any of `begin` opens a thought, any of `end` closes it. wraps: strings that belong to neither, as the
-    tags that some models put around an answer. One string may be given for a tuple of one, and a `Header` for a string.
+    begin, end: any of `begin` opens a thought, any of `end` closes it. wraps: strings that belong
+    to neither, as the tags around an answer. One string may be given for a tuple of one, and a
+    `Header` for a string.
 
-    The last mark of a text says what it ends with. So what follows the last end of thinking is the answer, whatever
-    stands before: thoughts don't nest, and all before an end that nothing opened was thought, as where the prompt has
-    opened it. A text whose last mark opens a thought has no answer.
-    Raises InvalidInput where `end` is empty, and for strings that are empty or both `begin` and `end`.
+    What follows the last end of thinking is the answer, whatever stands before: thoughts don't
+    nest, and all before an end that nothing opened was thought. A text whose last mark opens a
+    thought has no answer.
+    Raises InvalidInput where `end` is empty, and for strings that are empty or both `begin` and
+    `end`.
     """
 
     begin: Sequence[Mark]
@@ -79,14 +83,22 @@ class ThinkingMarks:
             check_kind(name, given, listed, "a string, or a list of strings that are not empty")
             object.__setattr__(self, name, tuple(strings))
         if not self.end:
-            raise InvalidInput("end is empty; name the string that ends the model's thoughts, as </think>")
+            raise InvalidInput(
+                "end is empty; name the string that ends the model's thoughts, as </think>"
+            )
         if both := set(self.begin) & set(self.end):
-            raise InvalidInput(f"{min(both)!r} is among begin and end; a mark either opens a thought or closes it")
+            raise InvalidInput(
+                f"{min(both)!r} is among begin and end; a mark either opens a thought or closes it"
+            )
 
     @cached_property
     def kinds(self) -> dict[Mark, bool | None]:
         """All marks; for each whether a thought follows it."""
-        return dict.fromkeys(self.wraps, None) | dict.fromkeys(self.begin, True) | dict.fromkeys(self.end, False)
+        return (
+            dict.fromkeys(self.wraps, None)
+            | dict.fromkeys(self.begin, True)
+            | dict.fromkeys(self.end, False)
+        )
 
     @cached_property
     def _ordered(self) -> list[Mark]:
@@ -95,14 +107,19 @@ class ThinkingMarks:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Finds marks, the longest of those that begin at one place, each as a group of its number."""
+        """Finds marks, the longest at each place, each as a group of its number."""
         starts = "|".join(re.escape(_start(mark)) for mark in self._ordered)
-        return re.compile("|".join(f"({_expression(mark, starts)})" for mark in self._ordered), re.DOTALL)
+        return re.compile(
+            "|".join(f"({_expression(mark, starts)})" for mark in self._ordered), re.DOTALL
+        )
 
     def cuts(self, text: str) -> list[Cut]:
         """The marks in a text, in order."""
         kinds = [self.kinds[mark] for mark in self._ordered]
-        return [Cut(*found.span(), kinds[(found.lastindex or 1) - 1]) for found in self.pattern.finditer(text)]
+        return [
+            Cut(*found.span(), kinds[(found.lastindex or 1) - 1])
+            for found in self.pattern.finditer(text)
+        ]
 
     def unsettled(self, text: str) -> int:
         """How many characters at the end of a text may be the beginning of a mark."""
@@ -115,12 +132,8 @@ class ThinkingMarks:
         return held
 
     def split(self, text: str, begun: bool = False) -> Parted:
-        """The thought and the answer of a text. begun: whether a thought is open where the text begins, as its prompt
-        has left it."""
-        cuts = self.cuts(text)
-        parts = parted(pieces(len(text), cuts, begun), cuts, begun)
-        thought, answer = ("".join(text[piece.start : piece.end] for piece in part) for part in parts)
-        return Parted(thought, None if ends_in_thought(cuts, begun) else answer)
+        """The thought and the answer of a text. begun: whether a thought is open at first."""
+        return _split(len(text), self.cuts(text), begun, lambda start, end: text[start:end])
 
 
 def spelt(mark: Mark) -> str:
@@ -147,20 +160,28 @@ def _expression(mark: Mark, starts: str) -> str:
 
 def pieces(length: int, cuts: Sequence[Cut], begun: bool) -> list[Piece]:
     """What lies between the marks of so many characters or tokens, empty pieces left out."""
-    found, start, thought = list[Piece](), 0, begun
+    between = list[Piece]()
+    start, thought = 0, begun
     for cut in (*cuts, Cut(length, length, None)):
         if cut.start > start:
-            found.append(Piece(start, cut.start, thought))
-        start, thought = cut.end, thought if cut.thinks is None else cut.thinks
-    return found
+            between.append(Piece(start, cut.start, thought))
+        start = cut.end
+        thought = thought if cut.thinks is None else cut.thinks
+    return between
 
 
-def parted(found: Sequence[Piece], cuts: Sequence[Cut], begun: bool) -> tuple[list[Piece], list[Piece]]:
-    """The pieces of the thought, and those of the answer: what follows the last end of thinking."""
+def _split(
+    length: int, cuts: Sequence[Cut], begun: bool, text: Callable[[int, int], str]
+) -> Parted:
+    """The thought and the answer, what follows the last end of thinking, of so many characters or
+    tokens. text: gives that of a piece."""
+    found = pieces(length, cuts, begun)
     if ends_in_thought(cuts, begun):
-        return list(found), []
+        return Parted("".join(text(piece.start, piece.end) for piece in found), None)
     end = max((cut.end for cut in cuts if cut.thinks is False), default=0)
-    return [piece for piece in found if piece.start < end], [piece for piece in found if piece.start >= end]
+    thought = [text(piece.start, piece.end) for piece in found if piece.start < end]
+    answer = [text(piece.start, piece.end) for piece in found if piece.start >= end]
+    return Parted("".join(thought), "".join(answer))
 
 
 def ends_in_thought(cuts: Sequence[Cut], begun: bool) -> bool:
@@ -173,9 +194,10 @@ def ends_in_thought(cuts: Sequence[Cut], begun: bool) -> bool:
 
 @dataclass(frozen=True)
 class Family:
-    """Models that think alike. signs: all of them stand in their chat template, or are tokens of their vocabulary.
+    """Models that think alike.
 
-    written: the signs are ordinary words, so that the chat template alone tells.
+    signs: all stand in the chat template, or are tokens of the vocabulary. written: they are
+    ordinary words, so that the chat template alone tells.
     """
 
     marks: ThinkingMarks
@@ -184,15 +206,22 @@ class Family:
 
 
 TAGS = ThinkingMarks("<think>", "</think>")
-"""DeepSeek-R1, Qwen3, QwQ, SmolLM3, GLM-4.5, MiniMax-M2, Phi-4-reasoning, OLMo 3 Think, Nemotron, ERNIE 4.5 and
-EXAONE 4."""
+"""DeepSeek-R1, Qwen3, QwQ, SmolLM3, GLM-4.5, MiniMax-M2, Phi-4-reasoning, OLMo 3 Think, Nemotron,
+ERNIE 4.5 and EXAONE 4."""
 
 FAMILIES = (
-    Family(ThinkingMarks("<think>", "</think>", ("<answer>", "</answer>")), ("</think>", "<answer>"), written=True),
+    Family(
+        ThinkingMarks("<think>", "</think>", ("<answer>", "</answer>")),
+        ("</think>", "<answer>"),
+        written=True,
+    ),
     Family(TAGS, ("</think>",)),
     Family(  # gpt-oss: channels of the harmony format
         ThinkingMarks(
-            (Header("<|channel|>analysis", "<|message|>"), Header("<|channel|>commentary", "<|message|>")),
+            (
+                Header("<|channel|>analysis", "<|message|>"),
+                Header("<|channel|>commentary", "<|message|>"),
+            ),
             Header("<|channel|>final", "<|message|>"),
             ("<|start|>assistant",),
         ),
@@ -209,16 +238,25 @@ FAMILIES = (
     ),
     Family(ThinkingMarks("<thought>", "</thought>"), ("</thought>",)),  # EXAONE Deep
     Family(ThinkingMarks("<seed:think>", "</seed:think>"), ("</seed:think>",)),  # Seed-OSS
-    Family(ThinkingMarks(("<|channel>thought\n", "<|channel>"), "<channel|>"), ("<|channel>", "<channel|>")),  # Gemma 4
+    Family(
+        ThinkingMarks(("<|channel>thought\n", "<|channel>"), "<channel|>"),
+        ("<|channel>", "<channel|>"),
+    ),  # Gemma 4
     Family(  # Command A Reasoning
-        ThinkingMarks("<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+        ThinkingMarks(
+            "<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+        ),
         ("<|END_THINKING|>",),
     ),
     Family(ThinkingMarks("<|inner_prefix|>", "<|inner_suffix|>"), ("<|inner_suffix|>",)),  # Apertus
     Family(ThinkingMarks("◁think▷", "◁/think▷"), ("◁/think▷",)),  # Kimi-VL-Thinking
-    Family(ThinkingMarks("<longcat_think>", "</longcat_think>"), ("</longcat_think>",)),  # LongCat-Flash-Thinking
+    Family(
+        ThinkingMarks("<longcat_think>", "</longcat_think>"), ("</longcat_think>",)
+    ),  # LongCat-Flash-Thinking
     Family(  # Apriel 1.5
-        ThinkingMarks("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", ("[END FINAL RESPONSE]",)),
+        ThinkingMarks(
+            "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", ("[END FINAL RESPONSE]",)
+        ),
         ("[BEGIN FINAL RESPONSE]",),
         written=True,
     ),
@@ -240,10 +278,7 @@ ANY = _all_tags()
 
 
 def marks_of(tokenizer: Any) -> ThinkingMarks | None:
-    """The marks of a tokenizer's model, by its chat template, else by its vocabulary; None for a model that has none.
-
-    A model that knows marks and never writes them (an instruct model of the same family) answers as before.
-    """
+    """The marks of a tokenizer's model, by its chat template or its vocabulary; None for none."""
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, Mapping):
         template = "\n".join(map(str, template.values()))
@@ -272,7 +307,7 @@ Setting = ThinkingMarks | Literal[False] | None
 class Thoughts:
     """A model's marks, found in its tokens.
 
-    Some models' marks are special tokens, which texts leave out; such marks are found by their token numbers. Others
+    Marks that are special tokens, which texts leave out, are found by their token numbers. Others
     are found in the text, as they may be written in any tokens.
     """
 
@@ -281,34 +316,41 @@ class Thoughts:
 
     @classmethod
     def of(cls, tokenizer: Any, setting: Setting = None) -> Thoughts | None:
-        """Those of a tokenizer's model, or what the user has set instead; None where nothing is a thought.
-
-        Raises InvalidInput for a setting that is none."""
+        """Those of a tokenizer's model, or what the user has set; None for none."""
         fits = setting is None or setting is False or isinstance(setting, ThinkingMarks)
-        check_kind("thinking_marks", setting, fits, "ThinkingMarks(begin, end), False for none, or None")
+        check_kind(
+            "thinking_marks", setting, fits, "ThinkingMarks(begin, end), False for none, or None"
+        )
         marks = marks_of(tokenizer) if setting is None else setting
         return cls(marks, tokenizer) if isinstance(marks, ThinkingMarks) else None
 
     def split(self, tokens: Sequence[int], begun: bool = False) -> Parted:
-        """The thought and the answer of generated tokens, without special tokens. begun: see `ThinkingMarks.split`."""
+        """As `ThinkingMarks.split`, of generated tokens; special tokens are left out."""
         if not self.hidden:
             return self.marks.split(self._decode(tokens), begun)
         cuts = self._cuts(tokens)
-        parts = parted(pieces(len(tokens), cuts, begun), cuts, begun)
-        thought, answer = ("".join(self._decode(tokens[p.start : p.end]) for p in part) for part in parts)
-        return Parted(thought, None if ends_in_thought(cuts, begun) else answer)
+        return _split(len(tokens), cuts, begun, lambda start, end: self._decode(tokens[start:end]))
 
     def pieces(self, tokens: Sequence[int], begun: bool = False) -> list[tuple[bool, str]]:
-        """(whether it is thought, text) of what lies between the marks, in order. Other than in `split`, what comes
-        before an end that nothing opened stays what it was, so that more tokens never change earlier pieces."""
+        """(whether it is thought, text) of what lies between the marks, in order.
+
+        Other than in `split`, what comes before an end that nothing opened stays what it was, so
+        that more tokens never change earlier pieces.
+        """
         if self.hidden:
             cuts = self._cuts(tokens)
-            return [(p.thought, self._decode(tokens[p.start : p.end])) for p in pieces(len(tokens), cuts, begun)]
+            return [
+                (p.thought, self._decode(tokens[p.start : p.end]))
+                for p in pieces(len(tokens), cuts, begun)
+            ]
         text = self._decode(tokens)
-        return [(p.thought, text[p.start : p.end]) for p in pieces(len(text), self.marks.cuts(text), begun)]
+        return [
+            (p.thought, text[p.start : p.end])
+            for p in pieces(len(text), self.marks.cuts(text), begun)
+        ]
 
     def settled(self, tokens: Sequence[int], begun: bool = False) -> list[tuple[bool, str]]:
-        """`pieces` of tokens that go on: what may be the beginning of a mark, or of a character, is left out."""
+        """`pieces` of tokens that go on, without what may begin a mark or a character."""
         if self.hidden:
             found = self.pieces(tokens[: len(tokens) - self._unsettled(tokens)], begun)
         else:
@@ -320,17 +362,18 @@ class Thoughts:
         return found
 
     def begun(self, tokens: Sequence[int], end: str | None = None) -> bool:
-        """Whether a thought is open after the tokens of a prompt: it may end with the mark that opens one, or with an
-        empty thought.
+        """Whether a thought is open after the tokens of a prompt.
 
-        end: what the prompt's form puts after the question; that alone counts (`PromptTemplate.end_of_prompt`). None
-        where it is not known. Then what follows the last special token counts, the head of the model's turn. In a
-        prompt of words alone any may be the user's, so that only a mark at its very end opens a thought.
+        end: what the prompt's form puts after the question, which alone counts
+        (`PromptTemplate.end_of_prompt`). None where it is not known: then what follows the last
+        special token counts, the head of the model's turn. In a prompt of words alone any may be
+        the user's, so that only a mark at its very end opens a thought.
         """
         if end is not None:
             cuts = self._cuts(self._encode(end)) if self.hidden else self.marks.cuts(end)
             return ends_in_thought(cuts, begun=False)
-        first = next((i for i in reversed(range(len(tokens))) if tokens[i] in self._bounds), -1) + 1
+        bounds = (i for i in reversed(range(len(tokens))) if tokens[i] in self._bounds)
+        first = next(bounds, -1) + 1
         if list(tokens[:first]) != self._before[:first]:
             return self.open_after(tokens[first:])
         text = self.whole(tokens[first:]).rstrip()
@@ -338,11 +381,12 @@ class Thoughts:
 
     def open_after(self, tokens: Sequence[int], begun: bool = False) -> bool:
         """Whether a thought is open after these tokens. begun: whether one was open before them."""
-        return ends_in_thought(self._cuts(tokens) if self.hidden else self.marks.cuts(self._decode(tokens)), begun)
+        cuts = self._cuts(tokens) if self.hidden else self.marks.cuts(self._decode(tokens))
+        return ends_in_thought(cuts, begun)
 
     def whole(self, tokens: Sequence[int]) -> str:
         """The text of tokens with marks and special tokens."""
-        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return self._decode(tokens, special=True)
 
     def without_marks(self, tokens: Sequence[int]) -> str:
         """The text of tokens, marks and special tokens left out."""
@@ -351,7 +395,8 @@ class Thoughts:
     @cached_property
     def end_token(self) -> str:
         """The mark that ends a thought and is one token, "" where none is."""
-        return next((mark for mark in map(spelt, self.marks.end) if len(self._encode(mark)) == 1), "")
+        ends = map(spelt, self.marks.end)
+        return next((mark for mark in ends if len(self._encode(mark)) == 1), "")
 
     @cached_property
     def hidden(self) -> bool:
@@ -361,23 +406,28 @@ class Thoughts:
     @cached_property
     def _sequences(self) -> list[_Sequence]:
         """The marks in tokens, the longest first."""
-        found = list[_Sequence]()
+        sequences = list[_Sequence]()
         for mark, thinks in self.marks.kinds.items():
             start, end = (mark, "") if isinstance(mark, str) else mark
-            found.append(_Sequence(self._encode(start), self._encode(end) if end else [], thinks))
-        return sorted((each for each in found if each.start), key=lambda each: len(each.tokens), reverse=True)
+            tokens = self._encode(start)
+            if tokens:
+                sequences.append(_Sequence(tokens, self._encode(end) if end else [], thinks))
+        return sorted(sequences, key=lambda sequence: len(sequence.tokens), reverse=True)
 
     @cached_property
     def _special(self) -> frozenset[int]:
         """The tokens that texts leave out."""
         added = getattr(self.tokenizer, "added_tokens_decoder", None) or {}
         named = getattr(self.tokenizer, "all_special_ids", None) or ()
-        return frozenset(named) | {number for number, token in added.items() if getattr(token, "special", False)}
+        return frozenset(named) | {
+            number for number, token in added.items() if getattr(token, "special", False)
+        }
 
     @cached_property
     def _bounds(self) -> frozenset[int]:
         """Special tokens that are no part of a mark that opens or closes a thought."""
-        return self._special - {t for each in self._sequences if each.thinks is not None for t in each.tokens}
+        marks = [mark.tokens for mark in self._sequences if mark.thinks is not None]
+        return self._special.difference(*marks)
 
     @cached_property
     def _before(self) -> list[int]:
@@ -386,35 +436,40 @@ class Thoughts:
 
     def _cuts(self, tokens: Sequence[int]) -> list[Cut]:
         """The marks among tokens, in order."""
-        starts: dict[int, list[_Sequence]] = {}
-        for sequence in self._sequences:
-            starts.setdefault(sequence.start[0], []).append(sequence)
-        found, place = list[Cut](), 0
+        by_start: dict[int, list[_Sequence]] = {}
+        for mark in self._sequences:
+            by_start.setdefault(mark.start[0], []).append(mark)
+        cuts, place = list[Cut](), 0
         while place < len(tokens):
-            here = starts.get(tokens[place], ())
-            ends = ((end, each.thinks) for each in here if (end := self._end_of(each, tokens, place)))
-            end, thinks = next(ends, (0, None))
-            if end:
-                found.append(Cut(place, end, thinks))
-            place = end or place + 1
-        return found
+            after = place + 1
+            for mark in by_start.get(tokens[place], ()):
+                if end := self._end_of(mark, tokens, place):
+                    cuts.append(Cut(place, end, mark.thinks))
+                    after = end
+                    break
+            place = after
+        return cuts
 
     def _unsettled(self, tokens: Sequence[int]) -> int:
         """How many of the last tokens may be the beginning of a mark."""
-        held = max((_overlap(tokens, each.tokens) for each in self._sequences), default=0)
-        for each in self._sequences:
-            if each.end:
-                first = max(0, len(tokens) - len(each.tokens) - HEADER_TOKENS)
-                opened = [place for place in range(first, len(tokens)) if each.opens(tokens, place)]
-                held = max([held, *(len(tokens) - place for place in opened if not self._end_of(each, tokens, place))])
-        return held
+        held = [_overlap(tokens, mark.tokens) for mark in self._sequences]
+        for mark in self._sequences:
+            if mark.end:
+                first = max(0, len(tokens) - len(mark.tokens) - HEADER_TOKENS)
+                for place in range(first, len(tokens)):
+                    if mark.opens(tokens, place) and not self._end_of(mark, tokens, place):
+                        held.append(len(tokens) - place)
+        return max(held, default=0)
 
     def _end_of(self, mark: _Sequence, tokens: Sequence[int], place: int) -> int:
-        """Where a mark ends that begins at a place, 0 where none does. No header holds the start of a mark."""
+        """Where a mark ends that begins at a place, 0 if it does not. No header holds another's
+        start."""
         if not mark.opens(tokens, place):
             return 0
         first = place + len(mark.start)
-        for at in range(first, min(first + HEADER_TOKENS, len(tokens)) + 1 if mark.end else first + 1):
+        for at in range(
+            first, min(first + HEADER_TOKENS, len(tokens)) + 1 if mark.end else first + 1
+        ):
             if list(tokens[at : at + len(mark.end)]) == mark.end:
                 return at + len(mark.end)
             if any(other.opens(tokens, at) for other in self._sequences):
@@ -424,8 +479,11 @@ class Thoughts:
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    def _decode(self, tokens: Sequence[int], special: bool = False) -> str:
+        text = self.tokenizer.decode(
+            list(tokens), skip_special_tokens=not special, clean_up_tokenization_spaces=False
+        )
+        return str(text)
 
 
 class _Sequence(NamedTuple):

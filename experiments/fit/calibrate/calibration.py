@@ -22,10 +22,10 @@ from search.config import SearchConfig
 from search.options import SolveOptions
 from search.solving import results_of
 from ttc.approximate.branch_confidence import confidence, gap_ratio
-from ttc.calibration.confidence_gate import GateCalibration, Observation, calibrate
-from ttc.calibration.early_exit import ExitCalibration, calibrate_exit
+from ttc.calibration.error_bounds import CONFIDENCE
+from ttc.calibration.exit_calibration import ExitCalibration, calibrate_exit
+from ttc.calibration.gate_calibration import GateCalibration, Observation, calibrate
 from ttc.calibration.layer_profile import Profile, look_layers
-from ttc.calibration.statistics import CONFIDENCE
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend, Problem, Verifier

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, Qwen3Config
 
 from experiments.runs.provenance import provenance
-from ttc.calibration.device_profile import ProfileBeside
+from ttc.calibration.measure_device import ProfileBeside
 from ttc.calibration.pass_timer import PassTimer
 from ttc.cost_model.device_profile import DeviceProfile
 from ttc.cost_model.profile_file import read

@@ -24,8 +24,8 @@ from transformers.initialization import no_init_weights
 from experiments.lab.bench.placement import DEVICE_GBPS, HOST_GBPS, LINK_GBPS
 from experiments.runs.provenance import provenance
 from ttc import Engine, Sampling
-from ttc.calibration.contexts import uncomputed
-from ttc.calibration.device_profile import Memory, profile_attention, profile_device, profile_link, profile_memory
+from ttc.calibration.measure_device import Memory, profile_attention, profile_device, profile_link, profile_memory
+from ttc.calibration.uncomputed import uncomputed
 from ttc.cost_model.device_profile import RATES, DeviceProfile, LinkProfile
 from ttc.cost_model.options import Machine, Option, best
 from ttc.cost_model.policies import Steps

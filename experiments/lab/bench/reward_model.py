@@ -22,7 +22,7 @@ from ttc import Backend, Branch, Engine, Result, Sharing
 from ttc.model.loading import load_tokenizer
 from ttc.model.reward_heads import HeadedModel
 from verifiers import QwenPRM
-from verifiers.tree_mirror import Layout
+from verifiers.reward_model_pass import Layout
 
 SEARCH = BeamSearch(beam_size=4, beam_width=4, step_tokens=32, max_steps=8, temperature=1.0)
 SIZES: dict[str, dict[str, Any]] = {

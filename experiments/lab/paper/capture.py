@@ -26,7 +26,7 @@ from transformers import OPTConfig, OPTForCausalLM
 
 from experiments.runs.provenance import provenance
 from ttc import Capture, Engine, Paged, Sampling, Streamed
-from ttc.calibration.contexts import uncomputed
+from ttc.calibration.uncomputed import uncomputed
 from ttc.cost_model.capture import CaptureTimes, Line, allocation, fit_line
 from ttc.protocols import Step
 from ttc.residency.offloading import Offloading

@@ -16,8 +16,8 @@ from experiments.runs.screen import with_progress
 from experiments.runs.stats import wilson
 from search import solve
 from search.options import SolveOptions
-from ttc.calibration.confidence_gate import calibrate
-from ttc.calibration.early_exit import Rating, calibrate_exit
+from ttc.calibration.exit_calibration import Rating, calibrate_exit
+from ttc.calibration.gate_calibration import calibrate
 from ttc.calibration.layer_profile import look_layers
 from ttc.engine import Engine
 from ttc.protocols import Backend, Problem, Result

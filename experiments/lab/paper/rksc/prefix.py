@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from experiments.lab.paper.rksc.kv_probe import KVProbe
 from experiments.lab.paper.rksc.setting import Setting, loaded
 from experiments.runs.screen import with_progress
-from ttc.calibration.kv_probe import KVProbe
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 BRANCHES = 8

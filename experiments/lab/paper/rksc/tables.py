@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.lab.paper.rksc.intervals import speedups
 from experiments.runs.bootstrap import difference
-from ttc.calibration.statistics import clopper_pearson
+from ttc.calibration.error_bounds import clopper_pearson
 
 Result = dict[str, Any]
 

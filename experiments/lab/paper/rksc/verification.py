@@ -16,8 +16,8 @@ from search import solve
 from search.options import SolveOptions
 from ttc.approximate.branch_confidence import clear_leader, confidence, gap_ratio
 from ttc.approximate.early_exit import EarlyExit
-from ttc.calibration.confidence_gate import Observation, percentiles
-from ttc.calibration.early_exit import Rating, agrees, paper_rule, replay
+from ttc.calibration.exit_calibration import Rating, agrees, paper_rule, replay
+from ttc.calibration.gate_calibration import Observation, percentiles
 from ttc.calibration.layer_profile import Profile
 from ttc.engine import Engine
 from ttc.protocols import Backend, Problem

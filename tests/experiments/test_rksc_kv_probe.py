@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from experiments.lab.paper.rksc.kv_probe import KVProbe, KVTimes
 from tests.helpers.engines import make_engine
 from ttc import InvalidInput, Paged
-from ttc.calibration.kv_probe import KVProbe, KVTimes
 
 
 def test_a_bucket_is_measured_once() -> None:

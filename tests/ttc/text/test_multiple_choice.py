@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from ttc.text.answers import extract_answer
-from ttc.text.choices import find_choice, stated_choice
+from ttc.text.multiple_choice import find_choice, stated_choice
 
 
 def mmlu_pro(text: str) -> str | None:

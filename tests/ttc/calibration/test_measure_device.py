@@ -7,8 +7,8 @@ import torch
 from transformers import LlamaConfig
 
 from tests.helpers.models import COMMON
-from ttc.calibration import device_profile
-from ttc.calibration.device_profile import ProfileBeside, profile_device, profile_link
+from ttc.calibration import measure_device
+from ttc.calibration.measure_device import ProfileBeside, profile_device, profile_link
 from ttc.calibration.pass_timer import LEAST, MOST, PassTimer
 from ttc.errors import TTCError
 
@@ -57,9 +57,9 @@ class Timer:
 
 @pytest.fixture
 def made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_profile, "PassTimer", Timer)
-    monkeypatch.setattr(device_profile, "read_bandwidth", lambda device=None: 5.0 / Timer.speed)
-    monkeypatch.setattr(device_profile, "measure_cache", lambda: (8, 9.0))
+    monkeypatch.setattr(measure_device, "PassTimer", Timer)
+    monkeypatch.setattr(measure_device, "read_bandwidth", lambda device=None: 5.0 / Timer.speed)
+    monkeypatch.setattr(measure_device, "measure_cache", lambda: (8, 9.0))
 
 
 PRODUCT_FLOPS = 2 * 2048 * (2 * 2048 + 2 * 1024 + 3 * 6144) / (0.01 + 16e-5)
@@ -84,7 +84,7 @@ def test_rates_are_operations_over_the_difference_between_two_depths() -> None:
 @pytest.mark.usefixtures("made_up_times")
 def test_the_machine_is_measured_as_it_is_when_a_model_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     beside = ProfileBeside(CPU, torch.bfloat16)
-    model = Timer(device_profile.model_config(device_profile.ATTENDING, 5))
+    model = Timer(measure_device.model_config(measure_device.ATTENDING, 5))
     monkeypatch.setattr(Timer, "speed", 2.0)
     found, seconds = beside.measure(model, 16, 1000, group=3)  # 48 queries to a KV head, as 24 rows with 2
     assert (found.bandwidth, found.l3_bytes, found.l3_bandwidth) == (2.5, 8, 9.0)
@@ -103,7 +103,7 @@ def test_a_machine_that_is_too_busy_is_refused(monkeypatch: pytest.MonkeyPatch) 
         def seconds(self, rows: int, context: int) -> float:
             return 1 / self.layers
 
-    monkeypatch.setattr(device_profile, "PassTimer", Timer)
+    monkeypatch.setattr(measure_device, "PassTimer", Timer)
     with pytest.raises(TTCError, match=r"a narrow layer seemed to take -400\.000 ms; the machine is too busy"):
         profile_device(CPU, torch.bfloat16)
 

@@ -1,8 +1,9 @@
 """Measuring what a device and a link can do (HELM, section 4.1.2), in about a minute for a dtype.
 
-The paper times products and copies by themselves. Here products, attention and overheads are those of the engine's own
-decoding passes over random models: a layer's time is the difference between two depths. So what is measured is whatever
-runs a model on this machine: compiled layers, packed or plain modules.
+The paper times products and copies by themselves. Here products, attention and overheads are those
+of the engine's own decoding passes over random models: a layer's time is the difference between two
+depths. So what is measured is whatever runs a model on this machine: compiled layers, packed or
+plain modules.
 """
 
 from __future__ import annotations
@@ -35,16 +36,27 @@ Seconds = Callable[[PassTimer, int, int], float]
 
 ROWS = (1, 4, 16, 64, 256)
 SHORT, LONG = 16, 8192
-"""Contexts: attention is the difference between them. At the long one it is most of a pass, and what it reads lies in
-memory, not in a cache."""
+"""Contexts: attention is the difference between them. At the long one it is most of a pass, and
+what it reads lies in memory, not in a cache."""
 
 WIDE: dict[str, Any] = {
-    "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 8,
-    "head_dim": 128, "vocab_size": 256, "max_position_embeddings": 16384, "tie_word_embeddings": False,
-}  # fmt: skip
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 256,
+    "max_position_embeddings": 16384,
+    "tie_word_embeddings": False,
+}
 """Blocks of Qwen3-1.7B: their weights lie in memory, not in a cache."""
 
-HALF = WIDE | {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 8, "num_key_value_heads": 4}
+HALF = WIDE | {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
 """Blocks of half the width, with a quarter of the products."""
 
 ATTENDING = WIDE | {"hidden_size": 128, "intermediate_size": 256}
@@ -63,7 +75,12 @@ MANY = 16
 FAST_GBPS = 100.0
 """The speed of a link on which bytes cost next to nothing."""
 
-NARROW = WIDE | {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2, "num_key_value_heads": 2}
+NARROW = WIDE | {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
 """Blocks that cost little but their overhead."""
 
 
@@ -76,13 +93,14 @@ class Memory(NamedTuple):
 
 
 def profile_memory(device: torch.device) -> Memory:
-    """Measure how fast a device's memory and its last cache are read. Half a GiB of it is needed."""
+    """Measure how fast a device's memory and its last cache are read. Half a GiB of it is
+    needed."""
     return Memory(read_bandwidth(device), *(measure_cache() if device.type == "cpu" else (0, 0.0)))
 
 
 class Attention(NamedTuple):
-    """How fast a device attends in one dtype, and what is done between passes, whatever runs the other parts of the
-    layers: see `DeviceProfile`."""
+    """How fast a device attends in one dtype, and what is done between passes, whatever runs the
+    other parts of the layers: see `DeviceProfile`."""
 
     attention_flops: dict[int, float]
     streamed_flops: dict[int, float]
@@ -93,24 +111,33 @@ class Attention(NamedTuple):
 
 
 def profile_attention(device: torch.device, dtype: torch.dtype) -> Attention:
-    """Measure attention to a shared prefix, by rows: where it is on the device, and where it comes over the link, waits
-    for it left out; and what a piece that comes so costs besides: the prefix, and what each branch has; and what a copy
-    costs, as each KV head comes by itself. Between two passes, measure what a branch costs with a small vocabulary and
-    with a large one.
+    """Measure attention to a shared prefix, by rows: where it is on the device, and where it comes
+    over the link, waits for it left out; and what a piece that comes so costs besides: the prefix,
+    and what each branch has; and what a copy costs, as each KV head comes by itself. Between two
+    passes, measure what a branch costs with a small vocabulary and with a large one.
 
     Raises TTCError when the machine was too busy for times to make sense.
     """
     timer = partial(_timer, device=device, dtype=dtype, runner="auto")
-    there, streamed = timer(ATTENDING, DEPTH), timer(ATTENDING, DEPTH, Headwise(link_gbps=FAST_GBPS))
+    there, streamed = (
+        timer(ATTENDING, DEPTH),
+        timer(ATTENDING, DEPTH, Headwise(link_gbps=FAST_GBPS)),
+    )
     least = {rows: there.seconds(rows, SHORT) for rows in ROWS}
     streamed_least = {rows: streamed.seconds(rows, SHORT) for rows in ROWS if rows <= MANY}
     piece_s = max(0.0, (streamed_least[MANY] - least[MANY]) / DEPTH / (1 + MANY))
     heads = ATTENDING["num_key_value_heads"]
-    by_head_s = timer(ATTENDING, DEPTH, Headwise(link_gbps=FAST_GBPS, head_group=1)).seconds(1, SHORT)
-    fetch_s = (by_head_s - streamed_least[1]) / DEPTH / (heads - 1) - 2 * piece_s  # of the prefix and of the branch
+    by_head_s = timer(ATTENDING, DEPTH, Headwise(link_gbps=FAST_GBPS, head_group=1)).seconds(
+        1, SHORT
+    )
+    fetch_s = (by_head_s - streamed_least[1]) / DEPTH / (
+        heads - 1
+    ) - 2 * piece_s  # of the prefix and of the branch
     return Attention(
         _attention(dtype, least, {rows: there.seconds(rows, LONG) for rows in least}),
-        _attention(dtype, streamed_least, {rows: streamed.seconds(rows, LONG) for rows in streamed_least}),
+        _attention(
+            dtype, streamed_least, {rows: streamed.seconds(rows, LONG) for rows in streamed_least}
+        ),
         piece_s,
         max(0.0, fetch_s),
         *_drawing(timer),
@@ -139,10 +166,11 @@ def profile_device(
 ) -> DeviceProfile:
     """Measure a device. One GiB of its memory is needed in 16-bit numbers.
 
-    runner: what runs the models' layers; placed models run by their own "modules". pack: whether the modules' weights
-    are packed where that is of use; those of layers that stream are not. memory, attention: what was measured
-    already, as one is the same for all dtypes and the other for all runners; None to measure it.
-    Raises TTCError when the machine was too busy for times to make sense.
+    runner: what runs the models' layers; placed models run by their own "modules". pack: whether
+    the modules' weights are packed where that is of use; those of layers that stream are not.
+    memory, attention: what was measured already, as one is the same for all dtypes and the other
+    for all runners; None to measure it. Raises TTCError when the machine was too busy for times to
+    make sense.
     """
     by = "" if runner != "modules" else BY_MODULES if pack else PLAIN
     layers = _Layers(device, dtype, runner, pack)
@@ -160,7 +188,8 @@ def profile_device(
 
 
 class ProfileBeside:
-    """A device's profile at the time when a model is timed, for a machine whose speed changes within seconds.
+    """A device's profile at the time when a model is timed, for a machine whose speed changes
+    within seconds.
 
     What streams over a link is not measured. device, dtype: as of `profile_device`.
     """
@@ -168,17 +197,19 @@ class ProfileBeside:
     def __init__(self, device: torch.device, dtype: torch.dtype):
         self.device, self.dtype, self.memory = device, dtype, profile_memory(device)
         self._layers = _Layers(device, dtype, "auto")
-        self._near, self._far = (_timer(ATTENDING, DEPTH, device=device, dtype=dtype) for _ in range(2))
+        self._near, self._far = (
+            _timer(ATTENDING, DEPTH, device=device, dtype=dtype) for _ in range(2)
+        )
 
     def measure(
         self, timer: PassTimer, rows: int, context: int, group: float, prefixes: int = 1
     ) -> tuple[DeviceProfile, float]:
-        """The profile for so many rows with `group` queries to a KV head, and the seconds of such a pass of the model
-        on prefixes of `context` tokens, all within a second or so.
+        """The profile for so many rows with `group` queries to a KV head, and the seconds of such a
+        pass of the model on prefixes of `context` tokens, all within a second or so.
 
         Raises TTCError when the machine was too busy for times to make sense.
         """
-        # one row for what each branch attends alone; a shared prefix is attended as by so many with `GROUP` queries
+        # one row attends what a branch has alone, so many with `GROUP` queries a shared prefix
         counts = sorted({1, ceil(rows / prefixes * group / GROUP)})
         near, far = (
             {count: attending.seconds(count, tokens, TURN_S) for count in counts}
@@ -199,16 +230,21 @@ class ProfileBeside:
 
 
 def profile_link(device: torch.device, gbps: float) -> LinkProfile:
-    """Measure copies between the host and the device; on a CPU, over a simulated link of `gbps` x 1e9 bytes/s. The
-    latency is that of a copy after a pause, as between the passes of a model."""
+    """Measure copies between the host and the device; on a CPU, over a simulated link of `gbps` x
+    1e9 bytes/s. The latency is that of a copy after a pause, as between the passes of a model."""
     simulated = device.type == "cpu"
     link = Link(device, gbps if simulated else None)
     times: dict[tuple[str, int], float] = {}
     for nbytes in (8, 1 << 26):
         host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=not simulated)
         there = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-        for way, copy, pair in (("in", link.fetch, (there, host)), ("out", link.store, (host, there))):
-            times[way, nbytes] = median(_after_a_pause(partial(_copy, link, copy, pair)) for _ in range(5))
+        for way, copy, pair in (
+            ("in", link.fetch, (there, host)),
+            ("out", link.store, (host, there)),
+        ):
+            times[way, nbytes] = median(
+                _after_a_pause(partial(_copy, link, copy, pair)) for _ in range(5)
+            )
     return LinkProfile(
         to_device_bandwidth=(1 << 26) / times["in", 1 << 26],
         to_host_bandwidth=(1 << 26) / times["out", 1 << 26],
@@ -241,7 +277,8 @@ def _in_a_turn(timer: PassTimer, rows: int, context: int) -> float:
 
 
 class _Layers:
-    """Models whose layers cost little but their overhead, and models whose layers are mostly products."""
+    """Models whose layers cost little but their overhead, and models whose layers are mostly
+    products."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, runner: Choice, pack: bool = True):
         self.timer = partial(_timer, device=device, dtype=dtype, runner=runner, pack=pack)
@@ -251,20 +288,27 @@ class _Layers:
 
     def overheads(self, seconds: Seconds = _seconds) -> tuple[float, float]:
         """(delta, what a pass costs besides) in seconds, of one row."""
-        (few, shallow_s), (many, deep_s) = ((layers, seconds(x, 1, SHORT)) for layers, x in self.narrow.items())
+        (few, shallow_s), (many, deep_s) = (
+            (layers, seconds(x, 1, SHORT)) for layers, x in self.narrow.items()
+        )
         block_s = _positive(deep_s - shallow_s, "a narrow layer") / (many - few)
         return block_s, max(0.0, shallow_s - few * block_s)
 
-    def products(self, counts: Iterable[int], block_overhead_s: float, seconds: Seconds = _seconds) -> dict[int, float]:
+    def products(
+        self, counts: Iterable[int], block_overhead_s: float, seconds: Seconds = _seconds
+    ) -> dict[int, float]:
         """FLOP/s of matrix products, by rows."""
-        return {rows: self._rate(rows, _layer_s(self.wide, rows, seconds) - block_overhead_s) for rows in counts}
+        return {
+            rows: self._rate(rows, _layer_s(self.wide, rows, seconds) - block_overhead_s)
+            for rows in counts
+        }
 
     def products_and_overheads(
         self, counts: Iterable[int], block_overhead_s: float
     ) -> tuple[dict[int, float], dict[int, float]]:
-        """FLOP/s of matrix products, and what a layer costs besides, by rows: the line through the times of layers of
-        two widths. It costs no less than with one row, `block_overhead_s`, and with more than `MANY`, where products
-        are nearly all, as much as with these."""
+        """FLOP/s of matrix products, and what a layer costs besides, by rows: the line through the
+        times of layers of two widths. It costs no less than with one row, `block_overhead_s`, and
+        with more than `MANY`, where products are nearly all, as much as with these."""
         half, flops, overheads = {layers: self.timer(HALF, layers) for layers in (1, 5)}, {}, {}
         overhead_s = block_overhead_s
         for rows in sorted(counts):
@@ -281,12 +325,17 @@ class _Layers:
 
 def _layer_s(timers: Mapping[int, PassTimer], rows: int, seconds: Seconds = _seconds) -> float:
     """Seconds of a layer, from the passes of two depths."""
-    (few, shallow_s), (many, deep_s) = ((layers, seconds(timer, rows, SHORT)) for layers, timer in timers.items())
+    (few, shallow_s), (many, deep_s) = (
+        (layers, seconds(timer, rows, SHORT)) for layers, timer in timers.items()
+    )
     return (deep_s - shallow_s) / (many - few)
 
 
-def _attention(dtype: torch.dtype, near_s: Mapping[int, float], far_s: Mapping[int, float]) -> dict[int, float]:
-    """FLOP/s of attention, by rows. near_s, far_s: the seconds of a pass on a short prefix and on a long one."""
+def _attention(
+    dtype: torch.dtype, near_s: Mapping[int, float], far_s: Mapping[int, float]
+) -> dict[int, float]:
+    """FLOP/s of attention, by rows. near_s, far_s: the seconds of a pass on a short prefix and on a
+    long one."""
     block = partition_units(model_config(ATTENDING, 1), dtype)[1]
     rates = {}
     for rows in near_s:
@@ -316,7 +365,7 @@ def model_config(shape: dict[str, Any], layers: int) -> Qwen3Config:
 def _positive(seconds: float, what: str) -> float:
     if seconds <= 0:
         raise TTCError(
-            f"{what} seemed to take {seconds * 1e3:.3f} ms; the machine is too busy to be measured. Stop other work "
-            "and run the same command again"
+            f"{what} seemed to take {seconds * 1e3:.3f} ms; the machine is too busy to be "
+            "measured. Stop other work and run the same command again"
         )
     return seconds

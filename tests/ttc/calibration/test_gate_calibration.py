@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttc.calibration.confidence_gate import (
+from ttc.calibration.error_bounds import clopper_pearson
+from ttc.calibration.gate_calibration import (
     NEVER,
     GateCalibration,
     Observation,
@@ -21,7 +22,6 @@ from ttc.calibration.confidence_gate import (
     percentiles,
     risk_controlled,
 )
-from ttc.calibration.statistics import clopper_pearson
 from ttc.errors import InvalidInput
 
 FIVE = [

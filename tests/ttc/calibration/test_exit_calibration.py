@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.helpers.exits import CANDIDATES, LAYERS, ask, build, problems
 from tests.helpers.tokenizers import Letters
 from ttc import EarlyExit, Engine, InvalidInput
-from ttc.calibration.confidence_gate import GateCalibration, Observation, calibrate
-from ttc.calibration.early_exit import (
+from ttc.calibration.error_bounds import clopper_pearson
+from ttc.calibration.exit_calibration import (
     ExitCalibration,
     agrees,
     calibrate_exit,
@@ -29,8 +29,8 @@ from ttc.calibration.early_exit import (
     risk_controlled,
     stable_entropies,
 )
+from ttc.calibration.gate_calibration import GateCalibration, Observation, calibrate
 from ttc.calibration.layer_profile import Profile, layer_profile
-from ttc.calibration.statistics import clopper_pearson
 
 
 def profile(p: list[float], entropy: list[float] | None = None) -> Profile:

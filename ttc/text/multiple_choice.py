@@ -1,10 +1,9 @@
 """Which of the lettered choices a text names as its answer.
 
-The official readers of the benchmarks each know some of the forms: MMLU-Pro
-(`evaluate_from_api.py`) "answer is (B)", then "Answer: B", then the last single letter;
-simple-evals (GPQA, MMLU) "Answer: $B$" once markup is stripped; lm-eval (GPQA) the last letter in
-brackets. This reads all of them, what is stated before what is only marked, and the last of
-its kind: reasoning names other choices first.
+The benchmarks' readers each know some forms: MMLU-Pro (`evaluate_from_api.py`) "answer is (B)",
+then "Answer: B", then the last single letter; simple-evals (GPQA, MMLU) "Answer: $B$" without
+markup; lm-eval (GPQA) the last letter in brackets. This reads all of them, what is stated before
+what is only marked, and the last of its kind: reasoning names other choices first.
 """
 
 from __future__ import annotations
@@ -25,15 +24,13 @@ _MARKUP = (
 )
 _STATED = rf"{_MARKUP}(?:(?i:options?|choices?|letter)\b{_MARKUP})?+"
 _ARTICLE = r"(?![ \t]++(?!(?:is|because|since|as|for|and|or|not|due)\b)[a-z])"
-"""What follows the letters A and I where they are choices; before another small word they are the
-article, the pronoun."""
+"""Follows A and I where they are choices; before another small word they are words."""
 
 
 @dataclass(frozen=True)
 class _Patterns:
-    """answer: a choice that is stated after "answer". stated: after "choice is" or in a box as
-    well. marked: in brackets, bold or alone on a line. single: any letter that stands alone. Group
-    "letter" is the choice."""
+    """answer: a choice stated after "answer". stated: also after "choice is" or in a box. marked:
+    in brackets, bold or alone on a line. single: any letter that stands alone."""
 
     answer: re.Pattern[str]
     stated: re.Pattern[str]
@@ -42,8 +39,7 @@ class _Patterns:
 
 
 def stated_choice(text: str, letters: str | None = None) -> str | None:
-    """The last choice after "answer", as in "The answer is (B)" or "Answer: **B**"; None if there
-    is none.
+    """The last choice after "answer", as in "The answer is (B)" or "Answer: **B**", or None.
 
     letters: those of the problem's choices, if they are known; others are no answer.
     """
@@ -56,11 +52,11 @@ def find_choice(text: str, letters: str | None = None) -> str | None:
     1. what is stated: after "answer" or "answer is", "the correct choice is", or in a `\\boxed{}`;
     2. else what is marked: (B), [B], **B**, \\textbf{B}, or B alone on a line;
     3. else a single letter, of A to J where the choices are not known (MMLU-Pro's last stage).
-    Of each, the last one counts. The article A and the pronoun I are no choices, nor are small
-    letters.
+    Of each, the last one counts. The words A and I are no choices, nor are small letters.
     """
     patterns, plain = _patterns(letters), text.translate(_WIDE)
-    return _last(patterns.stated, plain) or _last(patterns.marked, plain) or _last(patterns.single, plain)
+    by_rank = patterns.stated, patterns.marked, patterns.single
+    return next(filter(None, (_last(pattern, plain) for pattern in by_rank)), None)
 
 
 @lru_cache(maxsize=256)
@@ -77,10 +73,18 @@ def _patterns(letters: str | None) -> _Patterns:
     boxed = rf"\\f?box(?:ed)?+\s*+\{{{_STATED}{one(known)}"
     stated = rf"{noun}\**+{verb}{_STATED}{one(known)}"
     bracketed = rf"(?<!\b[A-Za-z])[(\[]\s?(?P<letter>[{known}])\s?[)\]](?!-\w)"
-    bold = rf"(?:\*\*|\\(?:textbf|mathbf|text|mathrm)\s?\{{)\(?(?P<letter>[{known}])\)?[.:]?(?:\*\*|\}})"
+    bold = (
+        r"(?:\*\*|\\(?:textbf|mathbf|text|mathrm)\s?\{)"
+        rf"\(?(?P<letter>[{known}])\)?[.:]?(?:\*\*|\}})"
+    )
     alone = rf"^[^\w\n]*+(?P<letter>[{known}])[^\w\n]*+$"
     single = rf"(?<![\w'’\\-]){one(few, '(?!-[A-Za-z0-9])')}"
-    return _Patterns(_any(answer), _any(answer, stated, boxed), _any(bracketed, bold, alone), _any(single))
+    return _Patterns(
+        answer=_any(answer),
+        stated=_any(answer, stated, boxed),
+        marked=_any(bracketed, bold, alone),
+        single=_any(single),
+    )
 
 
 def _any(*patterns: str) -> re.Pattern[str]:

@@ -1,0 +1,229 @@
+"""A reward model's passes, over a KV tree that follows the search's tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+from weakref import WeakSet, WeakValueDictionary
+
+from torch import Tensor
+from ttc.engine import Engine
+from ttc.errors import VerifierError
+from ttc.passes.outputs import Outputs
+from ttc.tree.branch import Branch
+from ttc.tree.segment import MIN_SHARED_TOKENS, common_prefix
+
+PENDING = 0
+"""A token that is never run: an engine's branch has no KV of its last token."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A text as a reward model reads it.
+
+    tokens: what later text goes on from. reads: places in `tokens` whose outputs are scores, in
+    order. suffix: what follows for this rating alone, [] for nothing; the output at its last token
+    is one more score.
+    """
+
+    tokens: list[int]
+    reads: list[int]
+    suffix: list[int]
+
+    @property
+    def whole(self) -> list[int]:
+        return self.tokens + self.suffix
+
+    @property
+    def places(self) -> list[int]:
+        """All places that are read, in the whole text."""
+        return self.reads + ([len(self.whole) - 1] if self.suffix else [])
+
+
+class Read:
+    """A text up to a place that is read, and the score there once it is known.
+
+    Texts that begin alike share these; each lives as long as a mirrored text goes through it.
+    """
+
+    def __init__(self, before: Read | None):
+        self.before = before
+        self.score: Any = None
+        self.longer: WeakValueDictionary[tuple[int, ...], Read] = WeakValueDictionary()
+
+    def after(self, tokens: list[int]) -> Read:
+        """The place that is read next, `tokens` further."""
+        key = tuple(tokens)
+        read = self.longer.get(key)
+        if read is None:
+            read = self.longer[key] = Read(self)
+        return read
+
+
+@dataclass
+class Mirror:
+    """What is kept for one branch of a search: its text on the reward model's engine, and its
+    scores."""
+
+    branch: Branch
+    layout: Layout
+    reads: list[Read]
+
+
+class Text(NamedTuple):
+    """A text to be computed, charged to `branch`. reads: what is read of it, by place."""
+
+    branch: Branch
+    tokens: list[int]
+    reads: Mapping[int, Read]
+
+
+@dataclass
+class TreeMirror:
+    """Rates texts with a model whose KV tree follows a search's: a child costs its new tokens.
+
+    engine: runs the reward model. score: from the model's output (width,) at a place to what is
+    kept of it.
+    A branch's KV goes when the search has let the branch go and no child that is still to be rated
+    goes on from it. Texts are found by their tokens, so what is kept never changes a score.
+    """
+
+    engine: Engine
+    score: Callable[[Tensor], Any]
+    mirrors: dict[Branch, Mirror] = field(default_factory=dict)
+    _start: Read = field(default_factory=lambda: Read(None))
+    _gone: WeakSet[Branch] = field(default_factory=WeakSet)
+    _changes: int = 0
+
+    def rate(self, branches: Sequence[Branch], layouts: Sequence[Layout]) -> list[list[Any]]:
+        """The scores of each branch's text, in order of `Layout.places`.
+
+        Raises InvalidInput for a text beyond the model's context and OutOfMemory where the budget
+        has no room, both before the model runs.
+        """
+        with self.engine.lock:
+            reads = self.follow(branches, layouts)
+            self._read_suffixes(branches, layouts, reads)
+            self._sweep()
+        if any(read.score is None for row in reads for read in row):
+            raise VerifierError(
+                "a text holds the reward model's own separator in the middle of a step; leave it "
+                "out"
+            )
+        return [[read.score for read in row] for row in reads]
+
+    def follow_model(self) -> None:
+        """Forget all KV and scores if the model has changed, as by other weights."""
+        with self.engine.lock:
+            if (changes := self.engine.model_changes()) != self._changes:
+                self.clear()
+                self._start = Read(None)
+                self._changes = changes
+
+    def follow(self, branches: Sequence[Branch], layouts: Sequence[Layout]) -> list[list[Read]]:
+        """Compute the KV of each branch's text but its suffix, and the scores of that part."""
+        self.follow_model()
+        for layout in layouts:
+            self.engine.limits.check_context(len(layout.whole) + 1)
+        rows = list(zip(branches, layouts, map(self._reads, layouts), strict=True))
+        new = [row for row in rows if not self._has(row[0], row[1])]
+        computed = self._compute(
+            [
+                Text(branch, layout.tokens, dict(zip(layout.reads, reads, strict=False)))
+                for branch, layout, reads in new
+            ]
+        )
+        for (branch, layout, reads), mirrored in zip(new, computed, strict=True):
+            if (before := self.mirrors.get(branch)) is not None:
+                self.engine.release([before.branch])
+            self.mirrors[branch] = Mirror(mirrored, layout, reads)
+        for branch, layout, reads in rows:
+            self.mirrors[branch].layout = layout
+            self.mirrors[branch].reads = reads
+        return [reads for *_, reads in rows]
+
+    def _has(self, branch: Branch, layout: Layout) -> bool:
+        mirror = self.mirrors.get(branch)
+        return mirror is not None and mirror.layout.tokens == layout.tokens
+
+    def _read_suffixes(
+        self, branches: Sequence[Branch], layouts: Sequence[Layout], rows: Sequence[list[Read]]
+    ) -> None:
+        """Compute the scores after the suffixes, whose KV is dropped at once."""
+        texts = [
+            Text(branch, layout.whole, {layout.places[-1]: reads[-1]})
+            for branch, layout, reads in zip(branches, layouts, rows, strict=True)
+            if layout.suffix and reads[-1].score is None
+        ]
+        self.engine.release(self._compute(texts))
+
+    def _compute(self, texts: Sequence[Text]) -> list[Branch]:
+        """Branches with the KV of these texts; scores that are not known yet are kept."""
+        outputs = Outputs.at(
+            [place for place, read in text.reads.items() if read.score is None] for text in texts
+        )
+        prompts = [[*text.tokens, PENDING] for text in texts]
+        computed = self.engine.side_branches([text.branch for text in texts], prompts, outputs)
+        try:
+            for text, by_place in zip(texts, outputs.computed, strict=True):
+                for place, output in by_place.items():
+                    text.reads[place].score = self.score(output)
+        except BaseException:
+            self.engine.release(computed)
+            raise
+        return computed
+
+    def _reads(self, layout: Layout) -> list[Read]:
+        """What is read of a text, with the scores that are known."""
+        tokens, reads, read = layout.whole, list[Read](), self._start
+        for before, place in pairwise([-1, *layout.places]):
+            read = read.after(tokens[before + 1 : place + 1])
+            reads.append(read)
+        return reads
+
+    def missing_tokens(self, branch: Branch, layout: Layout) -> int:
+        """The most tokens that rating a text computes now."""
+        rated = self.mirrors.get(branch)
+        if rated is not None and rated.layout == layout:
+            return 0
+        above: Branch | None = branch
+        while above is not None and above not in self.mirrors:
+            above = above.parent
+        if above is None:
+            return len(layout.whole)
+        mirrored = self.mirrors[above].branch
+        return len(layout.whole) - _present(mirrored.tokens[: mirrored.leaf.end], layout.tokens)
+
+    # ---------------------------------------------------------------- what may go
+
+    def released(self, branches: Sequence[Branch]) -> None:
+        """The search has let these branches go."""
+        self._gone.update(branches)
+        self._sweep()
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self.engine.release([mirror.branch for mirror in self.mirrors.values()])
+        self.mirrors.clear()
+
+    def _sweep(self) -> None:
+        for branch in [branch for branch in self.mirrors if not self._needed(branch)]:
+            self.engine.release([self.mirrors.pop(branch).branch])
+
+    def _needed(self, branch: Branch) -> bool:
+        """Whether a branch, or a child that is to be rated, is not gone."""
+        waiting = [branch]
+        while waiting:
+            branch = waiting.pop()
+            if branch not in self._gone:
+                return True
+            waiting += [child for child in branch.children if child not in self.mirrors]
+        return False
+
+
+def _present(mirrored: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many of the tokens are surely found in a tree that holds the mirrored ones."""
+    shared = common_prefix(mirrored, tokens)
+    return shared if shared == len(mirrored) else max(0, shared - MIN_SHARED_TOKENS + 1)

@@ -14,9 +14,11 @@ from ttc.errors import InvalidInput
 Row = dict[str, Any]
 COLUMNS = 2
 """Figures beside each other in a plot."""
+WIDTH = 0.5
+"""Of the space between two texts along the bottom, the part that their points take."""
 FEW = 10
 """Up to so many values along the bottom, each has a tick."""
-LINE = {"marker": "o", "markersize": 4}
+LINE = {"marker": "o", "markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.6, "zorder": 4}
 POINT = {"marker": "D", "markersize": 8, "markeredgecolor": "black", "linestyle": "none", "zorder": 3}
 """How our values and the paper's are drawn."""
 
@@ -91,12 +93,14 @@ def _draw_one(axis: Any, rows: list[Row], lines: Lines) -> None:
     names = list(dict.fromkeys(row[lines.x] for row in rows))
     texts = not all(isinstance(name, int | float) for name in names)
     groups = list(dict.fromkeys(row[lines.by] for row in rows)) if lines.by else [None]
-    count = 0
+    columns, count = list(zip_longest(lines.ours, lines.paper)), 0
+    apart = WIDTH / (len(groups) * len(columns))  # at a text, one line's points stand right of another's
     for group in groups:
         of_group = [row for row in rows if lines.by is None or row[lines.by] == group]
-        points = [(names.index(row[lines.x]) if texts else row[lines.x], row) for row in of_group]
-        for ours, paper in zip_longest(lines.ours, lines.paper):
+        for ours, paper in columns:
             style = {"color": f"C{count % 10}", **({"linestyle": "none"} if texts else {})}
+            places = [names.index(row[lines.x]) + apart * count if texts else row[lines.x] for row in of_group]
+            points = list(zip(places, of_group, strict=True))
             if ours is not None:
                 _draw_line(axis, points, ours, _label(group, "ours" if len(lines.ours) == 1 else ours), style | LINE)
             if paper is not None:
@@ -110,7 +114,7 @@ def _draw_one(axis: Any, rows: list[Row], lines: Lines) -> None:
             of_axis.set_minor_formatter("")
     if texts:
         axis.set_xticks(range(len(names)), names, rotation=25, ha="right", fontsize=8)
-    elif len(names) <= FEW:
+    elif len(names) <= FEW and ("x" not in lines.log or all(isinstance(name, int) for name in names)):
         axis.set_xticks(names, [f"{name:,}" for name in names])
     axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1))
     axis.grid(alpha=0.3)

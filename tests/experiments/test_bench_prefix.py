@@ -1,0 +1,36 @@
+"""The benchmark of shared prefixes: what transformers' continuous batching is asked for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from experiments.lab.bench import prefix
+
+
+class Model:
+    """Answers with three tokens a request, a second apart, the later requests half a second later. forks: whether it
+    takes num_return_sequences."""
+
+    def __init__(self, forks: bool):
+        self.forks, self.asked = forks, list[tuple[int, int]]()
+
+    def generate_batch(self, inputs: list[list[int]], generation_config: Any, **_: Any) -> dict[str, Any]:
+        copies = generation_config.num_return_sequences or 1
+        self.asked.append((len(inputs), copies))
+        count = len(inputs) * (copies if self.forks else 1)
+        times = [[100 + n / 2 + token for token in range(3)] for n in range(count)]
+        return {str(n): SimpleNamespace(timestamps=stamps) for n, stamps in enumerate(times)}
+
+
+@pytest.mark.parametrize(("forks", "asked"), [(True, [(1, 4)]), (False, [(1, 4), (4, 1)])])
+def test_one_request_is_forked_where_that_can_be_and_repeated_where_not(
+    forks: bool, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix.time, "perf_counter", lambda: 90.0)
+    model = Model(forks)
+    figures = prefix.ARMS["generate_batch"](model, None, [5] * 20, 4)
+    assert model.asked[1:] == asked  # the first warms up
+    assert figures == {"prefill_s": 11.5, "step_ms": 1000, "kv_bytes": None}  # of the last request that begins

@@ -261,8 +261,8 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _short(text: str, most: int = 60) -> str:
-    return repr(text if len(text) <= most else text[: most - 3] + "...")
+def _short(text: str, limit: int = 60) -> str:
+    return repr(text if len(text) <= limit else text[: limit - 3] + "...")
 
 
 def _plain(value: Any) -> Any:

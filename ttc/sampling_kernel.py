@@ -161,11 +161,11 @@ def _largest(row: Any, shift: Any, temperature: Any, maxima: Any, k: Any) -> Any
 
 @njit(cache=True)
 def _cut_at_mass(
-    row: Any, shift: Any, temperature: Any, maxima: Any, top: Any, floor: Any, wanted: Any, head: Any
+    row: Any, shift: Any, temperature: Any, maxima: Any, top: Any, floor: Any, target: Any, head: Any
 ) -> Any:
     """Top-p among scaled logits >= floor: the last token kept, as (scaled, index), in the order of `is_kept`.
 
-    A token is kept while the sum of exp(scaled - top) over those before it is less than `wanted`. First the interval of
+    A token is kept while the sum of exp(scaled - top) over those before it is less than `target`. First the interval of
     scaled values where the sum reaches it is found, within `head` of the maximum if it lies there; only its tokens are
     sorted.
     """
@@ -185,7 +185,7 @@ def _cut_at_mass(
                     sums[bin] += _exp(x - top)
                     counts[bin] += 1
         crossing = 0
-        while crossing < BINS and before + sums[crossing] < wanted:
+        while crossing < BINS and before + sums[crossing] < target:
             before += sums[crossing]
             crossing += 1
         if crossing < BINS:
@@ -206,7 +206,7 @@ def _cut_at_mass(
     order = np.argsort(values, kind="mergesort")
     last = order[0]
     for place in order:
-        if before >= wanted:
+        if before >= target:
             break
         last = place
         before += _exp(-values[place] - top)

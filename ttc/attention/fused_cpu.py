@@ -176,9 +176,9 @@ class NumbaAttention:
     def _allocate(self, threads: int, kv_heads: int, groups: int, dim: int, value_dim: int) -> tuple[Any, ...]:
         """The parameters that a layer's shape decides, with memory for a call's intermediate results."""
         arrays, heads = self.arrays, kv_heads * groups
-        most = arrays.most_rows * groups
+        queries = arrays.max_rows * groups
         width, block = self.names.padded(value_dim), self.names.BLOCK
-        stride = 4 * self.names.padded(most * (self.names.padded(dim) + block + width + 2) + (dim + width) * block)
+        stride = 4 * self.names.padded(queries * (self.names.padded(dim) + block + width + 2) + (dim + width) * block)
         scratch = np.zeros(threads * stride + 64, np.uint8)
         sums = np.empty((arrays.slots, heads, value_dim + 2), np.float32)
         part_out = sums.ctypes.data
@@ -189,7 +189,7 @@ class NumbaAttention:
             arrays.own_places.ctypes.data, arrays.own_starts.ctypes.data, arrays.rows,
             arrays.part_first.ctypes.data, arrays.parts.ctypes.data if arrays.slots else 0,
             part_out, part_out + 4 * arrays.slots * heads * value_dim,
-            kv_heads, groups, dim, value_dim, most, torch.empty(0, dtype=self.dtype).element_size(),
+            kv_heads, groups, dim, value_dim, queries, torch.empty(0, dtype=self.dtype).element_size(),
         )  # fmt: skip
         self.buffers[threads, kv_heads, groups, dim, value_dim] = fixed, scratch, sums
         return fixed, scratch, sums

@@ -99,7 +99,7 @@ class TritonAttention:
         out = torch.empty(rows, kv_heads, groups, value_dim, device=device)
         lse = torch.empty(rows, kv_heads, groups, device=device)
         part_out, part_sum = self._parts(heads, value_dim, device)
-        queries = arrays.most_rows * groups
+        queries = arrays.max_rows * groups
         with torch.cuda.device_of(q):
             self.kernels.attend_tasks[len(arrays.tasks), kv_heads](
                 q, *q.stride()[:3], out, lse, part_out, part_sum,

@@ -27,10 +27,10 @@ from ttc.errors import UnsupportedModel
 class CallsAttention:
     """An attention module of a model that has been brought to call attention functions.
 
-    own: the module's class before. ttc_attention: the name of the attention function.
+    original: the module's class before. ttc_attention: the name of the attention function.
     """
 
-    own: ClassVar[type[nn.Module]]
+    original: ClassVar[type[nn.Module]]
     ttc_attention: str
 
     def eager(
@@ -44,7 +44,7 @@ class CallsAttention:
         weights = (scores if mask is None else scores + mask).softmax(-1)
         return (weights @ value).transpose(1, 2), None
 
-    def own_mask(self, query: Tensor, mask: Tensor | None) -> Tensor | None:
+    def visible_mask(self, query: Tensor, mask: Tensor | None) -> Tensor | None:
         """What tokens see, by the model's mask and by what the module itself hides."""
         return mask
 
@@ -67,7 +67,7 @@ def run_inline_attention(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, CallsAttention):
             del module.ttc_attention
-            _become(module, module.own)
+            _become(module, module.original)
 
 
 def _become(module: Any, kind: type[nn.Module]) -> None:
@@ -85,10 +85,10 @@ def _calling(kind: Any) -> Any:
     if issubclass(kind, CallsAttention):
         return kind
     if (forward := FORWARDS.get(f"{kind.__module__}.{kind.__name__}")) is not None:
-        return type(kind.__name__, (CallsAttention, kind), {"own": kind, "forward": forward})
+        return type(kind.__name__, (CallsAttention, kind), {"original": kind, "forward": forward})
     attn = getattr(kind, "_attn", None)
     if attn is not None and len(signature(attn).parameters) >= len(("self", "query", "key", "value", "mask")):
-        return type(kind.__name__, (_ByMethod, kind), {"own": kind})
+        return type(kind.__name__, (_ByMethod, kind), {"original": kind})
     return None
 
 
@@ -123,14 +123,14 @@ class _ByMethod(CallsAttention):
     def eager(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
     ) -> tuple[Tensor, None]:
-        return self._own(query, key, value, mask).transpose(1, 2), None
+        return self._run_original(query, key, value, mask).transpose(1, 2), None
 
-    def own_mask(self, query: Tensor, mask: Tensor | None) -> Tensor | None:
+    def visible_mask(self, query: Tensor, mask: Tensor | None) -> Tensor | None:
         """By the weights where all scores are 0. Its `row(position)` is the mask's row at any position."""
 
         def seen(tokens: int, mask: Tensor | None) -> Tensor:
             nothing = query.new_zeros(1, 1, tokens, query.shape[-1])
-            return self._own(nothing, nothing, torch.eye(tokens).to(query)[None, None], mask)
+            return self._run_original(nothing, nothing, torch.eye(tokens).to(query)[None, None], mask)
 
         def hidden(weights: Tensor) -> Tensor:
             return torch.zeros_like(weights).masked_fill_(weights == 0, torch.finfo(weights.dtype).min)
@@ -143,9 +143,9 @@ class _ByMethod(CallsAttention):
         square.row = row  # type: ignore[attr-defined]
         return square
 
-    def _own(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def _run_original(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         key = key.transpose(2, 3) if self._method(query).transposed else key
-        out: Tensor = self.own._attn(self, query, key, value, mask)[0]  # type: ignore[attr-defined]
+        out: Tensor = self.original._attn(self, query, key, value, mask)[0]  # type: ignore[attr-defined]
         return out
 
     def _method(self, query: Tensor) -> _Method:
@@ -155,7 +155,7 @@ class _ByMethod(CallsAttention):
 
     def _examine(self, query: Tensor) -> _Method:
         """Try the module's own `_attn` on three tokens. query: one of its queries, for its shape, type and device."""
-        attn = self.own._attn  # type: ignore[attr-defined]
+        attn = self.original._attn  # type: ignore[attr-defined]
         _, heads, _, dim = query.shape
         kind = torch.promote_types(query.dtype, torch.float32)
         key = torch.zeros(1, heads, 3, dim, dtype=kind, device=query.device)
@@ -182,7 +182,9 @@ class _ByMethod(CallsAttention):
             query[..., 0] = size
             weights = attn(self, query, key.transpose(2, 3) if transposed else key, value, None)[0][0, 0, 2].tolist()
             if not 0 < weights[0] < weights[1]:
-                raise UnsupportedModel(f"{self.own.__name__}._attn gives the weights {weights}, no softmax of scores")
+                raise UnsupportedModel(
+                    f"{self.original.__name__}._attn gives the weights {weights}, no softmax of scores"
+                )
             return log(weights[1] / weights[0]) / size
 
         measured = scaling(4 / scaling(1.0))  # weights far apart tell it more exactly

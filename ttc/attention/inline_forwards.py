@@ -40,9 +40,9 @@ def _attend(
     return (out if bias is None else out[..., :-COLUMNS]).flatten(2)
 
 
-def _own(module: Any, name: str) -> Any:
+def _of_its_file(module: Any, name: str) -> Any:
     """What the file of a module's own class calls by this name."""
-    return getattr(import_module(module.own.__module__), name)
+    return getattr(import_module(module.original.__module__), name)
 
 
 def _alibi(module: Any, like: Tensor) -> Bias:
@@ -50,7 +50,7 @@ def _alibi(module: Any, like: Tensor) -> Bias:
 
     def bias(positions: int) -> Tensor:
         mask = torch.ones(1, positions, dtype=torch.long, device=like.device)
-        found: Tensor = _own(module, "build_alibi_tensor")(mask, module.num_heads, like.dtype)
+        found: Tensor = _of_its_file(module, "build_alibi_tensor")(mask, module.num_heads, like.dtype)
         return found[:, 0]
 
     return bias
@@ -80,7 +80,7 @@ def _falcon(
     bias: Bias | None = None
     if alibi is None:
         assert position_embeddings is not None
-        query, key = _own(self, "apply_rotary_pos_emb")(query, key, *position_embeddings)
+        query, key = _of_its_file(self, "apply_rotary_pos_emb")(query, key, *position_embeddings)
     else:
         attention_mask = None if attention_mask is None else attention_mask.clamp(max=0)  # the bias is in it, too
         unscaled, scale = _alibi(self, hidden_states), sqrt(self.head_dim)
@@ -104,7 +104,7 @@ def _mpt_model(self: Any, *args: Any, attention_mask: Tensor | None = None, **kw
     """Where no masks are built the model gets one that is not used, since it would fail without."""
     if self.ttc_attention not in ALL_MASK_ATTENTION_FUNCTIONS:
         attention_mask = torch.zeros(1, 1, 1, 1, device=self.wte.weight.device)
-    return self.own.forward(self, *args, attention_mask=attention_mask, **kwargs)
+    return self.original.forward(self, *args, attention_mask=attention_mask, **kwargs)
 
 
 def _xglm(

@@ -70,7 +70,7 @@ class PlanArrays:
         self.addresses, self.read = addresses_of([entry.kv for entry in entries])
         self.absent = [set(np.flatnonzero(layer[:, 0] == 0).tolist()) for layer in self.addresses]
 
-    def _cut(self, runs: Sequence[tuple[int, int]], most_rows: int) -> None:
+    def _cut(self, runs: Sequence[tuple[int, int]], max_rows: int) -> None:
         together: dict[tuple[int, int], list[int]] = {}
         for index, entry in enumerate(self.entries):
             if entry.rows.start < entry.rows.stop:
@@ -81,7 +81,7 @@ class PlanArrays:
         tasks: list[tuple[int, int, int, int, int, int]] = []
         pieces: list[Piece] = []
         for (start, stop), indices in together.items():
-            spans = even(start, stop, most_rows)
+            spans = even(start, stop, max_rows)
             blocks = self._pieces(indices, KEYS * len(spans))
             for i, block in enumerate(blocks):
                 first = len(pieces)
@@ -90,16 +90,16 @@ class PlanArrays:
                 tasks += [(a, b, first, len(pieces), -1, own_row) for a, b in spans]
         self.tasks = np.array(tasks, np.int64).reshape(-1, 6)
         self.pieces = np.array(pieces, np.int64).reshape(-1, 3)
-        self.most_rows = int((self.tasks[:, 1] - self.tasks[:, 0]).max(initial=0))
+        self.max_rows = int((self.tasks[:, 1] - self.tasks[:, 0]).max(initial=0))
         self._share()
 
-    def _pieces(self, indices: Sequence[int], most: int) -> list[list[Piece]]:
-        """Cut entries into pieces, and gather these into blocks of about `most` keys; at least one block."""
+    def _pieces(self, indices: Sequence[int], max_keys: int) -> list[list[Piece]]:
+        """Cut entries into pieces, and gather these into blocks of about `max_keys` keys; at least one block."""
         blocks: list[list[Piece]] = [[]]
         keys = 0
         for index in indices:
-            for first, end in even(0, self.entries[index].length, most):
-                if keys + end - first > most + most // 2:
+            for first, end in even(0, self.entries[index].length, max_keys):
+                if keys + end - first > max_keys + max_keys // 2:
                     blocks.append([])
                     keys = 0
                 blocks[-1].append((index, first, end - first))
@@ -141,8 +141,8 @@ def task_rows(groups: int) -> int:
     return max(1, QUERIES // groups)
 
 
-def even(start: int, stop: int, most: int) -> list[tuple[int, int]]:
-    """Cut a range into as few parts as possible of at most `most`, as even as possible."""
-    count = -(-(stop - start) // most)
+def even(start: int, stop: int, largest: int) -> list[tuple[int, int]]:
+    """Cut a range into as few parts as possible of at most `largest`, as even as possible."""
+    count = -(-(stop - start) // largest)
     ends = [start + (stop - start) * i // count for i in range(count + 1)] if count else [start]
     return list(pairwise(ends))

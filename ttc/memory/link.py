@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ttc.trace import Trace
 
-MOST_WAITS = 10_000
+MAX_WAITS = 10_000
 """So many waits of the device may be unread before they are."""
 
 LEAST_PART_BYTES = 1 << 18
@@ -134,7 +134,7 @@ class Link:
         stream.wait_event(event)
         after.record(stream)
         self._device_waits.append((before, after))
-        if len(self._device_waits) > MOST_WAITS:
+        if len(self._device_waits) > MAX_WAITS:
             self._exposed_s = self.exposed_s
 
     @contextmanager

@@ -78,7 +78,7 @@ class Recorder:
         module = call.module
         inputs = call.query, call.key, call.value
         if isinstance(module, CallsAttention):
-            call.mask = module.own_mask(call.query, call.mask)
+            call.mask = module.visible_mask(call.query, call.mask)
         call.out, _ = eager_attention(module)(module, *inputs, call.mask, **call.options)
         # a weight may be here during the pass alone, as gpt-oss's sinks where layers stream
         for name, option in call.options.items():

@@ -28,7 +28,7 @@ class PassStates:
         self.memory = runtime.memory.states
         self.tree = runtime.tree
         self.each = 1 if kept else 2
-        self.max_runs = min(runs, self.residency.most_sequences(tokens, ends)) if kept else runs
+        self.max_runs = min(runs, self.residency.max_sequences(tokens, ends)) if kept else runs
         self.residency.require(tokens, ends, self.each * self.max_runs)
         self.claimed = 0
         self.batches: list[StateBatch] = []

@@ -124,7 +124,7 @@ class Residency(ABC):
         states at so many ends of segments, while those of so many sequences are computed on."""
 
     @abstractmethod
-    def most_sequences(self, tokens: int, ends: int) -> int:
+    def max_sequences(self, tokens: int, ends: int) -> int:
         """How many sequences a pass may compute side by side if their states are to fit, at least
         one. tokens, ends: see `require`."""
 

@@ -20,9 +20,9 @@ def balanced_sizes(num_beam: int, rounds: int) -> list[int]:
     return [(num_beam + i) // rounds for i in range(rounds)]
 
 
-def balanced_rounds(num_beam: int, most: int) -> list[list[int]]:
-    """The beams, in order, in the fewest rounds of at most `most` that are as equal as possible."""
-    sizes = balanced_sizes(num_beam, ceil(num_beam / most))
+def balanced_rounds(num_beam: int, max_beams: int) -> list[list[int]]:
+    """The beams, in order, in the fewest rounds of at most `max_beams` that are as equal as possible."""
+    sizes = balanced_sizes(num_beam, ceil(num_beam / max_beams))
     return [list(range(end - size, end)) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 

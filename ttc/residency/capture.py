@@ -33,7 +33,7 @@ class Capture(Offloading):
     act_share: the part of each branch's blocks that are ACT blocks; None for what Algorithm 1
         chooses by times measured on this machine: none where a layer would take no less time with
         any, and `reason` says so.
-    mini_batch_tokens: the most tokens that a layer fetches and generates at once.
+    mini_batch_tokens: the largest number of tokens that a layer fetches and generates at once.
     balanced: give these mini-batches the ratio of all blocks (Eqs. 6 and 7); off, blocks are taken
         as they come.
     A layer whose ACT block would be no smaller than its KV block keeps KV alone; `reason` says so.
@@ -229,36 +229,36 @@ class Capture(Offloading):
 
     def stream(self, reads: Reads) -> KVReader | None:
         self.wait_for_entries(reads)
-        smallest = max((entry.length for entry in reads.entries), default=0)
-        most = max(self.mini_batch_tokens, smallest)
+        min_tokens = max((entry.length for entry in reads.entries), default=0)
+        max_tokens = max(self.mini_batch_tokens, min_tokens)
         while True:
-            units = self._mini_batch_units(reads, most)
+            units = self._mini_batch_units(reads, max_tokens)
             if not units:
                 return None
             prefetch = self.prefetch and len(units) > 1
             buffer_bytes = self.memory.itemsize * max(CaptureReader.elements(self.memory, u, reads) for u in units)
             generated = max(generated_bytes(self.memory, unit, reads) for unit in units)
             nbytes = buffer_bytes * (1 + prefetch) + generated
-            if most > smallest and (nbytes > self._half_of_device() or not self.make_room(nbytes)):
-                most = max(most // 2, smallest)
+            if max_tokens > min_tokens and (nbytes > self._half_of_device() or not self.make_room(nbytes)):
+                max_tokens = max(max_tokens // 2, min_tokens)
                 continue
             if not self.make_room(nbytes):
                 prefetch = False  # one buffer may fit where two do not
                 self.make_room(buffer_bytes + generated)
             return CaptureReader(self.memory, units, reads, self.regenerate, prefetch)
 
-    def _mini_batch_units(self, reads: Reads, most: int) -> list[Unit]:
+    def _mini_batch_units(self, reads: Reads, max_tokens: int) -> list[Unit]:
         units: list[Unit] = []
         known: dict[tuple[bool, tuple[int, ...]], list[list[int]]] = {}
         for layer in range(len(self.memory.shapes)):
             missing = tuple(self.missing_entries(layer, reads))
             key = layer in self._acts, missing
             if key not in known:
-                known[key] = self._mini_batches([reads.entries[i] for i in missing], layer in self._acts, most)
+                known[key] = self._mini_batches([reads.entries[i] for i in missing], layer in self._acts, max_tokens)
             units += [Unit(layer, slice(None), tuple(missing[i] for i in batch)) for batch in known[key]]
         return units
 
-    def _mini_batches(self, entries: Sequence[Entry], acts: bool, most: int) -> list[list[int]]:
+    def _mini_batches(self, entries: Sequence[Entry], acts: bool, max_tokens: int) -> list[list[int]]:
         """Which entries (by index) load together. Each is a request of its own, as attention merges
         what it reads in several mini-batches. Balanced are those with the ratio of all: computing
         and loading then take equally long, with what else a layer computes and loads."""
@@ -266,13 +266,13 @@ class Capture(Offloading):
         act = sum(request[0] for request in requests)
         kv = sum(request[1] for request in requests)
         if self.balanced and act and kv:
-            return mini_batches(requests, most, Line(1 / act), Line(1 / kv))
+            return mini_batches(requests, max_tokens, Line(1 / act), Line(1 / kv))
         batches: list[list[int]] = []
         room = 0
         for index, entry in enumerate(entries):
             if entry.length > room:
                 batches.append([])
-                room = most
+                room = max_tokens
             batches[-1].append(index)
             room -= entry.length
         return batches

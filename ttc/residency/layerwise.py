@@ -140,10 +140,10 @@ class Layerwise(Offloading):
         if device.budget_bytes is None or not size:
             return [list(range(branches))]
         buffer_bytes = tokens * max(self.memory.layer_bytes_per_token, default=0)
-        most = (device.budget_bytes - buffer_bytes) // size
-        if most < 1:
+        max_branches = (device.budget_bytes - buffer_bytes) // size
+        if max_branches < 1:
             device.require(size + buffer_bytes, used_bytes=0)
-        return balanced_rounds(branches, most)
+        return balanced_rounds(branches, max_branches)
 
     def _charged_tokens(self, paths: Paths, capacity: int) -> int:
         """The tokens that a step charges a layer with: all there are, as whole layers move."""

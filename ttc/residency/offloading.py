@@ -63,7 +63,7 @@ class Offloading(Residency):
         self.memory.device.require(running_bytes, used_bytes=0)
         self.require_host(tokens, ends, running_bytes)
 
-    def most_sequences(self, tokens: int, ends: int) -> int:
+    def max_sequences(self, tokens: int, ends: int) -> int:
         """As many as half of the device has room for: the other half is for the KV that they read."""
         budget, size = self.memory.device.budget_bytes, self.memory.states.nbytes
         return sys.maxsize if budget is None or not size else max(1, budget // 2 // size)
@@ -95,14 +95,14 @@ class Offloading(Residency):
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
         """All together if their tails fit with the buffers, else in as few rounds as that takes."""
         self.read_capacity()
-        most = len(paths)
+        max_branches = len(paths)
         tail_bytes = capacity * self.tail_bytes_per_token + self.memory.states.nbytes
         if (budget := self.memory.device.budget_bytes) is not None:
             buffer_bytes = self.buffer_bytes(paths)
-            most = min(most, (budget - 2 * buffer_bytes) // tail_bytes)
-            if most < 1:  # one branch at a time, and one buffer
+            max_branches = min(max_branches, (budget - 2 * buffer_bytes) // tail_bytes)
+            if max_branches < 1:  # one branch at a time, and one buffer
                 self.memory.device.require(tail_bytes + buffer_bytes, used_bytes=0)
-        rounds = balanced_rounds(len(paths), max(1, most))
+        rounds = balanced_rounds(len(paths), max(1, max_branches))
         self.require_host(capacity * len(paths), len(paths), max(map(len, rounds)) * tail_bytes)
         return rounds
 

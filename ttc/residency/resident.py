@@ -27,7 +27,7 @@ class Resident(Residency):
     def require(self, tokens: int, ends: int = 0, running: int = 0) -> None:
         self.memory.device.require(self.memory.bytes_of(tokens, ends + running))
 
-    def most_sequences(self, tokens: int, ends: int) -> int:
+    def max_sequences(self, tokens: int, ends: int) -> int:
         memory, size = self.memory, self.memory.states.nbytes
         if memory.device.budget_bytes is None or not size:
             return sys.maxsize

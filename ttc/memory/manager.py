@@ -40,6 +40,7 @@ class KVMemory(Tiers):
     ):
         super().__init__(device, budget_bytes, host_budget_bytes, link_gbps)
         self.shapes = tuple(shapes)
+        self.layers = range(len(self.shapes))
         self.dtype = dtype
         self.itemsize = dtype.itemsize
         self.live: dict[KV, None] = {}
@@ -121,7 +122,7 @@ class KVMemory(Tiers):
     def allocate(self, tokens: int, rows: int | None = None, device_layers: int | None = None) -> KV:
         """KV for `tokens` tokens, or for `rows` tails of that capacity and their states: the first
         `device_layers` layers (None: all) on the device, the rest on the host."""
-        layers = range(len(self.shapes))
+        layers = self.layers
         near = layers[:device_layers]
         kv = KV(len(layers), tokens, rows)
         running = 0 if rows is None or self.states.shape is None else rows
@@ -164,7 +165,7 @@ class KVMemory(Tiers):
         place = shape.device or self.link.device
         with as_out_of_memory(self.device, nbytes):
             kv.block = torch.empty(*lead, shape.kv_heads, kv.tokens, shape.key_dim, dtype=self.dtype, device=place)
-        kv.device = [LayerKV.of_block(kv.block, layer) for layer in range(len(self.shapes))]
+        kv.device = [LayerKV.of_block(kv.block, layer) for layer in self.layers]
         self.device.take(nbytes)
         self.live[kv] = None
 

@@ -31,7 +31,7 @@ def recut(memory: KVMemory, kvs: Sequence[KV], lengths: Sequence[int]) -> list[K
     """
     if all(kv.block is not None for kv in kvs):
         return _recut_blocks(memory, kvs, lengths)
-    layers = range(len(memory.shapes))
+    layers = memory.layers
     on_device = _on_device(memory, kvs)
     if _needed_bytes(memory, kvs, on_device)[0] > memory.device.free_bytes:
         nowhere = [False] * len(layers)
@@ -86,14 +86,14 @@ def _replace(memory: KVMemory, kvs: Sequence[KV], cut: Sequence[KV]) -> None:
 
 def _on_device(memory: KVMemory, kvs: Sequence[KV]) -> list[bool]:
     """For each layer, whether all of `kvs` have it on the device."""
-    return [all(kv.device[layer] for kv in kvs) for layer in range(len(memory.shapes))]
+    return [all(kv.device[layer] for kv in kvs) for layer in memory.layers]
 
 
 def _needed_bytes(memory: KVMemory, kvs: Sequence[KV], on_device: Sequence[bool]) -> tuple[int, int]:
     """The room on the device and on the host that `recut` needs: for the largest layer of each
     tier, and for what has to be written back first. on_device: the layers that are cut there."""
     device_bytes = host_bytes = moved_bytes = 0
-    for layer in range(len(memory.shapes)):
+    for layer in memory.layers:
         lacking = [kv for kv in kvs if kv.host[layer] is None]
         nbytes = sum(memory.piece_bytes(kv, layer) for kv in kvs)
         if on_device[layer]:

@@ -29,7 +29,7 @@ WRITTEN_TOGETHER = 8
 def mirror(memory: KVMemory, tails: KV) -> None:
     """Give new tails a host copy, which `write_new` fills while they grow; none where the host has
     no room for it and for what is frozen from it."""
-    layers = range(len(memory.shapes))
+    layers = memory.layers
     nbytes = sum(memory.piece_bytes(tails, layer) for layer in layers)
     if 2 * nbytes > memory.host.free_bytes:
         return
@@ -64,7 +64,7 @@ def freeze(memory: KVMemory, tails: KV, row: int, first: int, kv: KV) -> None:
     it has left.
     """
     span = slice(first, first + kv.tokens)
-    layers = range(len(memory.shapes))
+    layers = memory.layers
     if kv.block is not None and tails.block is not None:
         kv.block.copy_(tails.block[:, :, row, :, span])
         return

@@ -18,7 +18,7 @@ from ttc.attention.stream import KVReader
 from ttc.checks import check_fields, check_positive
 from ttc.memory.kv import KV, LayerShape
 from ttc.memory.manager import KVMemory
-from ttc.memory.tiers import Block
+from ttc.memory.tiers import Block, Tier
 from ttc.tree.segment import Segment
 
 Paths = Sequence[Sequence[Segment]]
@@ -83,6 +83,16 @@ class Residency(ABC):
     @abstractmethod
     def _make_memory(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> KVMemory: ...
 
+    @property
+    def device(self) -> Tier:
+        """What KV and states take on the device."""
+        return self.memory.device
+
+    @property
+    def state_bytes(self) -> int:
+        """What a branch's recurrent states take."""
+        return self.memory.states.nbytes
+
     # ---------------------------------------------------------------- two models
 
     def for_another_model(self) -> Self:
@@ -131,7 +141,7 @@ class Residency(ABC):
     def make_room(self, nbytes: int, keep: Set[Block] = frozenset()) -> bool:
         """Have `nbytes` free on the device, if what may leave, nothing of `keep`, is enough for
         that. Says whether they are free now."""
-        return self.memory.device.free_bytes >= nbytes
+        return self.device.free_bytes >= nbytes
 
     def state_on_device(self) -> bool:
         """Whether the next state that is kept at a segment's end lies on the device."""

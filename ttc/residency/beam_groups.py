@@ -101,7 +101,7 @@ class BeamGroups(Offloading):
         return groups
 
     def _schedule(self, paths: Paths, seen: Layers, tail_bytes: int) -> list[list[int]]:
-        budget = self.memory.device.budget_bytes
+        budget = self.device.budget_bytes
         beams = (
             [[segment.storage for segment in path] for path in paths],
             lambda kv: self._seen_bytes(kv, seen[kv]),
@@ -170,7 +170,7 @@ class BeamGroups(Offloading):
         that it begins from, which are read once, and the hidden layers of its own blocks."""
         if not self.make_room(nbytes, seen.keys() | states) and not self.make_room(nbytes, set(seen)):
             for kv, layers in seen.items():
-                self.memory.evict(kv, "evict", [n for n in range(len(self.memory.shapes)) if n not in layers])
+                self.memory.evict(kv, "evict", [n for n in self.memory.layers if n not in layers])
             self.make_room(nbytes, set(seen))
 
     def _prepare(self, upcoming: Paths, needed: Set[Block], more_bytes: int) -> None:

@@ -163,7 +163,7 @@ class Capture(Offloading):
         buffers, and tails like those of earlier steps, will take."""
         in_use = sum(self.memory.tier_bytes(kv)[0] for kv in self.memory.live if kv.pinned)
         tail_bytes = max(0, self._tail_bytes - in_use)
-        return self.memory.device.free_bytes - self._buffers(tokens) - tail_bytes
+        return self.device.free_bytes - self._buffers(tokens) - tail_bytes
 
     def _buffers(self, tokens: int) -> float:
         """Bytes of two buffers and of generated KV where there are `tokens` tokens: at most half of
@@ -172,11 +172,11 @@ class Capture(Offloading):
         return min(nbytes, self._half_of_device())
 
     def _half_of_device(self) -> float:
-        budget = self.memory.device.budget_bytes
+        budget = self.device.budget_bytes
         return inf if budget is None else budget // 2
 
     def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
-        layers = range(len(self.memory.shapes))
+        layers = self.memory.layers
         kv = KV(len(layers), tokens, acts=self._acts if self._is_act(tokens, path) else ())
         fits = kv.acts and tokens * self._act_token_bytes <= self._act_room(sum(self.counts()) + tokens)
         near = kv.acts if fits else frozenset[int]()
@@ -196,7 +196,7 @@ class Capture(Offloading):
         """All new tokens as KV blocks, and what the device holds, if it may have to leave."""
         self._expected = sum(self.counts()) + tokens
         self._rows = ends or self._rows
-        leaving = 0 if self.memory.device.budget_bytes is None else self._leaving_bytes()
+        leaving = 0 if self.device.budget_bytes is None else self._leaving_bytes()
         self._require_on_host(self.memory.bytes_of(tokens, ends) + leaving)
 
     def buffer_bytes(self, paths: Paths) -> int:
@@ -250,7 +250,7 @@ class Capture(Offloading):
     def _mini_batch_units(self, reads: Reads, max_tokens: int) -> list[Unit]:
         units: list[Unit] = []
         known: dict[tuple[bool, tuple[int, ...]], list[list[int]]] = {}
-        for layer in range(len(self.memory.shapes)):
+        for layer in self.memory.layers:
             missing = tuple(self.missing_entries(layer, reads))
             key = layer in self._acts, missing
             if key not in known:

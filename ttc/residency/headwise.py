@@ -94,10 +94,10 @@ class Headwise(Offloading):
         heads = self.memory.shapes[layer].kv_heads
         if self.head_group is not None:
             return min(self.head_group, heads)
-        if self.memory.device.budget_bytes is None:
+        if self.device.budget_bytes is None:
             return heads
         head_bytes = tokens * self.memory.layer_bytes_per_token[layer] // heads
-        return max(1, min(heads, int(self.memory.device.free_bytes) // (2 * head_bytes)))
+        return max(1, min(heads, int(self.device.free_bytes) // (2 * head_bytes)))
 
     # ---------------------------------------------------------------- streaming heads
 
@@ -123,7 +123,7 @@ class Headwise(Offloading):
         """What streaming heads see; None if keeping it leaves no room for the rest."""
         if not self._streaming:
             return None
-        device = self.memory.device
+        device = self.device
         units = [unit for unit in self.all_units(reads) if unit.view]
         elements = sum(KVReader.elements(self.memory, unit, reads) for unit in units)
         if not units or elements * self.memory.itemsize > device.free_bytes:

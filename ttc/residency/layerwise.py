@@ -50,7 +50,7 @@ class Layerwise(Offloading):
         return self.memory.allocate(tokens, device_layers=layers)
 
     def state_on_device(self) -> bool:
-        return self.memory.device.free_bytes - self._buffers >= self.memory.states.nbytes
+        return self.device.free_bytes - self._buffers >= self.state_bytes
 
     def eviction_order(self) -> list[Block]:
         """States alone: layers leave by `_place`."""
@@ -76,7 +76,7 @@ class Layerwise(Offloading):
     def layers_in_device(self, tokens: int) -> tuple[int, int]:
         """The layers that stay on the device when all hold `tokens` tokens (LBS Eq. 1, less the
         buffers), and the bytes of the buffers."""
-        device = self.memory.device
+        device = self.device
         sizes = [tokens * n for n in self.memory.layer_bytes_per_token]
         if device.budget_bytes is None or sum(sizes) + self._running <= device.budget_bytes:
             return len(sizes), 0
@@ -95,8 +95,8 @@ class Layerwise(Offloading):
 
     def require(self, tokens: int, ends: int = 0, running: int = 0) -> None:
         self.read_capacity()
-        self._running = running * self.memory.states.nbytes
-        self.memory.device.require(self._running, used_bytes=0)
+        self._running = running * self.state_bytes
+        self.device.require(self._running, used_bytes=0)
         layers, _ = self.layers_in_device(max(self._live_tokens() + tokens, self._charged))
         self._require_layers(layers, tokens * sum(self.memory.layer_bytes_per_token[layers:]), ends)
 
@@ -136,7 +136,7 @@ class Layerwise(Offloading):
 
     def _rounds(self, branches: int, tokens: int) -> list[list[int]]:
         """All together, if their states fit with a buffer, else as many as do."""
-        device, size = self.memory.device, self.memory.states.nbytes
+        device, size = self.device, self.state_bytes
         if device.budget_bytes is None or not size:
             return [list(range(branches))]
         buffer_bytes = tokens * max(self.memory.layer_bytes_per_token, default=0)
@@ -151,7 +151,7 @@ class Layerwise(Offloading):
         return max(private, self._live_tokens()) + capacity * len(paths)
 
     def enter(self, paths: Paths, upcoming: Paths, capacity: int) -> KV:
-        self._running = len(paths) * self.memory.states.nbytes
+        self._running = len(paths) * self.state_bytes
         tokens = self._charged_tokens(paths, capacity)
         self._charged = 0 if self.shared else tokens
         return self.memory.allocate(capacity, rows=len(paths), device_layers=self._place(tokens))

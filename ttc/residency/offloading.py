@@ -45,13 +45,13 @@ class Offloading(Residency):
 
     def read_capacity(self) -> None:
         """With no budget given, let the device hold what it has free at this moment."""
-        device = self.memory.device
+        device = self.device
         if self.budget_gib is None and (free := free_device_bytes(self.memory.link.device)) is not None:
             device.budget_bytes = min(device.ceiling_bytes, device.used_bytes + free)
 
     @property
     def roomy(self) -> bool:
-        return self.memory.device.budget_bytes is None
+        return self.device.budget_bytes is None
 
     def capacity_bytes(self) -> float:
         """What the host has room for, which holds all that the device does not."""
@@ -59,13 +59,13 @@ class Offloading(Residency):
 
     def require(self, tokens: int, ends: int = 0, running: int = 0) -> None:
         self.read_capacity()
-        running_bytes = running * self.memory.states.nbytes
-        self.memory.device.require(running_bytes, used_bytes=0)
+        running_bytes = running * self.state_bytes
+        self.device.require(running_bytes, used_bytes=0)
         self.require_host(tokens, ends, running_bytes)
 
     def max_sequences(self, tokens: int, ends: int) -> int:
         """As many as half of the device has room for: the other half is for the KV that they read."""
-        budget, size = self.memory.device.budget_bytes, self.memory.states.nbytes
+        budget, size = self.device.budget_bytes, self.state_bytes
         return sys.maxsize if budget is None or not size else max(1, budget // 2 // size)
 
     def require_host(self, tokens: int, ends: int, device_bytes: float = 0) -> None:
@@ -96,12 +96,12 @@ class Offloading(Residency):
         """All together if their tails fit with the buffers, else in as few rounds as that takes."""
         self.read_capacity()
         max_branches = len(paths)
-        tail_bytes = capacity * self.tail_bytes_per_token + self.memory.states.nbytes
-        if (budget := self.memory.device.budget_bytes) is not None:
+        tail_bytes = capacity * self.tail_bytes_per_token + self.state_bytes
+        if (budget := self.device.budget_bytes) is not None:
             buffer_bytes = self.buffer_bytes(paths)
             max_branches = min(max_branches, (budget - 2 * buffer_bytes) // tail_bytes)
             if max_branches < 1:  # one branch at a time, and one buffer
-                self.memory.device.require(tail_bytes + buffer_bytes, used_bytes=0)
+                self.device.require(tail_bytes + buffer_bytes, used_bytes=0)
         rounds = balanced_rounds(len(paths), max(1, max_branches))
         self.require_host(capacity * len(paths), len(paths), max(map(len, rounds)) * tail_bytes)
         return rounds
@@ -121,7 +121,7 @@ class Offloading(Residency):
     def make_room(self, nbytes: int, keep: Set[Block] = frozenset()) -> bool:
         """Evict blocks until `nbytes` fit on the device, nothing of `keep`; none if they would not
         fit even then. What another model keeps leaves first."""
-        if self.memory.device.free_bytes >= nbytes:
+        if self.device.free_bytes >= nbytes:
             return True
         idle_bytes = self.idle_bytes()
         if self.leaving(nbytes - idle_bytes, keep, self.eviction_order())[1] < nbytes - idle_bytes:
@@ -138,13 +138,13 @@ class Offloading(Residency):
     def crowd_out(self, nbytes: float) -> None:
         """Evict what other models keep on the device until `nbytes` fit, or nothing of it is left."""
         for memory, block in self._idle():
-            if self.memory.device.free_bytes >= nbytes:
+            if self.device.free_bytes >= nbytes:
                 return
             memory.evict(block, "evict")
 
     def state_on_device(self) -> bool:
         """Where it fits as things are: it is not read before the next step."""
-        return self.memory.device.free_bytes >= self.memory.states.nbytes
+        return self.device.free_bytes >= self.state_bytes
 
     def evictable(self) -> list[Block]:
         """States before KV, as a step reads them once and KV at each token."""
@@ -158,7 +158,7 @@ class Offloading(Residency):
         """The first of `order`, less `keep`, that leave for `nbytes` to be free, and what is free
         then."""
         chosen: list[Block] = []
-        free_bytes = self.memory.device.free_bytes
+        free_bytes = self.device.free_bytes
         for block in order:
             if free_bytes >= nbytes:
                 break
@@ -183,7 +183,7 @@ class Offloading(Residency):
         prefetch = self.prefetch
         while True:
             nbytes = self.largest(units, reads) * (2 if prefetch and len(units) > 1 else 1)
-            if self.memory.device.free_bytes >= nbytes:
+            if self.device.free_bytes >= nbytes:
                 break
             if self.make_room(nbytes):
                 units = self.all_units(reads, kept is None)  # what left is read from the host
@@ -207,7 +207,7 @@ class Offloading(Residency):
 
     def all_units(self, reads: Reads, with_views: bool = True) -> list[Unit]:
         """What has to be fetched for one pass, with or without what streaming heads see."""
-        layers = range(len(self.memory.shapes))
+        layers = self.memory.layers
         units = (unit for layer in layers for unit in self.units(layer, reads, self.missing_entries(layer, reads)))
         return [unit for unit in units if with_views or unit.view is None]
 

@@ -50,5 +50,5 @@ class Paged(Offloading):
         return super().stream(reads)
 
     def _write_oldest(self, new: KV) -> None:
-        spare = int((1 - self.watermark) * (self.memory.device.budget_bytes or 0))
+        spare = int((1 - self.watermark) * (self.device.budget_bytes or 0))
         self.write_ahead(spare, {new, *self._fresh}, self.eviction_order())

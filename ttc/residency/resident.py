@@ -25,10 +25,10 @@ class Resident(Residency):
         return KVMemory(shapes, dtype, device, to_bytes(self.budget_gib), host_budget_bytes=0, by_layer=False)
 
     def require(self, tokens: int, ends: int = 0, running: int = 0) -> None:
-        self.memory.device.require(self.memory.bytes_of(tokens, ends + running))
+        self.device.require(self.memory.bytes_of(tokens, ends + running))
 
     def max_sequences(self, tokens: int, ends: int) -> int:
-        memory, size = self.memory, self.memory.states.nbytes
+        memory, size = self.memory, self.state_bytes
         if memory.device.budget_bytes is None or not size:
             return sys.maxsize
         return max(1, int(memory.device.free_bytes - memory.bytes_of(tokens, ends)) // size)

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ttc.attention.act_inputs import keep_inputs
 from ttc.attention.hf_hook import attending, current_plan
-from ttc.attention.inputs import keep_inputs
 from ttc.attention.installing import attention_set_to
 from ttc.attention.plan import Plan
 from ttc.cost_model.capture import Line, fit_line

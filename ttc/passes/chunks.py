@@ -11,9 +11,9 @@ from ttc.attention.plan import ExtendPlan, Piece, depth_first, shared_entries
 from ttc.lookout import look_up
 from ttc.memory.kv import KV
 from ttc.memory.states import StateBatch
+from ttc.passes.pass_states import PassStates
 from ttc.passes.runtime import Runtime
 from ttc.passes.segment_writer import NewRun, SegmentWriter
-from ttc.passes.states import PassStates
 from ttc.tree.branch import Branch, by_problem
 from ttc.tree.segment import Segment
 from ttc.usage import count_pass

@@ -10,8 +10,8 @@ from typing import Self
 
 import torch
 
+from ttc.attention.act_inputs import Regenerate
 from ttc.attention.entry import Entry, Reads
-from ttc.attention.inputs import Regenerate
 from ttc.attention.stream import KVReader, Unit
 from ttc.cost_model.capture import CaptureTimes, Line, mini_batches, next_is_act
 from ttc.cost_model.capture import allocation as allocation_by

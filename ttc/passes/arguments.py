@@ -7,11 +7,9 @@ from collections.abc import Iterable, Sequence
 from ttc.checks import check_kind, check_one_each, check_whole
 from ttc.errors import InvalidInput
 from ttc.model.limits import ModelLimits
-from ttc.protocols import Purpose, Step
+from ttc.protocols import Purpose, Step, Tokens
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch, check_live
-
-Tokens = Sequence[int]
 
 
 def checked_prompts(

@@ -110,7 +110,6 @@ class BranchRecord:
 
     @property
     def generated(self) -> list[int]:
-        """The tokens after the prompt."""
         return self.tokens[self.prompt_length :]
 
     @property

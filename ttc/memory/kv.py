@@ -99,7 +99,6 @@ class LayerKV:
 
     @property
     def both(self) -> tuple[Tensor, Tensor]:
-        """Keys, values."""
         if self._views is None:
             assert self._block is not None
             keys, values = self._block[self._layer].unbind(0)

@@ -280,7 +280,6 @@ class _Worker:
         return future
 
     def make_way(self) -> None:
-        """Do all that is not for later."""
         while self.now:
             self.now.popleft()()
 

@@ -92,7 +92,6 @@ class KVMemory(Tiers):
         return states + kv.tokens * (kv.rows or 1) * self.itemsize * sum(s.elements for s, copy in layers if copy)
 
     def bytes_of(self, tokens: int, states: int = 0) -> int:
-        """Bytes of KV of so many tokens and of so many recurrent states."""
         return tokens * self.bytes_per_token + states * self.states.nbytes
 
     def tail_bytes(self, tokens: int, rows: int = 1) -> int:
@@ -107,7 +106,6 @@ class KVMemory(Tiers):
 
     @staticmethod
     def is_resident(kv: KV) -> bool:
-        """Whether every layer of `kv` is on the device."""
         return None not in kv.device
 
     def blocks(self) -> Iterator[Block]:
@@ -181,7 +179,6 @@ class KVMemory(Tiers):
             return LayerKV.empty(shape, *like)
 
     def free(self, kv: KV) -> None:
-        """Give back every copy of `kv`."""
         self.fixed.give(self.fixed_bytes(kv))
         self.give_back(kv)
         kv.block = kv.states = None

@@ -85,7 +85,6 @@ def _replace(memory: KVMemory, kvs: Sequence[KV], cut: Sequence[KV]) -> None:
 
 
 def _on_device(memory: KVMemory, kvs: Sequence[KV]) -> list[bool]:
-    """For each layer, whether all of `kvs` have it on the device."""
     return [all(kv.device[layer] for kv in kvs) for layer in memory.layers]
 
 

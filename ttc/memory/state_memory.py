@@ -124,7 +124,6 @@ class StateMemory:
         return state
 
     def free(self, state: State) -> None:
-        """Nobody keeps a state any more."""
         self.tiers.give_back(state)
         self.tiers.fixed.give(self.fixed_bytes)
         state.fixed = {}

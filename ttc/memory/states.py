@@ -37,7 +37,6 @@ class StateShape:
         return cls({part: (tuple(tensor.shape[1:]), tensor.dtype, tensor.device) for part, tensor in tensors.items()})
 
     def part_bytes(self) -> dict[Part, int]:
-        """Bytes of each part of one sequence's state."""
         return {part: prod(shape) * dtype.itemsize for part, (shape, dtype, _) in self.parts.items()}
 
     def zeros(self, sequences: int) -> Tensors:

@@ -181,7 +181,6 @@ class Tiers(ABC):
         self.claim(self.host, nbytes)
 
     def spare_bytes(self) -> int:
-        """What the host holds and could give up."""
         return sum(self.piece_bytes(block, piece) for block in self.blocks() for piece in block.spare)
 
     def give_back(self, block: Block) -> None:
@@ -228,7 +227,6 @@ class Tiers(ABC):
         self.device.give(freed, block.under_way)
 
     def missing_bytes(self, block: Block, pieces: Iterable[int]) -> int:
-        """What fetching these pieces would move."""
         return sum(self.piece_bytes(block, piece) for piece in pieces if block.device[piece] is None)
 
     def fetch(self, block: Block, cause: str, pieces: Iterable[int] | None = None) -> None:
@@ -257,7 +255,6 @@ class Tiers(ABC):
 
 @contextmanager
 def as_out_of_memory(tier: Tier, nbytes: int) -> Iterator[None]:
-    """Turn an allocator's failure into the project's own error."""
     try:
         yield
     except RuntimeError as error:  # of which torch.OutOfMemoryError is one

@@ -106,7 +106,6 @@ class Cutter:
 
     @property
     def left(self) -> bool:
-        """Whether tokens are left that no chunk has held."""
         return any(writer.left for writer in self.writers)
 
     @contextmanager
@@ -118,7 +117,6 @@ class Cutter:
         self.finish(chunk)
 
     def next_chunk(self) -> Chunk:
-        """The next rows, with their plan."""
         if self.recuts != self.runtime.tree.recuts:
             self._follow_tree()
         rows: list[int] = []
@@ -179,7 +177,6 @@ class Cutter:
         self.states.end([writer.end for writer in ended], [writer.passed for writer in ended], passing)
 
     def close(self) -> None:
-        """Nothing more is run."""
         if self.states is not None:
             self.states.clear()
 

@@ -29,7 +29,6 @@ CUDA_HEADROOM = 0.1
 
 
 def to_bytes(gib: float | None) -> int | None:
-    """Whole bytes of a budget in GiB."""
     return None if gib is None else int(gib * 2**30)
 
 
@@ -85,12 +84,10 @@ class Residency(ABC):
 
     @property
     def device(self) -> Tier:
-        """What KV and states take on the device."""
         return self.memory.device
 
     @property
     def state_bytes(self) -> int:
-        """What a branch's recurrent states take."""
         return self.memory.states.nbytes
 
     # ---------------------------------------------------------------- two models

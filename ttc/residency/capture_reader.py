@@ -49,7 +49,6 @@ class CaptureReader(KVReader):
         return sum(e.length * (shape.as_inputs if unit.layer in e.kv.acts else shape).elements for e in entries)
 
     def read(self, layer: int) -> Iterator[tuple[Unit, dict[int, LayerKV]]]:
-        """The units of a layer, one after the other: (unit, entry index -> keys and values)."""
         self.layer = layer
         for _ in range(self.per_layer[layer]):
             unit, staged = self._current()

@@ -108,7 +108,6 @@ class Offloading(Residency):
 
     @property
     def tail_bytes_per_token(self) -> int:
-        """What a token of a tail takes on the device."""
         return self.memory.bytes_per_token
 
     def buffer_bytes(self, paths: Paths) -> int:

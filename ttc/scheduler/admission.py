@@ -49,7 +49,6 @@ class Admission:
         self.waiting = _without(self.waiting, branches)
 
     def clear(self) -> None:
-        """Nobody waits any more."""
         self.waiting = []
         self.groups = []
 

@@ -196,11 +196,9 @@ class RunningBatch:
 
     @property
     def tails(self) -> KV | None:
-        """The buffer that the tails of the rows at work lie in."""
         return self.running_tails.kv
 
     def __len__(self) -> int:
-        """The branches whose step is not over."""
         with self.lock:
             return sum(1 for _ in self._all_rows())
 
@@ -278,7 +276,6 @@ class RunningBatch:
             self.plan = None
 
     def _ended(self) -> dict[Row, StepEnd]:
-        """The rows whose last token was their step's, and why."""
         ended: dict[Row, StepEnd] = {}
         for row in self.rows:
             if reason := row.request.stops.check(row.branch, row.start, row.limit):

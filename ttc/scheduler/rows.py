@@ -100,5 +100,4 @@ def _scores(rows: Sequence[Row], logits: Tensor, processors: Sequence[Processor]
 
 
 def paths(rows: Sequence[Row]) -> list[list[Segment]]:
-    """The segments that each row's branch stands on."""
     return [row.branch.leaf.path() for row in rows]

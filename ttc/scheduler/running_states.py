@@ -56,7 +56,6 @@ class RunningStates:
         return self.memory.keep(self.batch.tensors, self.branches.index(branch), self.residency.state_on_device())
 
     def clear(self) -> None:
-        """Nobody decodes any more."""
         self.branches = []
         self.tails = None
         self.batch = None

@@ -68,7 +68,6 @@ class RunningTails:
             row.place = place
 
     def free(self) -> None:
-        """Nobody decodes any more."""
         if self.states is not None:
             self.states.clear()
         if self.kv is not None:

@@ -49,7 +49,6 @@ class Tree:
             node = parent
 
     def move(self, branch: Branch, segment: Segment) -> Segment:
-        """Let `branch` end at `segment`."""
         self.hold(segment)
         self.drop(branch.leaf)
         branch.leaf = segment
@@ -62,7 +61,6 @@ class Tree:
         return child
 
     def set_state(self, segment: Segment, state: State | None) -> None:
-        """Keep the recurrent layers' state after a segment, or let go of it."""
         before = segment.state
         segment.state = state
         if before is not None:

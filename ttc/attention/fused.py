@@ -58,18 +58,16 @@ def fused_attention(
     runs: Sequence[tuple[int, int]],
     positions: Sequence[int],
     q: Tensor,
-    value: Tensor,
     tails: tuple[Sequence[int], Sequence[int]] | None = None,
     new: Sequence[NewKV] = (),
 ) -> FusedAttention | None:
-    """The kernel for these entries and runs of new tokens; None where there is none for `q`'s type
-    and device, or PyTorch's operations are faster.
+    """The kernel for these entries and runs of new tokens; None where there is none for `q`'s type and
+    device, or PyTorch's operations are faster.
 
-    runs, tails: see `PlanArrays`. q: (kv_heads, groups, rows, dim). value: (kv_heads, rows,
-        value_dim).
+    runs, tails: see `PlanArrays`. q: (kv_heads, groups, rows, dim).
     """
     if os.environ.get(SWITCH) == "0":
         return None
     if q.device.type == "cpu":
-        return fused_cpu.fused_attention(entries, runs, positions, q, value, tails)
+        return fused_cpu.fused_attention(entries, runs, positions, q, tails)
     return fused_gpu.fused_attention(entries, runs, positions, q, tails, new) if q.device.type == "cuda" else None

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from ttc.attention.entry import Entry
-from ttc.attention.fused_cost import Cost
 from ttc.attention.kernels import Layer, Partial
-from ttc.attention.plan_arrays import PlanArrays, task_rows
+from ttc.attention.plan_arrays import PlanArrays
 from ttc.compiling import announce_compiling
 from ttc.threads import team
 
@@ -29,6 +28,11 @@ ELEMENTS = {torch.float32: "float32", torch.bfloat16: "uint16", torch.float16: "
 
 GRAIN = 100_000
 """Multiplications worth another thread: about 10 us, a few times what it takes to wake one."""
+
+
+TILES_TOKENS = 128
+"""Runs of so many new tokens go by PyTorch's operations where these have tiles: an estimate, as tiles
+multiply several times faster than vectors."""
 
 
 @cache
@@ -200,17 +204,19 @@ def fused_attention(
     runs: Sequence[tuple[int, int]],
     positions: Sequence[int],
     q: Tensor,
-    value: Tensor,
     tails: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> NumbaAttention | None:
     """See `ttc.attention.fused.fused_attention`."""
-    if (function := kernel(q.dtype)) is None:
+    function = kernel(q.dtype)
+    long_runs = len(positions) >= TILES_TOKENS * len(runs)
+    if function is None or (long_runs and q.dtype == torch.bfloat16 and has_tiles()):
         return None
-    groups = q.shape[1]
-    cost = Cost(q.shape[0], groups, q.shape[-1], value.shape[-1], q.dtype, task_rows(groups))
-    if cost.operations_are_faster(entries, runs):
-        return None
-    return NumbaAttention(PlanArrays(entries, runs, positions, groups, tails), q.dtype, function)
+    return NumbaAttention(PlanArrays(entries, runs, positions, q.shape[1], tails), q.dtype, function)
+
+
+def has_tiles() -> bool:
+    """Whether PyTorch multiplies bfloat16 by Intel's tiles (AMX)."""
+    return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
 
 
 def _strided(tensor: Tensor) -> tuple[int, int, int]:

@@ -61,7 +61,7 @@ class Plan(ABC):
         Returns out (kv_heads, groups, rows, value_dim) and its log-sum-exp, both at least float32.
         """
         if q.device not in self._kernels:  # layers may run on several devices
-            self._kernels[q.device] = self.lower(q, value)
+            self._kernels[q.device] = self.kernel_for(q)
         fused = self._kernels[q.device]
         views = self.stream.views.get(layer.index, ()) if self.stream is not None else ()
         if fused is not None and fused.takes(layer, q) and not views:
@@ -125,7 +125,7 @@ class Plan(ABC):
             self.stream.close()
 
     @abstractmethod
-    def lower(self, q: Tensor, value: Tensor) -> FusedAttention | None:
+    def kernel_for(self, q: Tensor) -> FusedAttention | None:
         """The kernel that attends all at once, None to go operation by operation."""
 
     @abstractmethod
@@ -196,9 +196,9 @@ class DecodePlan(Plan):
             if fused is not None:
                 fused.advance()
 
-    def lower(self, q: Tensor, value: Tensor) -> FusedAttention | None:
+    def kernel_for(self, q: Tensor) -> FusedAttention | None:
         runs = [(row, row + 1) for row in range(len(self.positions))]
-        return fused_attention(self.entries, runs, self.positions, q, value, (self.places, self.filled))
+        return fused_attention(self.entries, runs, self.positions, q, (self.places, self.filled))
 
     def attend_fused(self, fused: FusedAttention, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         copy = self._tails(layer.index)
@@ -298,9 +298,9 @@ class ExtendPlan(Plan):
                 row += count
         self._bands: dict[tuple[int, int, Sight, torch.device], Tensor] = {}
 
-    def lower(self, q: Tensor, value: Tensor) -> FusedAttention | None:
+    def kernel_for(self, q: Tensor) -> FusedAttention | None:
         runs = [(piece.rows.start, piece.rows.stop) for piece in self.pieces]
-        return fused_attention(self.entries, runs, self.positions, q, value, new=self.new)
+        return fused_attention(self.entries, runs, self.positions, q, new=self.new)
 
     def attend_fused(self, fused: FusedAttention, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         self.store(layer.index, key, value, on_device=not fused.store(layer.index, key, value))

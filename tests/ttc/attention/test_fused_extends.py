@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.attention import COUNTS, LAYERS, SHAPES, SIGHTS, TREE, ExtendCase
-from ttc.attention import fused_cost
+from ttc.attention import fused_cpu
 from ttc.attention.entry import Reads
 from ttc.attention.fused import SWITCH
-from ttc.attention.fused_cost import Cost
 from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer
 from ttc.attention.stream import KVReader, Unit
@@ -98,9 +97,18 @@ def test_an_entry_that_is_nowhere_is_refused_unless_the_window_hides_it() -> Non
         case.plan().attend(Layer(0, 0.3, window=32), case.q, case.key, case.value)
 
 
-def test_a_plan_that_the_operations_attend_faster_stays_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cost, "by_operations", lambda self, rows, keys, causal=False: 0.0)
-    ExtendCase(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32).check(LAYERS[0], 1e-5, fused=False)
+@pytest.mark.parametrize(
+    ("dtype", "counts", "fused"),
+    [("bfloat16", [128, 140], False), ("bfloat16", [128, 4], True), ("float32", [128, 140], True)],
+)
+def test_where_there_are_tiles_long_prefills_go_by_operations(
+    dtype: str, counts: list[int], fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_cpu, "has_tiles", lambda: True)
+    kind = getattr(torch, dtype)
+    ExtendCase(LayerShape(2, 16, 16), 2, [(40, 0, 2)], counts, kind).check(
+        LAYERS[0], 1e-5 if dtype == "float32" else 2e-2, fused=fused
+    )
 
 
 def test_what_remains_of_a_pass_is_attended_as_by_softmax() -> None:
@@ -134,30 +142,3 @@ def test_many_rows_leave_few_partial_results_to_merge() -> None:
     plan = case.plan()
     plan.attend(Layer(0, 0.3), case.q, case.key, case.value)
     assert plan.fused is not None and plan.fused.arrays.slots <= 3 * 320
-
-
-@pytest.mark.parametrize(
-    ("shape", "rows", "keys", "features", "operations"),
-    [
-        ((3, 3, 64, 64, torch.bfloat16), 8, 4096, {"avx512_bf16"}, False),
-        ((8, 4, 128, 128, torch.bfloat16), 4, 4096, {"avx512_bf16"}, False),
-        ((8, 4, 128, 128, torch.bfloat16), 64, 1024, {"avx512_bf16"}, False),
-        ((8, 4, 128, 128, torch.bfloat16), 64, 128, {"avx512_bf16"}, False),
-        ((8, 4, 128, 128, torch.bfloat16), 128, 1024, {"avx512_bf16"}, False),
-        ((8, 4, 128, 128, torch.bfloat16), 64, 1024, set(), False),
-        ((8, 4, 128, 128, torch.float32), 64, 1024, {"avx512_bf16"}, False),
-        ((3, 3, 64, 64, torch.bfloat16), 512, 1024, {"avx512_bf16"}, False),
-        ((3, 3, 64, 64, torch.bfloat16), 512, 1024, {"avx512_bf16", "amx_tile"}, True),
-    ],
-)
-def test_the_faster_way_is_the_one_that_was_measured(
-    shape: tuple[int, int, int, int, torch.dtype],
-    rows: int,
-    keys: int,
-    features: set[str],
-    operations: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fused_cost, "has_feature", lambda feature: feature in features)
-    cost = Cost(*shape, task_rows=64 // shape[1])
-    assert (cost.by_operations(rows, keys) < cost.by_kernel(rows, keys)) == operations

@@ -22,7 +22,6 @@ from tests.helpers.tokenizers import Letters
 from ttc import Engine, Sampling
 from ttc.attention import fused_gpu, plan
 from ttc.attention.entry import Entry
-from ttc.attention.fused import NewKV
 from ttc.attention.fused_gpu import TritonAttention
 from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer
@@ -42,19 +41,7 @@ BOUND = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 @pytest.fixture(autouse=True)
 def attend_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give plans the kernels of a GPU, on the CPU too."""
-
-    def fused_attention(
-        entries: Sequence[Entry],
-        own: Sequence[tuple[int, int]],
-        positions: Sequence[int],
-        q: torch.Tensor,
-        value: torch.Tensor,
-        tails: tuple[Sequence[int], Sequence[int]] | None = None,
-        new: Sequence[NewKV] = (),
-    ) -> TritonAttention | None:
-        return fused_gpu.fused_attention(entries, own, positions, q, tails, new)
-
-    monkeypatch.setattr(plan, "fused_attention", fused_attention)
+    monkeypatch.setattr(plan, "fused_attention", fused_gpu.fused_attention)
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)

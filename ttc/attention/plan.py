@@ -103,11 +103,13 @@ class Plan(ABC):
     def _attend(self, layer: Layer, index: int, q: Tensor, copy: LayerKV, out: Tensor, lse: Tensor) -> None:
         """Fold one entry into (out, lse), which have the heads that q and the copy have."""
         entry = self.entries[index]
+        rows = entry.rows
+        if rows.start == rows.stop:  # all of them have left the pass
+            return
         span = (0, None) if layer.sees_all else self._span(index, layer, q.device)
         if span is None:
             return
         lo, visible = span
-        rows = entry.rows
         keys = copy.keys[:, lo : entry.length]
         values = copy.values[:, lo : entry.length]
         part = segment_attention(q[:, :, rows], keys, values, layer, visible)

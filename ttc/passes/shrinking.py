@@ -13,10 +13,9 @@ from torch import Tensor
 
 from ttc.attention.entry import Entry
 from ttc.attention.hf_hook import attending
-from ttc.attention.kernels import Layer
 from ttc.attention.plan import ExtendPlan, Piece
 from ttc.errors import UnsupportedModel
-from ttc.memory.kv import KV, LayerKV
+from ttc.memory.kv import KV
 from ttc.memory.states import StateBatch, Tensors
 from ttc.model.check import CHECK_TOKENS
 from ttc.model.lens import Lens, joined, parts_of, row_dim, rows_of
@@ -151,11 +150,6 @@ class Remaining(ExtendPlan):
         for batch in whole.states:
             if stay := [n for n, row in enumerate(batch.rows[:, 0].tolist()) if row in kept]:
                 self.states.append(batch.only(stay, ranks[batch.rows[stay]], depth))
-
-    def _attend(self, layer: Layer, index: int, q: Tensor, copy: LayerKV, out: Tensor, lse: Tensor) -> None:
-        rows = self.entries[index].rows
-        if rows.start < rows.stop:
-            super()._attend(layer, index, q, copy, out, lse)
 
 
 def _indices(spans: Sequence[slice], device: torch.device) -> Tensor:

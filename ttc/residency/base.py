@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 from weakref import ReferenceType, ref
 
 import torch
@@ -76,11 +76,12 @@ class Residency(ABC):
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
         """A copy of this policy that governs KV of these shapes."""
         bound = replace(self)
-        bound.memory = self._make_memory(shapes, dtype, device)
+        bound.memory = KVMemory(shapes, dtype, device, to_bytes(self.budget_gib), **self._memory_options())
         return bound
 
     @abstractmethod
-    def _make_memory(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> KVMemory: ...
+    def _memory_options(self) -> dict[str, Any]:
+        """What `KVMemory` is told besides the budget of the device."""
 
     @property
     def device(self) -> Tier:

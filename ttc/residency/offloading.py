@@ -5,13 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-
-import torch
+from typing import Any
 
 from ttc.attention.entry import Reads
 from ttc.attention.stream import KVReader, Unit, View
-from ttc.memory.kv import LayerShape
-from ttc.memory.manager import KVMemory
 from ttc.memory.tiers import Block
 from ttc.residency.base import Paths, Residency, free_device_bytes, machine_bytes, to_bytes
 from ttc.residency.beam_scheduling import balanced_rounds
@@ -37,9 +34,8 @@ class Offloading(Residency):
         super().__post_init__()
         self._check_positive("host_budget_gib", "link_gbps", "block_tokens")
 
-    def _make_memory(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> KVMemory:
-        budgets = to_bytes(self.budget_gib), to_bytes(self.host_budget_gib)
-        return KVMemory(shapes, dtype, device, *budgets, self.link_gbps)
+    def _memory_options(self) -> dict[str, Any]:
+        return {"host_budget_bytes": to_bytes(self.host_budget_gib), "link_gbps": self.link_gbps}
 
     # ---------------------------------------------------------------- what there is room for
 

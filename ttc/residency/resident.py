@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ttc.attention.entry import Reads
 from ttc.attention.stream import KVReader
-from ttc.memory.kv import LayerShape
-from ttc.memory.manager import KVMemory
-from ttc.residency.base import Paths, Residency, free_device_bytes, to_bytes
+from ttc.residency.base import Paths, Residency, free_device_bytes
 
 
 @dataclass
@@ -21,8 +19,8 @@ class Resident(Residency):
     """All KV on the device; a budget too small is refused before any work, with the bytes that
     would do."""
 
-    def _make_memory(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> KVMemory:
-        return KVMemory(shapes, dtype, device, to_bytes(self.budget_gib), host_budget_bytes=0, by_layer=False)
+    def _memory_options(self) -> dict[str, Any]:
+        return {"host_budget_bytes": 0, "by_layer": False}
 
     def require(self, tokens: int, ends: int = 0, running: int = 0) -> None:
         self.device.require(self.memory.bytes_of(tokens, ends + running))

@@ -174,38 +174,51 @@ def _row_dim(tensor: Tensor, rows: int) -> int | None:
     return next(after_one, 0 if shape and shape[0] == rows else None)
 
 
+class _Trial:
+    """Two sequences of a few tokens, which go on from recurrent states where a model keeps any."""
+
+    def __init__(self, runner: ModelRunner):
+        vocabulary = runner.model.config.get_text_config().vocab_size
+        self.runner = runner
+        self.half = CHECK_TOKENS // 2
+        self.tokens = [7 * (n + 1) % vocabulary for n in range(CHECK_TOKENS)]
+        self.kv = KV.uncounted(runner.shapes, CHECK_TOKENS, runner.dtype, runner.device)
+        self.states: Tensors = {}
+        if runner.recurrent is not None:
+            first = self.plan()
+            runner.forward(self.tokens, first)
+            self.states = first.states[0].tensors
+
+    def plan(self) -> ExtendPlan:
+        half = self.half
+        pieces = [Piece(slice(n, n + half), [(self.kv, n, half)]) for n in (0, half)]
+        plan = ExtendPlan([], [*range(half)] * 2, pieces)
+        if self.runner.recurrent is not None:
+            copies = {part: tensor.clone() for part, tensor in self.states.items()}
+            plan.states = [StateBatch(torch.arange(CHECK_TOKENS).view(2, half), copies, [True, True])]
+        return plan
+
+    def shrinking(self, lens: Lens, decide: Decide) -> ShrinkingPass:
+        """The pass by the lens."""
+        done = ShrinkingPass(lens, self.plan(), decide, first_look=1)
+        done.run(self.runner, self.tokens)
+        return done
+
+
 @torch.inference_mode()
 def checked_lens(runner: ModelRunner) -> Lens:
     """The lens of a runner's model.
 
-    Raises UnsupportedModel unless, on a few tokens, the lens after the last layer gives the model's own logits, also
-    for rows that go on alone.
+    Raises UnsupportedModel unless, on a few tokens, the lens after the last layer gives the model's own
+    logits, also for rows that go on alone.
     """
     lens = Lens(runner.model)
-    name, half = type(runner.model).__name__, CHECK_TOKENS // 2
-    vocabulary = runner.model.config.get_text_config().vocab_size
-    kv = KV.uncounted(runner.shapes, CHECK_TOKENS, runner.dtype, runner.device)
-    pieces = [Piece(slice(n, n + half), [(kv, n, half)]) for n in (0, half)]
-    tokens = [7 * (n + 1) % vocabulary for n in range(CHECK_TOKENS)]
-
-    def plan(states: Tensors) -> ExtendPlan:
-        made = ExtendPlan([], [*range(half)] * 2, pieces)
-        if runner.recurrent is not None:
-            copies = {part: tensor.clone() for part, tensor in states.items()}
-            made.states = [StateBatch(torch.arange(CHECK_TOKENS).view(2, half), copies, [True, True])]
-        return made
-
-    states: Tensors = {}
-    if runner.recurrent is not None:  # states that the passes go on from
-        first = plan({})
-        runner.forward(tokens, first)
-        states = first.states[0].tensors
-    expected = runner.forward(tokens, plan(states))[half - 1 :: half].double()
-    together = ShrinkingPass(lens, plan(states), lambda *_: set(), first_look=1)
-    alone = ShrinkingPass(lens, plan(states), lambda depth, *_: {0} if depth == 1 else set(), first_look=1)
+    name = type(runner.model).__name__
+    trial = _Trial(runner)
+    expected = runner.forward(trial.tokens, trial.plan())[trial.half - 1 :: trial.half].double()
     try:
-        together.run(runner, tokens)
-        alone.run(runner, tokens)
+        together = trial.shrinking(lens, lambda *_: set())
+        alone = trial.shrinking(lens, lambda depth, *_: {0} if depth == 1 else set())
         if together.live:
             raise RuntimeError("the last of its decoder layers does not run on text alone")
         given = torch.stack([together.results[0][1], together.results[1][1], alone.results[1][1]]).double()

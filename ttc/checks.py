@@ -11,7 +11,13 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ttc.errors import InvalidInput
 
-PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "True or False", NoneType: "None"}
+PLAIN = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "True or False",
+    NoneType: "None",
+}
 """Types whose values are checked, and what they are called in a message."""
 
 NUMBERS: dict[type, type] = {int: Integral, float: Real}

@@ -119,7 +119,12 @@ class Expand:
 
     def parents(self) -> list[Branch]:
         """The parent of each child that is asked for, in order."""
-        check_kind("Expand.n", self.n, isinstance(self.n, Integral | Iterable), "a whole number, or one each")
+        check_kind(
+            "Expand.n",
+            self.n,
+            isinstance(self.n, Integral | Iterable),
+            "a whole number, or one each",
+        )
         given = [self.n] * len(self.branches) if isinstance(self.n, int | Integral) else self.n
         counts = [check_whole("Expand.n", count, 0) for count in given]
         if len(counts) != len(self.branches):
@@ -199,7 +204,11 @@ class Backend(Protocol):
     def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]: ...
 
     def extend(
-        self, branches: Sequence[Branch], tokens_per_branch: Sequence[Tokens], *, purpose: Purpose = "prompt"
+        self,
+        branches: Sequence[Branch],
+        tokens_per_branch: Sequence[Tokens],
+        *,
+        purpose: Purpose = "prompt",
     ) -> None: ...
 
     def generate(

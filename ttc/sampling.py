@@ -179,7 +179,11 @@ def _figures(logits: Tensor, tokens: np.ndarray, states: np.ndarray, top: int) -
 
 
 def draw_with_torch(
-    logits: Tensor, sampling: Sampling, states: np.ndarray, k: int = 0, sorted_tokens: int = SORTED_TOKENS
+    logits: Tensor,
+    sampling: Sampling,
+    states: np.ndarray,
+    k: int = 0,
+    sorted_tokens: int = SORTED_TOKENS,
 ) -> np.ndarray:
     """The columns of `Draws` as float64, (3 or 6, rows), on any device, with one small copy from it.
 
@@ -279,7 +283,12 @@ def _draw_with_numba(
     half = logits.dtype == torch.bfloat16
     bits = (logits if half else logits.float()).detach().contiguous().view(torch.int16 if half else torch.int32).numpy()
     log_min_p = np.log(sampling.min_p) if sampling.min_p > 0 else -np.inf
-    settings = (np.float32(sampling.temperature), sampling.top_k, float(sampling.top_p), np.float32(log_min_p))
+    settings = (
+        np.float32(sampling.temperature),
+        sampling.top_k,
+        float(sampling.top_p),
+        np.float32(log_min_p),
+    )
     figures = np.empty((len(bits), 6 if k else 3))
 
     parts = max(1, min(torch.get_num_threads(), len(bits) // ROWS_PER_THREAD))

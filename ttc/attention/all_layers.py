@@ -25,7 +25,13 @@ class Calls(NamedTuple):
 
 
 def all_layers(
-    plan: Plan, layers: Sequence[Layer], q: Tensor, new: tuple[Tensor, Tensor], out: Tensor, lse: Tensor, threads: int
+    plan: Plan,
+    layers: Sequence[Layer],
+    q: Tensor,
+    new: tuple[Tensor, Tensor],
+    out: Tensor,
+    lse: Tensor,
+    threads: int,
 ) -> Calls | None:
     """The calls by which a plan's layers attend; None where a layer's attention is more than one
     call of the kernel, and in a plan's first pass, which makes the kernel ready.

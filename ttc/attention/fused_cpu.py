@@ -48,7 +48,8 @@ def compiled(module: str, dtype: torch.dtype) -> int | None:
         import numba
     except ImportError as error:
         warnings.warn(
-            f"numba cannot be imported ({error}), so attention is several times slower; pip install numba", stacklevel=2
+            f"numba cannot be imported ({error}), so attention is several times slower; pip install numba",
+            stacklevel=2,
         )
         return None
     announce_compiling()

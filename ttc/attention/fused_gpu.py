@@ -62,7 +62,11 @@ class TritonAttention:
     stays."""
 
     def __init__(
-        self, arrays: PlanArrays, dtype: torch.dtype, kernels: Any, new: Sequence[tuple[int, int, KV, int]] = ()
+        self,
+        arrays: PlanArrays,
+        dtype: torch.dtype,
+        kernels: Any,
+        new: Sequence[tuple[int, int, KV, int]] = (),
     ):
         self.arrays = arrays
         self.dtype = dtype
@@ -113,7 +117,14 @@ class TritonAttention:
             )  # fmt: skip
             if arrays.slots:
                 self.kernels.merge_rows[rows, heads](
-                    part_out, part_sum, part_first, parts, out, lse, value_dim, VALUE_WIDTH=_width(value_dim)
+                    part_out,
+                    part_sum,
+                    part_first,
+                    parts,
+                    out,
+                    lse,
+                    value_dim,
+                    VALUE_WIDTH=_width(value_dim),
                 )
         return out.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
 

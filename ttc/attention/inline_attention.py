@@ -113,10 +113,19 @@ class _ByMethod(CallsAttention):
     to be added, and gives a tuple or list that begins with the output (batch, heads, tokens,
     value_dim)."""
 
-    def _attn(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *_: Any, **__: Any) -> Any:
+    def _attn(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        *_: Any,
+        **__: Any,
+    ) -> Any:
         method = self._method(query)
         key = key.transpose(2, 3) if method.transposed else key
-        query, key = query.to(value.dtype), key.to(value.dtype)  # some multiply in float32, and keep such keys nowhere
+        query = query.to(value.dtype)  # some multiply in float32, and keep such keys nowhere
+        key = key.to(value.dtype)
         function = ALL_ATTENTION_FUNCTIONS[self.ttc_attention]
         return method.result(function(self, query, key, value, mask, scaling=method.scaling)[0].transpose(1, 2))
 

@@ -57,7 +57,12 @@ def _alibi(module: Any, like: Tensor) -> Bias:
 
 
 def _bloom(
-    self: Any, hidden_states: Tensor, residual: Tensor, alibi: Tensor, attention_mask: Tensor | None, **_: Any
+    self: Any,
+    hidden_states: Tensor,
+    residual: Tensor,
+    alibi: Tensor,
+    attention_mask: Tensor | None,
+    **_: Any,
 ) -> Output:
     query, key, value = self._reshape(self.query_key_value(hidden_states))
     bias = _alibi(self, hidden_states)

@@ -11,7 +11,11 @@ import torch
 from transformers import PreTrainedModel
 
 from ttc.attention.hf_hook import IMPLEMENTATION
-from ttc.attention.inline_attention import call_attention, has_inline_attention, run_inline_attention
+from ttc.attention.inline_attention import (
+    call_attention,
+    has_inline_attention,
+    run_inline_attention,
+)
 
 OURS = "ttc_"
 """What the names of all attention implementations of the engine begin with."""

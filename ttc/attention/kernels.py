@@ -72,7 +72,13 @@ class Layer:
 
 
 def partial_attention(
-    q: Tensor, k: Tensor, v: Tensor, layer: Layer, *, causal: bool = False, visible: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer: Layer,
+    *,
+    causal: bool = False,
+    visible: Tensor | None = None,
 ) -> Partial:
     """Softmax attention of q over one run of keys.
 

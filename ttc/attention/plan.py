@@ -15,7 +15,14 @@ from torch import Tensor
 
 from ttc.attention.entry import Entry
 from ttc.attention.fused import FusedAttention, NewKV, fused_attention
-from ttc.attention.kernels import Layer, Partial, Sight, merge_, partial_attention, segment_attention
+from ttc.attention.kernels import (
+    Layer,
+    Partial,
+    Sight,
+    merge_,
+    partial_attention,
+    segment_attention,
+)
 from ttc.attention.stream import KVReader
 from ttc.memory.kv import KV, LayerKV
 from ttc.memory.manager import KVMemory
@@ -371,7 +378,9 @@ def shared_entries(paths: Sequence[Sequence[Segment]], counts: Sequence[int]) ->
 
 
 def private_entries(
-    paths: Sequence[Sequence[Segment]], counts: Sequence[int], copies: Mapping[KV, Sequence[KV]] | None = None
+    paths: Sequence[Sequence[Segment]],
+    counts: Sequence[int],
+    copies: Mapping[KV, Sequence[KV]] | None = None,
 ) -> list[Entry]:
     """Like `shared_entries`, but nothing is shared: an entry for each path and segment, of the next of its `copies`."""
     entries = []

@@ -59,7 +59,12 @@ class LayerShape:
         return LayerShape(1, self.input_dim or 0, 0, self.window, chunk=self.chunk)
 
     def lay_out(
-        self, buffer: Tensor, tokens: int, rows: int | None = None, heads: int | None = None, by_token: bool = False
+        self,
+        buffer: Tensor,
+        tokens: int,
+        rows: int | None = None,
+        heads: int | None = None,
+        by_token: bool = False,
     ) -> LayerKV:
         """Keys and values as views of a flat buffer, all keys first: ([rows,] heads, tokens, dim).
 
@@ -129,7 +134,13 @@ class LayerKV:
 
     @classmethod
     def empty(
-        cls, shape: LayerShape, tokens: int, rows: int | None, dtype: torch.dtype, device: torch.device, on_host: bool
+        cls,
+        shape: LayerShape,
+        tokens: int,
+        rows: int | None,
+        dtype: torch.dtype,
+        device: torch.device,
+        on_host: bool,
     ) -> LayerKV:
         """Keys and values in one new buffer. Host copies of tails lie token by token, as they are
         written."""

@@ -70,7 +70,10 @@ def _recut_blocks(memory: KVMemory, kvs: Sequence[KV], lengths: Sequence[int]) -
         for kv in cut:
             memory.free(kv)
         raise
-    _copy_run([kv.block for kv in kvs if kv.block is not None], [kv.block for kv in cut if kv.block is not None])
+    _copy_run(
+        [kv.block for kv in kvs if kv.block is not None],
+        [kv.block for kv in cut if kv.block is not None],
+    )
     _replace(memory, kvs, cut)
     return cut
 

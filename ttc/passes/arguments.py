@@ -64,7 +64,10 @@ def checked_side_prompts(
 
 
 def checked_extensions(
-    limits: ModelLimits, branches: Sequence[Branch], tokens_per_branch: Sequence[Tokens], purpose: Purpose
+    limits: ModelLimits,
+    branches: Sequence[Branch],
+    tokens_per_branch: Sequence[Tokens],
+    purpose: Purpose,
 ) -> list[list[int]]:
     """Given tokens for each branch. Those of a prompt leave room to generate."""
     check_live(branches)
@@ -126,7 +129,11 @@ def check_strings(name: str, strings: Sequence[str]) -> None:
 
 
 def check_step(
-    model: ModelLimits, branches: Sequence[Branch], step: Step, sampling: Sampling, limits: Sequence[int] | None = None
+    model: ModelLimits,
+    branches: Sequence[Branch],
+    step: Step,
+    sampling: Sampling,
+    limits: Sequence[int] | None = None,
 ) -> list[int]:
     """The largest number of tokens of each branch. Refuses a step that cannot be made. limits: see `Batch.add`."""
     check_kind("step", step, isinstance(step, Step), "a ttc.Step(max_tokens=...)")

@@ -35,7 +35,11 @@ class PassStates:
         self.members: list[list[int]] = []  # which runs of the pass are the sequences of each batch
 
     def begin(
-        self, before: Sequence[Segment], spans: Sequence[slice], in_opening: Sequence[bool], needed: set[KV]
+        self,
+        before: Sequence[Segment],
+        spans: Sequence[slice],
+        in_opening: Sequence[bool],
+        needed: set[KV],
     ) -> list[StateBatch]:
         """The batches of a pass whose runs go on after the segments `before`, the rows of each
         being one of `spans`. in_opening: see `StateBatch`, of each run. needed: the KV that the

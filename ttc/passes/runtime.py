@@ -25,11 +25,20 @@ from ttc.tree.tree import Tree
 
 
 def check_parts(
-    model: Any, tokenizer: Any, prefill_tokens: Any, memory: Any, cache: Any, sharing: Any, gate: Any
+    model: Any,
+    tokenizer: Any,
+    prefill_tokens: Any,
+    memory: Any,
+    cache: Any,
+    sharing: Any,
+    gate: Any,
 ) -> None:
     """Refuse what an engine cannot be made of, by name; None stands for the default, or for no tokenizer."""
     check_kind(
-        "model", model, isinstance(model, torch.nn.Module), "a loaded model, or its name to Engine.from_pretrained"
+        "model",
+        model,
+        isinstance(model, torch.nn.Module),
+        "a loaded model, or its name to Engine.from_pretrained",
     )
     reads = tokenizer is None or callable(getattr(tokenizer, "decode", None))
     check_kind("tokenizer", tokenizer, reads, "a loaded tokenizer, as AutoTokenizer.from_pretrained gives")
@@ -39,8 +48,18 @@ def check_parts(
         ("cache", cache, BlockCache, "BlockCache(capacity_blocks=2000)"),
         ("sharing", sharing, Sharing, 'Sharing("exact")'),
     ):
-        check_kind(name, part, part is None or isinstance(part, kind), f"an object of ttc, as ttc.{example}")
-    check_kind("gate", gate, gate is None or callable(getattr(gate, "losers", None)), "a gate, as ttc.DecodeGate()")
+        check_kind(
+            name,
+            part,
+            part is None or isinstance(part, kind),
+            f"an object of ttc, as ttc.{example}",
+        )
+    check_kind(
+        "gate",
+        gate,
+        gate is None or callable(getattr(gate, "losers", None)),
+        "a gate, as ttc.DecodeGate()",
+    )
 
 
 @dataclass(frozen=True)

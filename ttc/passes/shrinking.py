@@ -42,7 +42,14 @@ class ShrinkingPass:
         segments must be dropped.
     """
 
-    def __init__(self, lens: Lens, plan: ExtendPlan, decide: Decide, first_look: int, watch: Watch | None = None):
+    def __init__(
+        self,
+        lens: Lens,
+        plan: ExtendPlan,
+        decide: Decide,
+        first_look: int,
+        watch: Watch | None = None,
+    ):
         self.lens = lens
         self.whole = plan
         self.plan = plan

@@ -109,7 +109,10 @@ def balanced_grouping(
 
 
 def _by_overlap(
-    groups: list[list[int]], kv_blocks: Beams, block_bytes: BlockBytes, resident: Callable[[KV], bool]
+    groups: list[list[int]],
+    kv_blocks: Beams,
+    block_bytes: BlockBytes,
+    resident: Callable[[KV], bool],
 ) -> list[list[int]]:
     """The groups, each chosen for what it shares with the one before it, the first for what is
     resident."""

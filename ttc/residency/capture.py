@@ -74,7 +74,12 @@ class Capture(Offloading):
         bound = super().bind(shapes, dtype, device)
         if self.act_share == 0:
             return bound
-        sizes = zip(shapes, bound.memory.act_bytes_per_token, bound.memory.layer_bytes_per_token, strict=True)
+        sizes = zip(
+            shapes,
+            bound.memory.act_bytes_per_token,
+            bound.memory.layer_bytes_per_token,
+            strict=True,
+        )
         bound._acts = frozenset(
             layer for layer, (shape, act, kv) in enumerate(sizes) if shape.input_dim is not None and act < kv
         )

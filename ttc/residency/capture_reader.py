@@ -27,7 +27,12 @@ class CaptureReader(KVReader):
     """
 
     def __init__(
-        self, memory: KVMemory, units: Sequence[Unit], reads: Reads, regenerate: Regenerate | None, prefetch: bool
+        self,
+        memory: KVMemory,
+        units: Sequence[Unit],
+        reads: Reads,
+        regenerate: Regenerate | None,
+        prefetch: bool,
     ):
         self.regenerate = regenerate
         self.inputs: list[Tensor | None] = [None, None]

@@ -48,7 +48,12 @@ class Row:
         """A branch that is about to decode a step of at most so many tokens."""
         length = len(branch.tokens)
         left = limits.left(length)
-        return cls(branch, request, length, length + (step_tokens if left is None else min(step_tokens, left)))
+        return cls(
+            branch,
+            request,
+            length,
+            length + (step_tokens if left is None else min(step_tokens, left)),
+        )
 
     @property
     def filled(self) -> int:

@@ -45,7 +45,13 @@ class Stops:
     nearly every token costs one look-up.
     """
 
-    def __init__(self, stop: Sequence[str], end: Sequence[str], limits: ModelLimits, decode: Callable[..., str]):
+    def __init__(
+        self,
+        stop: Sequence[str],
+        end: Sequence[str],
+        limits: ModelLimits,
+        decode: Callable[..., str],
+    ):
         self.stop = tuple(stop)
         self.end = tuple(end)
         self.limits = limits

@@ -328,7 +328,12 @@ def check_branches(branches: Iterable[Branch], name: str = "branches") -> None:
     """Refuse what is no list of branches; `name` says where it stands."""
     check_kind(name, branches, isinstance(branches, Iterable), "a list of branches")
     for branch in branches:
-        check_kind(f"one of {name}", branch, isinstance(branch, Branch), "what engine.root or engine.fork makes")
+        check_kind(
+            f"one of {name}",
+            branch,
+            isinstance(branch, Branch),
+            "what engine.root or engine.fork makes",
+        )
 
 
 def check_live(branches: Sequence[Branch]) -> None:

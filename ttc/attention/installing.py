@@ -58,7 +58,6 @@ def uninstall(model: Any) -> None:
 
 
 def is_installed(model: Any) -> bool:
-    """Whether the model's attention is the engine's."""
     return bool(model.config.get_text_config()._attn_implementation == IMPLEMENTATION)
 
 

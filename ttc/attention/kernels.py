@@ -52,7 +52,6 @@ class Layer:
 
     @property
     def sees_all(self) -> bool:
-        """Whether a row sees every earlier token."""
         return self.nearest is None and self.chunk is None
 
     def first_seen(self, position: int) -> int:

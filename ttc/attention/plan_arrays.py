@@ -137,7 +137,6 @@ def addresses_of(kvs: Sequence[KV]) -> tuple[np.ndarray, list[list[LayerKV | Non
 
 
 def task_rows(groups: int) -> int:
-    """The most rows of a task."""
     return max(1, QUERIES // groups)
 
 

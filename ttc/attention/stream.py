@@ -24,7 +24,6 @@ class View:
     window: int
 
     def of(self, layer: Layer) -> Layer:
-        """The layer as its streaming heads compute it."""
         return replace(layer, recent=self.window, sink=self.sink)
 
     def reaches(self, start: int, length: int, position: int) -> bool:
@@ -183,5 +182,4 @@ class KVReader:
         self.transfers[slot] = self.memory.link.fetch(copies, cause, after, self._later(unit))
 
     def _later(self, unit: Unit) -> bool:
-        """Whether a unit is for a layer after the one that is read now."""
         return unit.layer != self.layer

@@ -127,7 +127,6 @@ class Offloading(Residency):
         return True
 
     def idle_bytes(self) -> int:
-        """What other models keep on the device and may give up."""
         return sum(memory.tier_bytes(block)[0] for memory, block in self._idle())
 
     def crowd_out(self, nbytes: float) -> None:
@@ -207,7 +206,6 @@ class Offloading(Residency):
         return [unit for unit in units if with_views or unit.view is None]
 
     def largest(self, units: Sequence[Unit], reads: Reads) -> int:
-        """Bytes of the largest unit."""
         elements = (KVReader.elements(self.memory, unit, reads) for unit in units)
         return max(elements, default=0) * self.memory.itemsize
 
@@ -236,5 +234,4 @@ class Offloading(Residency):
 
 
 def longest_segment(paths: Paths) -> int:
-    """The tokens of the longest segment of these branches."""
     return max((len(segment.tokens) for path in paths for segment in path), default=0)

@@ -147,7 +147,6 @@ class Branch:
         top_k_logprob: float = nan,
         self_certainty: float = nan,
     ) -> None:
-        """Append a generated token and what is kept for it."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.top1.append(top1)
@@ -206,7 +205,6 @@ class Branch:
         return self.opening + given if self.opening == len(self.tokens) else self.opening
 
     def end_step(self, reason: StepEnd) -> None:
-        """The step under way is over."""
         self.step_ends.append(len(self.tokens))
         self.step_reasons.append(reason)
 
@@ -242,7 +240,6 @@ class Branch:
 
     @property
     def generated(self) -> list[int]:
-        """The tokens after the prompt."""
         return self.tokens[self.prompt_length :]
 
     @property

@@ -45,7 +45,6 @@ class BlockCache:
         return BlockCache(**{f.name: getattr(self, f.name) for f in fields(self) if f.init})
 
     def blocks(self, segment: Segment) -> int:
-        """Blocks that a segment takes."""
         return -(-len(segment.tokens) // self.block_tokens)
 
     def trim(self, tree: Tree, live: Collection[Branch], at_work: Iterable[Branch] = ()) -> None:

@@ -31,7 +31,7 @@ class ExtraArguments:
         if self._indexers:
             nothing_hidden = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=model.device)
             self._arguments["attention_mask"] = nothing_hidden
-        if any(_asks_for_length(module) for module in model.modules()):
+        if any(asks_for_length(module) for module in model.modules()):
             self._arguments["past_key_values"] = _Lengths()
 
     def __bool__(self) -> bool:
@@ -87,7 +87,7 @@ def _chooses_all(indexer: nn.Module) -> Callable[..., Any]:
 # ---------------------------------------------------------------- positions counted by a cache
 
 
-def _asks_for_length(module: nn.Module) -> bool:
+def asks_for_length(module: nn.Module) -> bool:
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return hasattr(module, "layer_idx") and code is not None and "get_seq_length" in code.co_names
 

@@ -1,7 +1,7 @@
 """Is a model a decoder of Llama's kind? Decided by the code of its modules, not by their names.
 
-Llama, Mistral, Qwen 2 and Qwen 3 are written from the same few functions in transformers. A model whose modules run the
-very code of one of these is of that kind, whatever it is called; one that does a little more or less is not.
+Llama, Mistral, Qwen 2 and Qwen 3 are written from the same few functions in transformers. A model
+whose modules run the very code of one of these is of that kind, whatever it is called.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class DecoderLayer:
 
     @property
     def norms(self) -> tuple[Any, ...]:
-        return tuple(n for n in (self.input_norm, self.q_norm, self.k_norm, self.mlp_norm) if n is not None)
+        norms = (self.input_norm, self.q_norm, self.k_norm, self.mlp_norm)
+        return tuple(norm for norm in norms if norm is not None)
 
 
 @dataclass(frozen=True)
@@ -79,68 +80,69 @@ class Decoder:
 
 
 def decoder_of(model: Any) -> Decoder:
-    """The parts of `model`. Raises UnsupportedModel, naming the first part that is not as Llama's."""
-    _expect(model, "ForCausalLM")
-    inner = model.model
+    """The parts of `model`. Raises UnsupportedModel for the first part that is not as Llama's."""
+    inner = _expect(model, "ForCausalLM").model
     _expect(inner, "Model")
-    _expect(inner.norm, "RMSNorm")
     return Decoder(
-        _exactly(inner.embed_tokens, nn.Embedding),
-        inner.rotary_emb,
-        tuple(_layer(layer) for layer in inner.layers),
-        inner.norm,
-        _exactly(model.lm_head, nn.Linear),
+        embedding=_exactly(inner.embed_tokens, nn.Embedding),
+        rotary=inner.rotary_emb,
+        layers=tuple(map(_layer, inner.layers)),
+        norm=_expect(inner.norm, "RMSNorm"),
+        head=_exactly(model.lm_head, nn.Linear),
     )
 
 
 def _layer(layer: Any) -> DecoderLayer:
     _expect(layer, "DecoderLayer")
-    attention, mlp = layer.self_attn, layer.mlp
-    _expect(attention, "Attention")
-    _expect(mlp, "MLP")
+    attention = _expect(layer.self_attn, "Attention")
+    mlp = _expect(layer.mlp, "MLP")
     _exactly(mlp.act_fn, SiLUActivation, nn.SiLU)
-    around = inspect.unwrap(type(attention).forward).__globals__
+    scope = inspect.unwrap(type(attention).forward).__globals__
     for name in ("apply_rotary_pos_emb", "rotate_half"):
-        if code_of(around.get(name)) != code_of(getattr(llama, name)):
+        if code_of(scope.get(name)) != code_of(getattr(llama, name)):
             raise UnsupportedModel(f"{name} of {type(attention).__name__} is not Llama's")
-    q, k, v, o = (_exactly(getattr(attention, f"{name}_proj"), nn.Linear) for name in "qkvo")
-    gate, up, down = (_exactly(getattr(mlp, f"{name}_proj"), nn.Linear) for name in ("gate", "up", "down"))
-    q_norm, k_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-    for norm in (layer.input_layernorm, layer.post_attention_layernorm, q_norm, k_norm):
-        if norm is not None:
-            _expect(norm, "RMSNorm")
-    return DecoderLayer(
-        layer.input_layernorm, q, k, v, o, q_norm, k_norm, attention.head_dim, attention.scaling,
-        layer.post_attention_layernorm, gate, up, down,
-    )  # fmt: skip
+    linears = {name: getattr(attention, f"{name}_proj") for name in "qkvo"}
+    linears |= {name: getattr(mlp, f"{name}_proj") for name in ("gate", "up", "down")}
+    head_norms: dict[str, Any] = {name: getattr(attention, name, None) for name in ("q_norm", "k_norm")}
+    parts = DecoderLayer(
+        input_norm=layer.input_layernorm,
+        mlp_norm=layer.post_attention_layernorm,
+        head_dim=attention.head_dim,
+        scale=attention.scaling,
+        **{name: _exactly(linear, nn.Linear) for name, linear in linears.items()},
+        **head_norms,
+    )
+    for norm in parts.norms:
+        _expect(norm, "RMSNorm")
+    return parts
 
 
-def _expect(module: Any, part: str) -> None:
-    """A module must run the code of that part of one of `FAMILIES`."""
+def _expect(module: Any, part: str) -> Any:
+    """A module that must run the code of that part of one of `FAMILIES`."""
     known = [code_of(getattr(file, name + part).forward) for file, name in FAMILIES]
     if "forward" in vars(module) or code_of(type(module).forward) not in known:
-        raise UnsupportedModel(f"{type(module).__name__} is not the {part} of Llama, Mistral, Qwen 2 or Qwen 3")
+        name = type(module).__name__
+        raise UnsupportedModel(f"{name} is not the {part} of Llama, Mistral, Qwen 2 or Qwen 3")
+    return module
 
 
 def _exactly(module: Any, *kinds: type) -> Any:
+    name = type(module).__name__
     if type(module) not in kinds:
-        raise UnsupportedModel(f"a {type(module).__name__} stands where a plain {kinds[0].__name__} is expected")
+        raise UnsupportedModel(f"a {name} stands where a plain {kinds[0].__name__} is expected")
     if not is_plain(module):
-        raise UnsupportedModel(f"a {type(module).__name__} has quantized weights or a forward of its own")
+        raise UnsupportedModel(f"a {name} has quantized weights or a forward of its own")
     return module
 
 
 def code_of(function: Any) -> Any:
-    """What a function does, for comparison: its instructions with all that they name, without documentation."""
+    """What a function does, for comparison, without documentation."""
     return None if function is None else _content(inspect.unwrap(function).__code__)
 
 
 def _content(code: CodeType) -> tuple[Any, ...]:
-    documentation = code.co_consts[:1] if isinstance(code.co_consts[:1] and code.co_consts[0], str) else ()
-    constants = code.co_consts[len(documentation) :]
-    return (
-        code.co_code,
-        code.co_names,
-        code.co_varnames,
-        tuple(_content(c) if isinstance(c, CodeType) else c for c in constants),
-    )
+    constants = code.co_consts
+    if constants and isinstance(constants[0], str):
+        constants = constants[1:]
+    inner = tuple(_content(c) if isinstance(c, CodeType) else c for c in constants)
+    return code.co_code, code.co_names, code.co_varnames, inner

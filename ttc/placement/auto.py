@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ttc.checks import check_fields, check_kind, check_whole
+from ttc.checks import check_fields, check_kind, check_positive, check_whole
 from ttc.cost_model.device_profile import LinkProfile
 from ttc.cost_model.options import PLACEMENTS, Machine, Option, best, options
 from ttc.cost_model.policies import Steps
@@ -21,7 +21,7 @@ from ttc.model.binding import check_resident
 from ttc.model.device_map import Over
 from ttc.model.loading import chosen_device, configuration
 from ttc.model.partition import partition
-from ttc.placement.base import Placement
+from ttc.placement.base import BUDGETS, Placement
 from ttc.placement.split import Split
 from ttc.placement.streamed import Streamed
 from ttc.residency.base import Residency, free_device_bytes, machine_bytes, to_bytes
@@ -43,19 +43,22 @@ MEMORY: dict[str, type[Residency]] = {
 
 SEARCH = Steps(prompt_tokens=512, output_tokens=512, branches=8, step_tokens=32)
 """The search that is planned for where nothing else is known."""
+OF_SEARCH = ("branches", "prompt_tokens", "output_tokens", "step_tokens")
 
 
 @dataclass
 class Auto:
-    """Takes the placement and the memory policy with which a search's steps are fastest on this machine, as the cost
-    model predicts them (`ttc.cost_model.options`).
+    """Takes the placement and the memory policy with which a search's steps are fastest on this
+    machine, as the cost model predicts them (`ttc.cost_model.options`).
 
-    profile: a file of `python -m experiments.profile`. budget_gib: what weights and KV may take on the device together,
-    in GiB; None for what a CUDA device has free, and for no limit on a CPU. host_budget_gib: the same on the host; None
-    for all of its memory. link_gbps: on a CPU, slow the link down to so many 1e9 bytes a second.
-    branches, prompt_tokens, output_tokens, step_tokens: the search: branches that share a prompt, what each of them
-    generates, and how many tokens at a time; None for `SEARCH`, or under a command for what its search asks for.
-    problems: how many such searches are under way at once; None for as many as `search.solve` would begin.
+    profile: a file of `python -m experiments.profile`. budget_gib: what weights and KV may take on
+    the device together, in GiB; None for what a CUDA device has free, and for no limit on a CPU.
+    host_budget_gib: the same on the host; None for all of its memory. link_gbps: on a CPU, slow the
+    link down to so many 1e9 bytes a second.
+    branches, prompt_tokens, output_tokens, step_tokens: the search: branches that share a prompt,
+    what each generates, and how many tokens at a time; None for `SEARCH`, or under a command for
+    what its search asks for. problems: how many such searches are under way; None for as many as
+    `search.solve` would begin.
     """
 
     profile: str = "profile.json"
@@ -70,19 +73,16 @@ class Auto:
 
     def __post_init__(self) -> None:
         check_fields(self, "memory.")
-        for name in ("budget_gib", "host_budget_gib", "link_gbps"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InvalidInput(f"memory.{name}={value} must be positive, or null for no limit")
-        for name in ("branches", "prompt_tokens", "output_tokens", "step_tokens", "problems"):
+        check_positive(self, "memory.", *BUDGETS)
+        for name in (*OF_SEARCH, "problems"):
             if getattr(self, name) is not None:
                 check_whole(f"memory.{name}", getattr(self, name), 1)
 
     @property
     def search(self) -> Steps:
         """The search that is planned for. A step is no longer than what is generated."""
-        names = "branches", "prompt_tokens", "output_tokens", "step_tokens"
-        search = replace(SEARCH, **{n: getattr(self, n) for n in names if getattr(self, n) is not None})
+        given = {name: getattr(self, name) for name in OF_SEARCH}
+        search = replace(SEARCH, **{n: value for n, value in given.items() if value is not None})
         return replace(search, step_tokens=min(search.step_tokens, search.output_tokens))
 
     def plan(
@@ -96,50 +96,65 @@ class Auto:
     ) -> Planned:
         """Every way to run the search, from the model's configuration alone.
 
-        name, device, dtype, source: see `ttc.model.loading.load`. placement: one that is settled already; its class,
-        k and streamed of a split, are kept. Raises InvalidInput for a profile that is not there or of another machine.
+        name, device, dtype, source: see `ttc.model.loading.load`. placement: one that is settled
+        already; its class, k and streamed of a split, are kept. Raises InvalidInput for a profile
+        that is not there or of another machine.
         """
         place = chosen_device(device)
         config, precision = configuration(name, device=place, dtype=dtype, **source)
         parts = partition(config, precision)
         machine = self.machine(place, precision, parts.compiled)
         text = config.get_text_config()
-        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        units = parts.units
-        return Planned(units, heads, machine, self.search, self.link_gbps, *_settled(placement), self.problems)
+        return Planned(
+            units=parts.units,
+            kv_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
+            machine=machine,
+            search=self.search,
+            link_gbps=self.link_gbps,
+            problems=self.problems,
+            **_settled(placement),
+        )
 
     def machine(self, device: torch.device, dtype: torch.dtype, compiled: bool) -> Machine:
         """This machine as the profile has it and as fast as it is now, with these budgets.
 
         compiled: whether the model's layers run compiled on a CPU.
         """
-        profile, words = read_now(self.profile), str(dtype).removeprefix("torch.")
-        here, by = f"{device.type} {words}", "" if compiled else BY_MODULES
-        machine = Machine(
-            compiled=profile.device(here if device.type == "cuda" else here + by),
+        profile = read_now(self.profile)
+        words = str(dtype).removeprefix("torch.")
+        here = f"{device.type} {words}"
+        by = "" if compiled else BY_MODULES
+        budget = to_bytes(self.budget_gib)
+        best_here = profile.device(here if device.type == "cuda" else here + by)
+        link = profile.link
+        if device.type != "cuda":
+            # unless slowed down, copies are made at once: what is read is written, too
+            speed = best_here.bandwidth / 2
+            if self.link_gbps is not None:
+                speed = self.link_gbps * 1e9
+            else:
+                link = LinkProfile(to_device_bandwidth=speed, to_host_bandwidth=speed)
+            link = replace(link, to_device_bandwidth=speed, to_host_bandwidth=speed)
+        host = profile.device(f"cpu {words}{by}")
+        host_modules = profile.device(f"cpu {words}{BY_MODULES}")
+        return Machine(
+            compiled=best_here,
             modules=profile.device(here + BY_MODULES),
-            host=replace(profile.device(f"cpu {words}{by}"), pass_overhead_s=0),
-            host_modules=replace(profile.device(f"cpu {words}{BY_MODULES}"), pass_overhead_s=0),
-            link=profile.link,
+            host=replace(host, pass_overhead_s=0),
+            host_modules=replace(host_modules, pass_overhead_s=0),
+            link=link,
             plain=profile.devices.get(here + PLAIN),
-            device_bytes=free_device_bytes(device) if self.budget_gib is None else to_bytes(self.budget_gib),
+            device_bytes=free_device_bytes(device) if budget is None else budget,
             host_bytes=Streamed(host_budget_gib=self.host_budget_gib).host_budget(),
             kv_bytes=machine_bytes(),
             one_processor=device.type == "cpu",
         )
-        if device.type == "cuda":
-            return machine
-        if self.link_gbps is None:  # copies are made at once: what is read is written, too
-            speed = machine.compiled.bandwidth / 2
-            return replace(machine, link=LinkProfile(to_device_bandwidth=speed, to_host_bandwidth=speed))
-        speed = self.link_gbps * 1e9
-        return replace(machine, link=replace(profile.link, to_device_bandwidth=speed, to_host_bandwidth=speed))
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A search on a machine with a model. link_gbps: of a simulated link. placements, number, share: those that may be
-    chosen, and problems: see `ttc.cost_model.options.options`."""
+    """A search on a machine with a model. link_gbps: of a simulated link. placements, number, share:
+    those that may be chosen, and problems: see `ttc.cost_model.options.options`."""
 
     units: Sequence[Unit]
     kv_heads: int
@@ -162,29 +177,42 @@ class Planned:
 
     def parts(self, option: Option) -> tuple[Placement | None, Residency]:
         """What an engine is given to run in this way."""
-        left = None if self.machine.device_bytes is None else self.machine.device_bytes - option.weight_bytes
-        budget_gib = None if left is None else left / 2**30
-        search, link = self.search, self.link_gbps
+        budget_gib = None
+        if self.machine.device_bytes is not None:
+            budget_gib = (self.machine.device_bytes - option.weight_bytes) / 2**30
         placement: Placement | None = None
         if option.placement == "split":
             assert option.number is not None
             placement = Split(
-                k=option.number, streamed=option.share, link_gbps=link, branches=search.branches,
-                prompt_tokens=search.prompt_tokens, output_tokens=search.output_tokens,
+                k=option.number,
+                streamed=option.share,
+                link_gbps=self.link_gbps,
+                branches=self.search.branches,
+                prompt_tokens=self.search.prompt_tokens,
+                output_tokens=self.search.output_tokens,
                 kv_offload=option.memory != "resident",
-            )  # fmt: skip
+            )
         elif option.placement == "streamed":
             layer = max(unit.param_bytes for unit in self.units if unit.is_block)
             spare = layer // 2  # weights are laid out with gaps of some bytes
-            placement = Streamed(budget_gib=(option.weight_bytes + spare) / 2**30, link_gbps=link)
-        alone = option.memory != "resident" and placement is None
-        return placement, MEMORY[option.memory](budget_gib=budget_gib, **({"link_gbps": link} if alone else {}))
+            weights_gib = (option.weight_bytes + spare) / 2**30
+            placement = Streamed(budget_gib=weights_gib, link_gbps=self.link_gbps)
+        settings: dict[str, Any] = {"budget_gib": budget_gib}
+        if option.memory != "resident" and placement is None:
+            settings["link_gbps"] = self.link_gbps
+        return placement, MEMORY[option.memory](**settings)
 
     def predicted(self, option: Option, search: Steps) -> Option:
         """Another search, with all problems that are under way, run as `option`."""
-        kept: Any = {"placements": [option.placement], "number": option.number, "share": option.share, "problems": 1}
-        again = replace(self, search=search, **kept).options()
-        return next(way for way in again if way.memory == option.memory)
+        again = replace(
+            self,
+            search=search,
+            placements=[option.placement],
+            number=option.number,
+            share=option.share,
+            problems=1,
+        )
+        return next(other for other in again.options() if other.memory == option.memory)
 
 
 @dataclass(frozen=True)
@@ -198,10 +226,9 @@ class Chosen:
     def settings(self) -> list[str]:
         """The settings of a run in which nothing is left to choose."""
         placement, memory = self.planned.parts(self.option)
-        words = [
-            f"placement={self.option.placement}",
-            *([] if placement is None else _settings(placement, "placement")),
-        ]
+        words = [f"placement={self.option.placement}"]
+        if placement is not None:
+            words += _settings(placement, "placement")
         return [*words, f"memory={self.option.memory}", *_settings(memory, "memory")]
 
 
@@ -214,19 +241,21 @@ def settled(
     over: Over | None = None,
     **source: Any,
 ) -> tuple[Placement | None, Residency | None, Chosen | None]:
-    """The placement and policy to run a model with: chosen where `memory` is "auto" or an `Auto`, else as given.
+    """The placement and policy to run a model with: chosen where `memory` is "auto" or an `Auto`.
 
-    over: a map over several devices, which leaves nothing to choose. Raises InvalidInput for what does not go with it.
+    over: a map over several devices, which leaves nothing to choose. Raises InvalidInput for what
+    does not go with it.
     """
-    placed = placement is None or isinstance(placement, Placement)
-    check_kind("placement", placement, placed, "an object of ttc, as ttc.Split(k=12)")
-    if over is not None and (placement is not None or isinstance(memory, Auto | str)):
-        other = f"memory={memory}" if isinstance(memory, str) else f"{type(placement or memory).__name__}()"
-        raise InvalidInput(
-            f"{other} decides what lies on one device and what on the host, and device_map names several devices; give "
-            "one of them"
-        )
-    if over is not None and not isinstance(memory, Auto | str):
+    is_placement = placement is None or isinstance(placement, Placement)
+    check_kind("placement", placement, is_placement, "an object of ttc, as ttc.Split(k=12)")
+    if over is not None:
+        if placement is not None or isinstance(memory, Auto | str):
+            name_of = f"{type(placement or memory).__name__}()"
+            other = f"memory={memory}" if isinstance(memory, str) else name_of
+            raise InvalidInput(
+                f"{other} decides what lies on one device and what on the host, and device_map "
+                "names several devices; give one of them"
+            )
         check_resident(memory)
     if isinstance(memory, str):
         if memory != "auto":
@@ -239,20 +268,20 @@ def settled(
     return *planned.parts(chosen.option), chosen
 
 
-def _settled(placement: Placement | None) -> tuple[Sequence[str], int | None, float | None]:
-    """The placements that may be chosen, and the number and the share that are kept."""
+def _settled(placement: Placement | None) -> dict[str, Any]:
     if placement is None:
-        return PLACEMENTS, None, None
-    for name in ("budget_gib", "host_budget_gib", "link_gbps"):
+        return {}
+    for name in BUDGETS:
         if (value := getattr(placement, name)) is not None:
             raise InvalidInput(
-                f"placement.{name}={value} and memory=auto do not go together, as that divides one budget between "
-                f"weights and KV; give memory.{name} in its place"
+                f"placement.{name}={value} and memory=auto do not go together, as that divides one "
+                f"budget between weights and KV; give memory.{name} in its place"
             )
-    if isinstance(placement, Split):
-        number = None if placement.k == "auto" else int(placement.k)
-        return ["split"], number, None if placement.streamed == "auto" else float(placement.streamed)
-    return ["streamed"], None, None
+    if not isinstance(placement, Split):
+        return {"placements": ["streamed"]}
+    number = None if placement.k == "auto" else int(placement.k)
+    share = None if placement.streamed == "auto" else float(placement.streamed)
+    return {"placements": ["split"], "number": number, "share": share}
 
 
 def _settings(part: Placement | Residency, group: str) -> list[str]:

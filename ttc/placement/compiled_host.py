@@ -17,28 +17,36 @@ from ttc.memory.kv import LayerShape
 from ttc.model.fused_runner import CompiledLayers
 from ttc.model.llama_structure import Decoder
 from ttc.model.model_changes import Snapshot, Watch
+from ttc.model.replaced_functions import running_as
 from ttc.model.runner_choice import check_layers
 
 
 class CompiledHost:
     """Runs a model's first layers in one compiled call, in place of their modules.
 
-    The modules run while anything about them is not as it was at load, as where an early exit looks between layers.
-    decoder: these layers. Raises UnsupportedModel where the compiled layers differ from the modules.
+    The modules run while anything about them is not as it was at load, as where an early exit looks
+    between layers. decoder: these layers. Raises UnsupportedModel where the compiled layers differ.
     """
 
     def __init__(
-        self, model: Any, layers: Sequence[nn.Module], decoder: Decoder, shapes: Sequence[LayerShape], watch: Watch
+        self,
+        model: Any,
+        layers: Sequence[nn.Module],
+        decoder: Decoder,
+        shapes: Sequence[LayerShape],
+        watch: Watch,
     ):
-        self.layers, self.decoder, self.watch = layers, decoder, watch
+        self.layers = layers
+        self.decoder = decoder
+        self.watch = watch
         self.compiled = CompiledLayers(decoder, shapes, model.dtype)
-        self._noted = Snapshot(nn.ModuleList(layers))
+        self._snapshot = Snapshot(nn.ModuleList(layers))
         check_layers(model.config.get_text_config(), shapes, model.dtype, self._by_modules, self._by_compiled)
 
     @contextmanager
     def instead_of_modules(self, plan: Plan) -> Iterator[None]:
-        """Let the first module run all of these layers meanwhile, and the others hand its states on."""
-        if not self.watch.as_at_load or self._noted.taken_over():
+        """Let the first module run all of these layers meanwhile, the others hand its states on."""
+        if not self.watch.as_at_load or self._snapshot.taken_over():
             yield
             return
 
@@ -48,13 +56,9 @@ class CompiledHost:
         def hand_on(states: Tensor, *_: Any, **__: Any) -> Tensor:
             return states
 
-        try:
-            for number, layer in enumerate(self.layers):
-                layer.forward = hand_on if number else run
+        hand_ons = [hand_on] * (len(self.layers) - 1)
+        with running_as(self.layers, [run, *hand_ons]):
             yield
-        finally:
-            for layer in self.layers:
-                layer.__dict__.pop("forward", None)
 
     def _begun(self, tokens: Sequence[int], plan: Plan) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The states before the first layer, and the rotation of their positions."""
@@ -75,11 +79,13 @@ class CompiledHost:
 def compiled_host(
     model: Any, layers: Sequence[nn.Module], decoder: Decoder | None, shapes: Sequence[LayerShape], watch: Watch
 ) -> CompiledHost | None:
-    """What runs the first `layers` compiled; None where there are none, or their modules run. See `CompiledHost`."""
+    """What runs the first `layers` compiled; None where their modules run. See `CompiledHost`."""
     if decoder is None or not layers:
         return None
     try:
         return CompiledHost(model, layers, decoder.first(len(layers)), shapes[: len(layers)], watch)
     except UnsupportedModel as error:
-        warnings.warn(f"the host's layers of {type(model).__name__} run by their own modules: {error}", stacklevel=3)
+        kind = type(model).__name__
+        reason = f"the host's layers of {kind} run by their own modules: {error}"
+        warnings.warn(reason, stacklevel=3)
         return None

@@ -92,7 +92,7 @@ class CompiledLayers:
             rows, shape = program.rows, self.shapes[0]
             q = program.q[:rows].view(rows, shape.kv_heads, -1, shape.key_dim).permute(1, 2, 0, 3)
             key, value = (x[:rows].view(rows, shape.kv_heads, -1).transpose(0, 1) for x in (program.key, program.value))
-            calls = all_layers(plan, self._layers, q, (key, value), program.found, program.lse, program.threads)
+            calls = all_layers(plan, self._layers, q, (key, value), program.attention, program.lse, program.threads)
             if calls is None:
                 return False
             self._described = ref(plan), program, calls

@@ -276,7 +276,7 @@ def test_compiled_layers_that_differ_from_the_modules_are_noticed_and_not_used(
 
 
 def test_every_layer_and_the_logits_are_compared() -> None:
-    for part, layer in (("lm_head", "logits"), ("model.layers.1.self_attn.k_proj", "keys of layer 1")):
+    for part, layer in (("lm_head", "results"), ("model.layers.1.self_attn.k_proj", "keys of layer 1")):
         model = small()
         runner = FusedRunner(HuggingFaceRunner(model), decoder_of(model))
         check_runner(runner)

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from experiments.serve.access import AccessLog, log
 from experiments.serve.exchange import EventStream, Exchange
 from experiments.serve.guard import Guard
 from experiments.serve.metrics import Metrics
@@ -61,7 +62,7 @@ class Api:
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
                 Route("/v1/completions", self.completions, methods=["POST"]),
             ],
-            middleware=[Middleware(Guard, key=key, hosts=hosts)],
+            middleware=[Middleware(AccessLog), Middleware(Guard, key=key, hosts=hosts)],
             exception_handlers={Refusal: _refused, HTTPException: _not_found, Exception: _broken},
             lifespan=lifespan,
         )
@@ -126,4 +127,5 @@ async def _not_found(request: Request, error: Exception) -> Response:
 
 
 async def _broken(_: Request, error: Exception) -> Response:
+    log.error("a request failed", exc_info=error)
     return Refusal(500, f"the server failed: {type(error).__name__}").response()

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -89,8 +90,9 @@ class Exchange:
         """Give up what has not ended, and count the request."""
         for ticket in self.tickets:
             if not ticket.ended:
+                ticket.count = partial(self.metrics.used, self.reply.search)
                 self.service.cancel(ticket)
-            if ticket.progress is not None:
+            elif ticket.progress is not None:
                 self.metrics.used(self.reply.search, ticket.progress.usage)
         self.metrics.ended(self.reply.search, self._status(), time.monotonic() - self.began)
 

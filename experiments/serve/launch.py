@@ -16,6 +16,7 @@ from experiments.runs.build import check_backend, check_run, make_backend, make_
 from experiments.runs.config_values import as_dict
 from experiments.runs.grading import Reading
 from experiments.runs.screen import say, show_logged
+from experiments.serve.access import show_log
 from experiments.serve.app import Api
 from experiments.serve.offer import Offer, offered
 from experiments.serve.service import Service
@@ -30,6 +31,7 @@ LOCAL = ("localhost", "127.0.0.1", "[::1]")
 def run(config: DictConfig, choice: str) -> None:
     """Serve until told to stop. choice: the name of the search that is configured."""
     show_logged()
+    show_log()
     config = resolved(config)
     check_backend(config)
     check_run(config)

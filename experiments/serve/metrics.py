@@ -27,8 +27,8 @@ class Metrics:
         )
         read: dict[tuple[str, str], Callable[[], float]] = {
             ("ttc_problems_open", "Problems waiting or under way"): lambda: len(service.open),
-            ("ttc_problems_active", "Problems under way"): lambda: len(service.driver.active),
-            ("ttc_branches_decoding", "Branches whose step is under way"): lambda: len(service.driver.decoding),
+            ("ttc_problems_active", "Problems under way"): lambda: service.active,
+            ("ttc_branches_decoding", "Branches whose step is under way"): lambda: service.decoding,
         }
         if isinstance(engine := service.engine, Engine):
             read["ttc_kv_bytes", "Bytes of keys and values, on the device and the host"] = engine.kv_bytes

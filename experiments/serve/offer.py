@@ -15,7 +15,7 @@ from experiments.runs.config_values import as_dict
 from experiments.runs.run_name import class_label
 from experiments.runs.schema import SEARCHES, schema_of
 from experiments.serve.refusal import Refusal
-from experiments.serve.requests import Body
+from experiments.serve.requests import MAX_TEMPERATURE, MAX_WHOLE, Body, shown
 from search import Search, SelfConsistency
 from ttc.checks import check_fields
 from ttc.errors import InvalidInput
@@ -55,7 +55,8 @@ class Offer:
         name, settings = self._named(body)
         tokens = body.token_limit
         if tokens is not None and tokens > self.max_tokens:
-            raise Refusal(400, f"max_tokens={tokens} is more than this server's {self.max_tokens}", param="max_tokens")
+            message = f"max_tokens={shown(tokens)} is more than this server's {self.max_tokens}"
+            raise Refusal(400, message, param="max_tokens")
         if name == PLAIN:
             if settings:
                 raise Refusal(400, "search has settings and no name; give search.name, or use MODEL+NAME as the model")
@@ -102,10 +103,22 @@ class Offer:
 
     def _check_limits(self, settings: Mapping[str, Any], prefix: str) -> None:
         for key, value in settings.items():
-            limit = self.max_tokens if key.endswith("tokens") else self.max_width
-            counts = type(value) is int and key not in SAMPLING
-            if counts and value > limit:
-                raise Refusal(400, f"{prefix}{key}={value} is more than this server's {limit}; give less")
+            if isinstance(value, bool | str | None):
+                continue
+            limit = self._limit(key, value)
+            given = f"{prefix}{key}={shown(value)}"
+            if value > limit:
+                raise Refusal(400, f"{given} is more than this server's {limit}; give less", param=f"{prefix}{key}")
+            if not value >= -limit:
+                raise Refusal(400, f"{given} must be at least {-limit}", param=f"{prefix}{key}")
+
+    def _limit(self, key: str, value: int | float) -> int:
+        """The largest number of a setting, on either side of 0."""
+        if key == "temperature":
+            return MAX_TEMPERATURE
+        if key in SAMPLING or isinstance(value, float):
+            return MAX_WHOLE
+        return self.max_tokens if key.endswith("tokens") else self.max_width
 
 
 def offered(config: DictConfig, choice: str, verifier: Verifier | None, backend: Backend) -> dict[str, Search]:

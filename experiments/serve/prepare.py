@@ -10,7 +10,7 @@ from typing import Any
 from experiments.runs.grading import Reading
 from experiments.serve.conversation import Conversation
 from experiments.serve.refusal import Refusal
-from experiments.serve.requests import Body, ChatBody, CompletionBody
+from experiments.serve.requests import MAX_WHOLE, Body, ChatBody, CompletionBody, shown
 from search import Search
 from search.budget import Budget
 from search.config import SearchConfig
@@ -21,6 +21,9 @@ from ttc.text.prompt import PromptTemplate
 
 MAX_STOPS = 16
 """Stop strings of one request: each is looked for after every token."""
+
+NO_VARIABLES = ("self", "messages", "chat_template", "tools", "documents", "tokenizer_kwargs")
+"""What a request may not give a chat template: another template, and what is not offered here."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,17 @@ class Preparer:
         if last.role != "user":
             raise Refusal(400, f"the last message is the {last.role}'s; end with one of the user", param="messages")
         before = tuple(message.as_template() for message in earlier)
-        return [last.text], Conversation(earlier=before, options=self.chat_options)
+        for name, value in body.chat_template_kwargs.items():
+            if name in NO_VARIABLES:
+                raise Refusal(400, f"chat_template_kwargs.{name} is no variable of a template; leave it out")
+            if isinstance(value, int | float) and not abs(value) <= MAX_WHOLE:
+                message = f"chat_template_kwargs.{name}={shown(value)} is beyond {MAX_WHOLE}; give less"
+                raise Refusal(400, message, param="chat_template_kwargs")
+        options = {**self.chat_options, **body.chat_template_kwargs}
+        try:
+            return [last.text], Conversation(earlier=before, options=options)
+        except InvalidInput as error:
+            raise Refusal.of(error, "chat_template_kwargs") from error
 
     def _options(self, body: Body, search: Search, template: PromptTemplate) -> SolveOptions:
         reading: dict[str, Any] = Reading(body.answer_kind).options() if body.answer_kind else {}

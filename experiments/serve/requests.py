@@ -25,9 +25,19 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "frequency_penalty": 0,
     "logit_bias": {},
     "tools": [],
+    "tool_choice": "none",
     "response_format": {"type": "text"},
 }
 """Fields that are not offered, and the values with which they ask for nothing."""
+
+OF_TOOLS = ("tool_choice", "parallel_tool_calls")
+"""Fields that say nothing about the answer of a request without tools."""
+
+MAX_WHOLE = 2**31 - 1
+MAX_SEED = 2**63 - 1
+MAX_TEMPERATURE = 100
+"""The largest numbers of a request, where the server sets no lower limit. They keep what is computed with them within
+a machine's own numbers."""
 
 
 class Part(BaseModel):
@@ -79,14 +89,14 @@ class Body(BaseModel):
     model: str
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    max_tokens: int | None = Field(None, ge=1)
-    max_generated_tokens: int | None = Field(None, ge=1)
-    n: int = Field(1, ge=1)
-    temperature: float | None = Field(None, ge=0, le=100)
+    max_tokens: int | None = Field(None, ge=1, le=MAX_WHOLE)
+    max_generated_tokens: int | None = Field(None, ge=1, le=MAX_WHOLE)
+    n: int = Field(1, ge=1, le=MAX_WHOLE)
+    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0)
+    top_k: int | None = Field(None, ge=0, le=MAX_WHOLE)
     min_p: float | None = Field(None, ge=0, lt=1)
-    seed: int | None = None
+    seed: int | None = Field(None, ge=-MAX_SEED, le=MAX_SEED)
     stop: str | list[str] = []
     search: str | dict[str, bool | int | float | str | None] | None = None
     answer_kind: str | None = None
@@ -102,10 +112,11 @@ class Body(BaseModel):
 
 
 class ChatBody(Body):
-    """A body of /v1/chat/completions."""
+    """A body of /v1/chat/completions. chat_template_kwargs: further variables for the chat template."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_WHOLE)
+    chat_template_kwargs: dict[str, bool | int | float | str | None] = {}
 
     @property
     def token_limit(self) -> int | None:
@@ -160,19 +171,54 @@ def read(kind: type[B], data: bytes) -> B:
         raise Refusal(400, f"the body is no JSON: {error}; {must}") from error
     if not isinstance(given, dict):
         raise Refusal(400, f"the body is {type(given).__name__}; {must}")
+    check_text(given)
+    if not given.get("tools"):
+        given = {name: value for name, value in given.items() if name not in OF_TOOLS}
     try:
         return kind.model_validate({name: value for name, value in given.items() if _counts(name, value)})
     except ValidationError as errors:
-        first = errors.errors()[0]
-    name = ".".join(map(str, first["loc"]))
+        first = min(errors.errors(), key=lambda error: RANKS.get(error["type"], 1))
+    name = ".".join(str(part) for part in first["loc"] if _is_name(part))
+    if first["type"] == "literal_error" and name.endswith(".type"):
+        raise Refusal(400, f"{name}={shown(first['input'])} is not taken; send text alone", param=name)
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         fields = ", ".join(kind.model_fields)
         raise Refusal(400, f"{name} is not offered here; leave it out. Requests may hold {fields}", param=name)
     if first["type"] == "missing":
         raise Refusal(400, f"{name} is missing; the request must hold it", param=name)
-    shown = repr(first["input"])
-    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-    raise Refusal(400, f"{name}={shown}: {first['msg']}", param=name)
+    raise Refusal(400, f"{name}={shown(first['input'])}: {first['msg']}", param=name)
+
+
+def shown(value: Any) -> str:
+    """A value in a message: its first characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def check_text(value: Any, name: str = "") -> None:
+    """Raise Refusal where a text in a body, or a name, holds half of a character, which nothing can encode."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            message = f"{name or 'a name'} holds {value[error.start]!a} at character {error.start}, half of a character"
+            raise Refusal(400, f"{message} (a lone surrogate); send valid Unicode", param=name or None) from error
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            check_text(key)
+            check_text(inner, f"{name}.{key}" if name else key)
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            check_text(inner, f"{name}.{place}")
+
+
+RANKS = {"finite_number": 0, "string_type": 2, "bool_type": 2, "int_type": 2}
+"""Of a value that may be of several types, which of the errors is told: the lowest."""
+
+
+def _is_name(part: str | int) -> bool:
+    """Whether a part of an error's place is a field or a number, and no type."""
+    return isinstance(part, int) or (part.isidentifier() and part not in ("str", "bool", "int", "float"))
 
 
 def _counts(name: str, value: Any) -> bool:

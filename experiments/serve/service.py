@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from math import ceil
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 
+from experiments.serve.access import log
 from experiments.serve.refusal import Refusal
 from search.admission import Admission
 from search.config import SearchConfig
@@ -20,10 +20,12 @@ from search.driver import Driver
 from ttc.errors import ContextExceeded, InvalidInput
 from ttc.protocols import Backend, Problem
 from ttc.results import Progress, Result
-
-log = logging.getLogger("ttc.serve")
+from ttc.usage import Usage
 
 STOPPING = "the server is stopping; ask again when it is back"
+
+ALONE = 4
+"""The most problems that are tried by themselves at once."""
 
 
 class Ticket:
@@ -31,7 +33,8 @@ class Ticket:
 
     changed: set whenever anything below has changed.
     written: the tokens of each branch that is being written, by its number, for a request that follows them.
-    progress: what the search did last. result, error: how it ended. error: a fault that is no single problem's.
+    progress: what the search did last. result, error: how it ended. error: a fault of the engine's.
+    count: is told what was used, where the client leaves before the end.
     """
 
     def __init__(self, problem: Problem, config: SearchConfig, *, follow: bool = False):
@@ -45,6 +48,7 @@ class Ticket:
         self.progress: Progress | None = None
         self.result: Result | None = None
         self.error: Refusal | None = None
+        self.count: Callable[[Usage], None] | None = None
 
     @property
     def ended(self) -> bool:
@@ -77,7 +81,10 @@ class Service:
 
     max_problems: that may be waiting or under way; others are refused. concurrency: the most under way, None for as
     many as there is room for.
-    An error that is no single problem's, as memory that ends, fails all that are under way, and the service goes on.
+    Where a pass that several problems share raises, each of them is tried again by itself, from its beginning: it gets
+    the same answer, and the one that is to blame fails alone.
+    suspects: the problems that are tried by themselves, at most `ALONE` at once, each with a driver of its own.
+    retried: those that wait for it.
     """
 
     def __init__(self, engine: Backend, max_problems: int, concurrency: int | None = None):
@@ -86,6 +93,8 @@ class Service:
         self.concurrency = concurrency
         self.driver = self._new_driver()
         self.tickets: dict[int, Ticket] = {}
+        self.suspects: dict[Ticket, Driver] = {}
+        self.retried: deque[Ticket] = deque()
         self.inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.lock = Lock()
         self.open: set[Ticket] = set()
@@ -130,22 +139,41 @@ class Service:
             self.inbox.put(None)
         self.thread.join()
 
+    @property
+    def drivers(self) -> list[Driver]:
+        """All that problems are solved by."""
+        return [self.driver, *self.suspects.values()]
+
+    @property
+    def active(self) -> int:
+        """Problems under way."""
+        return sum(len(driver.active) for driver in self.drivers)
+
+    @property
+    def decoding(self) -> int:
+        """Branches whose step is under way."""
+        return sum(len(driver.decoding) for driver in self.drivers)
+
     # ------------------------------------------------------------ in the thread
+
+    @property
+    def busy(self) -> bool:
+        return self.driver.busy or bool(self.suspects or self.retried)
 
     def _new_driver(self) -> Driver:
         return Driver(self.engine, Admission.of(self.engine, self.concurrency), contained=True)
 
     def _work(self) -> None:
         while self._read_inbox():
-            if self.driver.busy:
-                self._advance()
-        self._fail(Refusal(503, STOPPING))
+            self._advance()
+            self._advance_suspects()
+        self._end_all(Refusal(503, STOPPING))
 
     def _read_inbox(self) -> bool:
         """Do what was asked for meanwhile; waits while there is nothing else to do. False at the end."""
         while True:
             try:
-                order = self.inbox.get(block=not self.driver.busy)
+                order = self.inbox.get(block=not self.busy)
             except Empty:
                 return True
             if order is None:
@@ -153,20 +181,53 @@ class Service:
             order()
 
     def _advance(self) -> None:
+        """A step of all problems that nothing speaks against."""
+        if not self.driver.busy:
+            return
         try:
-            for number, progress in self.driver.step():
-                ticket = self.tickets[number]
-                ticket.progress = progress
-                if progress.result is not None:
-                    ticket.result = progress.result
-                    self._forget(ticket)
-                ticket.notify()
+            self._step(self.driver, self.tickets)
         except Exception as error:
-            log.exception("all requests under way have failed")
-            self._fail(Refusal(500, f"the server failed: {type(error).__name__}: {error}"))
-            self.driver = self._new_driver()
-        for number, ticket in self.tickets.items():
-            active = self.driver.active.get(number)
+            under_way = list(self.tickets.values())
+            log.exception("a pass failed with %d problems under way", len(under_way))
+            self._free(self.driver)
+            self.driver, self.tickets = self._new_driver(), {}
+            if len(under_way) == 1:
+                self._fail(under_way[0], _failure(error))
+            else:
+                self.retried += under_way
+
+    def _advance_suspects(self) -> None:
+        """A step of each problem that is tried by itself."""
+        while self.retried and len(self.suspects) < ALONE:
+            ticket, driver = self.retried.popleft(), self._new_driver()
+            ticket.number = driver.add(ticket.problem, ticket.config)
+            self.suspects[ticket] = driver
+        for ticket, driver in list(self.suspects.items()):
+            assert ticket.number is not None
+            try:
+                self._step(driver, {ticket.number: ticket})
+            except Exception as error:
+                log.exception("the problem is to blame that begins with %.80r", ticket.problem.question)
+                self._free(driver)
+                self._fail(ticket, _failure(error))
+            if ticket.ended:
+                del self.suspects[ticket]
+                self._free(driver)
+
+    def _step(self, driver: Driver, tickets: dict[int, Ticket]) -> None:
+        """A step of a driver. tickets: of its problems, without those that end."""
+        for number, progress in driver.step():
+            ticket = tickets[number]
+            ticket.progress = progress
+            if progress.result is not None:
+                ticket.result = progress.result
+                del tickets[number]
+                self._forget(ticket)
+                if progress.result.error is not None:
+                    log.warning("a problem failed: %s", progress.result.error)
+            ticket.notify()
+        for number, ticket in tickets.items():
+            active = driver.active.get(number)
             if ticket.follow and active is not None and active.growing:
                 ticket.written = {branch.path[-1]: branch.generated for branch in active.growing}
                 ticket.notify()
@@ -176,24 +237,50 @@ class Service:
         self.tickets[ticket.number] = ticket
 
     def _leave(self, ticket: Ticket) -> None:
-        if ticket.number is not None and self.tickets.get(ticket.number) is ticket:
-            self.driver.cancel(ticket.number)
-            self._forget(ticket)
+        """Let go of a problem, wherever it is."""
+        if ticket.ended or ticket not in self.open:
+            return
+        driver = self.suspects.pop(ticket, self.driver)
+        if ticket in self.retried:
+            self.retried.remove(ticket)
+        elif ticket.number is not None:
+            self._count_lost(ticket, driver)
+            driver.cancel(ticket.number)
+            if driver is self.driver:
+                del self.tickets[ticket.number]
+            else:
+                self._free(driver)
+        self._forget(ticket)
+
+    def _count_lost(self, ticket: Ticket, driver: Driver) -> None:
+        """Tell what a problem has used until its client left."""
+        active = driver.active.get(ticket.number or 0)
+        if ticket.count is not None and active is not None:
+            ticket.count(active.root.usage)
 
     def _forget(self, ticket: Ticket) -> None:
-        assert ticket.number is not None
-        del self.tickets[ticket.number]
         with self.lock:
             self.open.discard(ticket)
             self.ends.append(time.monotonic())
 
-    def _fail(self, error: Refusal) -> None:
-        """End all that was taken in."""
+    def _fail(self, ticket: Ticket, error: Refusal) -> None:
+        ticket.error = error
+        self._forget(ticket)
+        ticket.notify()
+
+    def _free(self, driver: Driver) -> None:
         try:
-            self.driver.close()
+            driver.close()
         except Exception:
             log.exception("what was under way could not be freed")
-        for ticket in list(self.tickets.values()):
-            ticket.error = error
-            self._forget(ticket)
-            ticket.notify()
+
+    def _end_all(self, error: Refusal) -> None:
+        """End all that was taken in."""
+        for driver in self.drivers:
+            self._free(driver)
+        for ticket in list(self.open):
+            self._fail(ticket, error)
+
+
+def _failure(error: Exception) -> Refusal:
+    return Refusal(500, f"the server failed: {type(error).__name__}: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ pytest.importorskip("openai")
 import httpx2
 import openai
 
+from experiments.serve.access import show_log
 from experiments.serve.launch import LOCAL
 from tests.helpers.own_server import ENDLESS, Running, running, said
 
@@ -72,6 +74,19 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"max_generated_tokens": 2001}, 400, "more than this server's 2000"),
     ({"temperature": -1}, 400, "temperature=-1: "),
     ({"tools": [{"type": "function"}]}, 400, "tools is not offered here"),
+    ({"top_k": 2**63}, 400, "top_k=9223372036854775808: .*less than or equal to 2147483647"),
+    ({"top_k": 10**30}, 400, "top_k=1000"),
+    ({"top_k": 10**400}, 400, "top_k=1000"),
+    ({"seed": 10**400}, 400, "seed=1000.*: .*less than or equal to 9223372036854775807"),
+    ({"temperature": 10**400}, 400, "temperature=1000"),
+    ({"max_tokens": 10**400}, 400, "max_tokens=1000"),
+    ({"search": {"name": "best_of_n", "top_k": 10**30}}, 400, "search.top_k=1000.* is more than this server's 2147"),
+    ({"search": {"name": "best_of_n", "temperature": 1e300}}, 400, "search.temperature=1e.300 is more than .* 100;"),
+    ({"search": {"name": "best_of_n", "n": -(10**400)}}, 400, "search.n=-1000.* must be at least -16"),
+    ({"chat_template_kwargs": {"x": 10**400}}, 400, "chat_template_kwargs.x=1000.* is beyond"),
+    ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, 400, "chat_template is no variable of a template"),
+    ({"chat_template_kwargs": {"tokenize": False}}, 400, "tokenize"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "type='image_url' is not taken"),
     ({"messages": []}, 400, "messages=\\[\\]"),
     ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role='tool'"),
     ({"messages": [{"role": "assistant", "content": "x"}]}, 400, "end with one of the user"),
@@ -94,16 +109,37 @@ def test_a_request_that_cannot_be_used_is_refused_by_name(
         assert refused.value.code == "context_length_exceeded"
 
 
+def of_json(text: str) -> dict[str, Any]:
+    """A request whose body is this text."""
+    return {"content": text, "headers": {"Content-Type": "application/json"}}
+
+
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [
-        ({"content": "{", "headers": {"Content-Type": "application/json"}}, 400, "the body is no JSON"),
+        (of_json("{"), 400, "the body is no JSON"),
+        (of_json('{"model": "tiny+best_of_n", "prompt": "a", "search": {"min_p": NaN}}'), 400, "search.min_p=nan: "),
         ({"content": "{}", "headers": {"Content-Type": "text/plain"}}, 415, "send it with the header"),
         ({"json": {"prompt": "x" * 30_000}}, 413, "longer than 20000 bytes"),
         ({"json": {"prompt": "x"}}, 400, "model is missing"),
         ({"json": ["x"]}, 400, "the body is list"),
+        (of_json('{"model": "tiny", "prompt": "a\\ud800"}'), 400, "prompt holds '\\ud800' at character 1"),
+        (of_json('{"model": "tiny", "prompt": "a", "\\ud800": 1}'), 400, "a name holds '\\ud800'"),
+        (of_json('{"model": "tiny", "messages": [{"content": "\\udfff"}]}'), 400, "messages.0.content holds"),
+        ({"json": {"model": "tiny", "prompt": [1, 2]}}, 400, "prompt=[1, 2]"),
     ],
-    ids=["no JSON", "text", "long", "no model", "list"],
+    ids=[
+        "no JSON",
+        "NaN",
+        "text",
+        "long",
+        "no model",
+        "list",
+        "surrogate",
+        "surrogate key",
+        "earlier message",
+        "numbers",
+    ],
 )
 def test_a_body_that_cannot_be_read_is_refused(
     shared: Running, options: dict[str, Any], status: int, message: str
@@ -126,6 +162,62 @@ def test_a_search_that_breaks_fails_its_own_request_alone(shared: Running) -> No
     first, broken, last = asyncio.run(both())
     assert isinstance(broken, openai.InternalServerError) and "a mistake in the search" in str(broken)
     assert first.choices[0].text and last.choices[0].text
+
+
+ASKED_OF_TOOLS: list[dict[str, Any]] = [
+    {"tool_choice": "none"},
+    {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+    {"chat_template_kwargs": {"enable_thinking": False}},
+]
+
+
+@pytest.mark.parametrize("fields", ASKED_OF_TOOLS, ids=str)
+def test_fields_that_ask_for_nothing_change_nothing(shared: Running, fields: dict[str, Any]) -> None:
+    body = {"model": "tiny", "messages": said("go"), "seed": 1, "max_tokens": 5}
+    plain, same = (
+        httpx2.post(f"{shared.url}/v1/chat/completions", json=body | more, timeout=60).json() for more in ({}, fields)
+    )
+    assert same["choices"] == plain["choices"]
+
+
+def test_a_problem_that_breaks_a_shared_pass_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ttc.serve")
+    asked = [{"model": "tiny", "prompt": p, "max_tokens": 20, "seed": 3, "n": 2} for p in ("abc", "xyz", "go")]
+    with running() as found:
+        alone = [found.client().completions.create(**body).choices for body in asked]  # type: ignore[call-overload]
+        forward = found.engine.runner.forward
+
+        def failing(tokens: list[int], *rest: Any) -> Any:
+            if "@@@@@" in "".join(map(chr, tokens)):
+                raise RuntimeError("index out of range")
+            return forward(tokens, *rest)
+
+        found.engine.runner.forward = failing  # type: ignore[method-assign]
+
+        async def together() -> list[Any]:
+            async with openai.AsyncOpenAI(base_url=f"{found.url}/v1", api_key="unused", max_retries=0) as client:
+                bodies = [*asked, {"model": "tiny", "prompt": "@@@@@b", "max_tokens": 5}]
+                calls = (client.completions.create(**body) for body in bodies)
+                return await asyncio.gather(*calls, return_exceptions=True)
+
+        *right, culprit = asyncio.run(together())
+        assert isinstance(culprit, openai.InternalServerError) and "index out of range" in str(culprit)
+        assert [[c.text for c in reply.choices] for reply in right] == [[c.text for c in choices] for choices in alone]
+        found.wait_until_free()
+    assert any("/v1/completions" in line and " 500 " in line for line in caplog.messages)
+    assert any("to blame" in line and "@@@@@b" in line for line in caplog.messages)
+
+
+def test_the_log_is_shown_although_the_logger_was_switched_off(capsys: pytest.CaptureFixture[str]) -> None:
+    log = logging.getLogger("ttc.serve")
+    try:
+        log.disabled = True  # as Hydra leaves it
+        show_log()
+        log.info("shown")
+        assert "INFO shown" in capsys.readouterr().err
+    finally:
+        log.handlers.clear()
+        log.propagate = True
 
 
 def test_an_engine_that_fails_once_fails_what_is_under_way_and_the_server_goes_on() -> None:

@@ -422,7 +422,7 @@ class Driver:
         step = request.step
         kept = len(active.live) - 1
         self.admission.note_expansion(len(active.waiting), len(active.root.tokens), step.max_tokens, kept)
-        count, max_tokens = active.next_part(self._price(active))
+        count, max_tokens = active.next_part(self._price(active, request))
         if count:
             children = []
             for parent in active.waiting[:count]:
@@ -468,11 +468,12 @@ class Driver:
             self.decoding.pop(child, None)
         active.fail(f"{RemoteError.__name__}: {refusal}")
 
-    def _price(self, active: ActiveSearch) -> int:
+    def _price(self, active: ActiveSearch, request: Expand) -> int:
         """What rating the next child costs, as far as its parent shows."""
         if active.tokens_left is None or active.closing is not None:
             return 0
-        return active.config.rater.price([active.waiting[0]], active.problem.question, self.engine)
+        rater, tokens = active.config.rater, request.step.max_tokens
+        return rater.child_price(active.waiting[0], active.problem.question, self.engine, tokens)
 
     def _rate(self, requests: Sequence[tuple[ActiveSearch, Rate]], aggregation: Aggregation) -> Task:
         paid: list[tuple[ActiveSearch, Rate]] = []

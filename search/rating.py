@@ -15,6 +15,7 @@ from ttc.protocols import (
     Problem,
     Verifier,
     check_needs,
+    child_price,
 )
 from ttc.sampling import Sampling
 from ttc.text.prompt import PromptTemplate
@@ -67,6 +68,10 @@ class Rater:
         if not isinstance(self.verifier, Priced):
             return 0
         return self.verifier.price(branches, [question] * len(branches), backend)
+
+    def child_price(self, parent: Branch, question: str, backend: Backend, tokens: int) -> int:
+        """The most tokens that rating a child takes which has `tokens` more than its parent."""
+        return child_price(self.verifier, parent, question, backend, tokens)
 
     def released(self, branches: Sequence[Branch]) -> None:
         """Tell a verifier that keeps something for these branches."""

@@ -31,6 +31,7 @@ __all__ = [
     "Prefill",
     "PrefillsByPass",
     "Priced",
+    "PricesChildren",
     "Problem",
     "Purpose",
     "Rate",
@@ -388,6 +389,20 @@ class Priced(Protocol):
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
         """The most verifier tokens that rating these branches takes."""
         ...
+
+
+@runtime_checkable
+class PricesChildren(Protocol):
+    """A verifier that knows what rating a branch's child will cost, which has `tokens` more."""
+
+    def child_price(self, parent: Branch, question: str, backend: Backend, tokens: int) -> int: ...
+
+
+def child_price(verifier: object, parent: Branch, question: str, backend: Backend, tokens: int) -> int:
+    """The most tokens that rating a child of `parent` takes; 0 where the verifier does not say."""
+    if isinstance(verifier, PricesChildren):
+        return verifier.child_price(parent, question, backend, tokens)
+    return verifier.price([parent], [question], backend) if isinstance(verifier, Priced) else 0
 
 
 Extract = Callable[[str], str | None]

@@ -10,7 +10,7 @@ from ttc.approximate.branch_confidence import clear_leader, confidence, gap_rati
 from ttc.calibration.gate_calibration import GateCalibration, check_threshold
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput, VerifierError
-from ttc.protocols import Backend, Forgets, Need, Priced, Verifier
+from ttc.protocols import Backend, Forgets, Need, Priced, Verifier, child_price
 from ttc.tree.branch import Branch, by_problem
 
 
@@ -91,6 +91,9 @@ class ConfidenceGatedVerifier:
         if not isinstance(self.inner, Priced):
             return 0
         return self.inner.price(branches, questions, backend)
+
+    def child_price(self, parent: Branch, question: str, backend: Backend, tokens: int) -> int:
+        return child_price(self.inner, parent, question, backend, tokens)
 
     def released(self, branches: Sequence[Branch]) -> None:
         if isinstance(self.inner, Forgets):

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput, VerifierError
-from ttc.protocols import Backend, Forgets, Need, Priced, Verifier
+from ttc.protocols import Backend, Forgets, Need, Priced, Verifier, child_price
 from ttc.tree.branch import Branch
 
 JOINS: dict[str, Callable[[Sequence[float]], float]] = {
@@ -64,6 +64,9 @@ class EnsembleVerifier:
         """The most verifier tokens of those parts that know their price."""
         priced = [part for part in self.parts if isinstance(part, Priced)]
         return sum(part.price(branches, questions, backend) for part in priced)
+
+    def child_price(self, parent: Branch, question: str, backend: Backend, tokens: int) -> int:
+        return sum(child_price(part, parent, question, backend, tokens) for part in self.parts)
 
     def released(self, branches: Sequence[Branch]) -> None:
         for part in self.parts:

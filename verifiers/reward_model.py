@@ -106,6 +106,11 @@ class RewardModel(ABC):
         layouts = self.layouts(branches, questions)
         return sum(map(mirror.missing_tokens, branches, layouts))
 
+    def child_price(self, parent: Branch, question: str, backend: Backend, tokens: int) -> int:
+        """About what rating a child takes that has `tokens` more than its parent."""
+        suffix = self.layout(parent, question).suffix
+        return self.price([parent], [question], backend) + tokens + len(suffix)
+
     def released(self, branches: Sequence[Branch]) -> None:
         """Let go of what is kept for branches that are gone."""
         if self._mirror is not None:

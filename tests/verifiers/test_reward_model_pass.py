@@ -204,3 +204,13 @@ def test_an_empty_ensemble_and_unknown_words_are_refused() -> None:
         EnsembleVerifier([])
     with pytest.raises(InvalidInput, match="how='median' is unknown"):
         EnsembleVerifier([prm()], how="median")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("max_tokens", [150, 200, 260])
+def test_a_budget_pays_for_the_rating_of_every_child_that_it_pays_for(max_tokens: int) -> None:
+    """A child's rating costs its new tokens, which its rated parent does not show."""
+    result = solve(BEAMS, problem=QUESTION, engine=searching(), verifier=prm(), seed=3, max_tokens=max_tokens)
+    assert result.stopped == "max_tokens"
+    assert result.usage.generated_tokens + result.usage.verifier_tokens <= max_tokens
+    children = [node for node in result.tree if node.parent is not None]
+    assert len(children) >= 6 and all(node.step_scores for node in children)

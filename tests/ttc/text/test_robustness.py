@@ -86,6 +86,16 @@ def test_rating_arithmetic_takes_time_linear_in_the_text() -> None:
         assert time.process_time() - start < CPU_S, piece
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("piece", ["1 + 1 = 2. Then ", "12 + 3 = 15 apples and then "])
+def test_rating_arithmetic_takes_time_linear_in_the_steps(piece: str) -> None:
+    """Of 40,000 characters in 1,000 steps it read the whole text again at each step, for minutes."""
+    text = piece * (40_000 // len(piece))
+    start = time.process_time()
+    scores = ArithmeticVerifier().rate_text([text[i : i + 40] for i in range(0, len(text), 40)], "1 and 2", True)
+    assert time.process_time() - start < 2 * CPU_S and len(scores) > 900
+
+
 PARTS = st.sampled_from([*PIECES, "5", "12", "B", "cm", "%", "percent", "Wait, ", "(3,4)", "x"])
 TEXTS = st.one_of(st.text(max_size=60), st.lists(PARTS, max_size=12).map("".join))
 

@@ -27,6 +27,8 @@ def launch() -> int:
     from hydra.types import RunMode
     from omegaconf import DictConfig
 
+    from experiments.cli.output import say, show
+    from experiments.cli.printable import printable
     from experiments.cli.refusals import explained
     from experiments.eval.compare.show import compared
     from experiments.runs.problem_loop import run
@@ -57,16 +59,16 @@ def launch() -> int:
             except Exception as error:
                 text = explained(error)
                 if not sweep:
-                    raise SystemExit(f"error: {text}") from error
-                print(f"error: {text}", file=sys.stderr)  # the other jobs of a sweep go on
+                    raise SystemExit(printable(f"error: {text}")) from error
+                say(f"error: {text}")  # the other jobs of a sweep go on
                 outcomes.add(number, Outcome(overrides, text.splitlines()[0], None))
 
         job()
         jobs = outcomes.all()
     if len(jobs) > 1:
-        print(sweep_table([(job.overrides, job.result) for job in jobs]))
+        show(sweep_table([(job.overrides, job.result) for job in jobs]))
     if len(folders := [Path(job.folder) for job in jobs if job.folder is not None]) > 1:
-        print(f"\n{compared(folders)}")
+        show(f"\n{compared(folders)}")
     return int(any(job.failed for job in jobs))
 
 

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from experiments.cli.output import say
 from experiments.cli.package_check import check
+from experiments.cli.printable import printable
 from experiments.cli.quiet import quiet
 
 STOPPED = 130
@@ -32,20 +34,20 @@ def perform(work: Callable[[], Any], given: str, stopped: str = "stopped") -> No
 
     given: what the user typed. stopped: what Ctrl-C says, unless `work` knows more.
     """
-    print(f"starting: {given}", file=sys.stderr, flush=True)
+    say(f"starting: {given}")
     check()
     quiet()
     full = os.environ.get(FULL_ERRORS) == "1"
     try:
         code = work()
     except KeyboardInterrupt as stop:
-        print(f"\n{stop.args[0] if stop.args else stopped}", file=sys.stderr)
+        say(f"\n{stop.args[0] if stop.args else stopped}")
         raise SystemExit(STOPPED) from None
     except Exception as error:
         from experiments.cli.refusals import reason
 
         if full or (text := reason(error)) is None:
             raise
-        raise SystemExit(f"error: {text}") from error
+        raise SystemExit(printable(f"error: {text}")) from error
     if code:
         raise SystemExit(code)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rich.text import Text
 from rich.tree import Tree
 
+from experiments.cli.printable import printable
 from search.active_search import ActiveSearch
 from ttc.ranking import comparable
 from ttc.results import Node, Result
@@ -121,5 +122,5 @@ def _label(step: Step, count: int, span: tuple[float, float]) -> Text:
 
 def _line(text: str) -> str:
     """The end of a text in one line."""
-    words = " ".join(text.split())
+    words = printable(" ".join(text.split()))
     return words if len(words) <= WIDTH else f"...{words[3 - WIDTH :]}"

@@ -11,6 +11,8 @@ from typing import Any, get_args
 
 import numpy as np
 
+from experiments.cli.output import show
+from experiments.cli.printable import printable
 from experiments.cli.tables import Table
 from experiments.runs.records import read_json, read_records
 from experiments.runs.stats import wilson
@@ -206,8 +208,8 @@ def main() -> None:
     try:
         text = report(arguments)
         if arguments.out is None:
-            print(text)
+            show(text)
         else:
             arguments.out.write_text(text + "\n", encoding="utf-8")
     except (TTCError, OSError) as error:
-        raise SystemExit(f"error: {error}") from None
+        raise SystemExit(printable(f"error: {error}")) from None

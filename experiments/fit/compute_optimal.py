@@ -19,6 +19,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from experiments.cli.command import perform
+from experiments.cli.output import show
 from experiments.runs.bootstrap import difference
 from experiments.runs.finished import Run
 from experiments.runs.stats import wilson
@@ -233,4 +234,4 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parsed()
-    perform(lambda: print(report(arguments)), " ".join(map(str, arguments.folders)))
+    perform(lambda: show(report(arguments)), " ".join(map(str, arguments.folders)))

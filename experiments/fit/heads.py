@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from experiments.cli.command import perform
+from experiments.cli.output import show
 
 
 def main() -> None:
@@ -39,4 +40,4 @@ def find(arguments: argparse.Namespace) -> None:
         arguments.out, arguments.model, heads, sink=arguments.sink, window=arguments.window, near_attention=shares
     )
     least = min((shares[layer][head] for layer, head in heads), default=1.0)
-    print(f"{len(heads)} streaming heads, each with at least {least:.1%} of its attention on sink and window")
+    show(f"{len(heads)} streaming heads, each with at least {least:.1%} of its attention on sink and window")

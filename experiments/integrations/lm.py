@@ -25,10 +25,10 @@ from lm_eval.models.utils import (
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
+from experiments.cli.output import say
 from experiments.integrations.answers import Answers
 from experiments.integrations.solver import Asked, Solver, Verbatim
 from experiments.runs.provenance import commit
-from experiments.runs.screen import say
 from ttc import __version__
 from ttc.engine import Engine
 from ttc.errors import InvalidInput

@@ -56,10 +56,10 @@ class Worker:
 
 def solve(workers: int, shards: int | None, gpus: float, cpus: float, overrides: Sequence[str]) -> Path:
     """Write the shards' folders and the merged run; returns the latter. Shards that are here already are kept."""
+    from experiments.cli.output import say
     from experiments.eval.merge.merging import merge
     from experiments.runs.hydra_command import composed
     from experiments.runs.records import run_folder
-    from experiments.runs.screen import say
     from experiments.runs.shards import Shard
     from ttc.errors import InvalidInput
 

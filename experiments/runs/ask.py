@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from experiments.cli.command import perform
+from experiments.cli.output import show
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,7 +91,7 @@ def ask(arguments: argparse.Namespace) -> int:
     finally:
         if isinstance(backend, RemoteBackend):
             backend.close()
-    print(outcome(result, backend))
+    show(outcome(result, backend))
     return int(result.error is not None)
 
 

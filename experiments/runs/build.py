@@ -10,12 +10,12 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli.escapes import resolve_escapes
+from experiments.cli.output import say
 from experiments.runs.auto_memory import auto_of, is_auto
 from experiments.runs.config_values import as_dict
 from experiments.runs.data import load_examples
 from experiments.runs.grading import Reading
 from experiments.runs.schema import VERIFIERS, CalibratedExitConfig, schema_of
-from experiments.runs.screen import say
 from search import Search
 from search.budget import LIMITS, Budget
 from search.options import SolveOptions

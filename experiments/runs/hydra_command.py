@@ -13,6 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from experiments.cli.command import FULL_ERRORS
+from experiments.cli.printable import printable
 from experiments.cli.refusals import explained
 from experiments.runs.schema import register
 from experiments.runs.user_classes import as_choices, checked_parts
@@ -37,7 +38,7 @@ def configured(name: str, work: Callable[[DictConfig, list[str]], Any]) -> None:
         try:
             work(checked_parts(config), overrides)
         except Exception as error:
-            raise SystemExit(f"error: {explained(error)}") from error
+            raise SystemExit(printable(f"error: {explained(error)}")) from error
 
     sys.argv[1:] = as_choices(sys.argv[1:])
     job()

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from experiments.cli import output
 from experiments.cli.command import perform_or_help
 
 
@@ -37,10 +38,10 @@ def show(config: Any, overrides: Sequence[str]) -> None:
     auto, model = auto_of(config), config.model
     planned = auto.plan(model.name, device=device_of(config), dtype=model.dtype, placement=make_placement(config))
     options = planned.options()
-    print(table(options, planned, model.name).markdown())
+    output.show(table(options, planned, model.name).markdown())
     chosen = Chosen(planned, best(options))
     kept = [o for o in overrides if o.lstrip("+").partition("=")[0].partition(".")[0] not in ("memory", "placement")]
-    print(f"\nfastest: {shlex.join(['python', '-m', 'experiments.run', *kept, *chosen.settings])}")
+    output.show(f"\nfastest: {shlex.join(['python', '-m', 'experiments.run', *kept, *chosen.settings])}")
 
 
 def table(options: Sequence[Any], planned: Any, model: str) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.cli.output import say, show
 from experiments.runs.auto_memory import StepMeter
 from experiments.runs.build import (
     check_backend,
@@ -30,7 +31,7 @@ from experiments.runs.fingerprint import fingerprint, model_fingerprint, reward_
 from experiments.runs.problem_record import full_record, problem_record
 from experiments.runs.provenance import commit, machine
 from experiments.runs.records import RunFolder
-from experiments.runs.screen import Progress, failures, say, show_logged, table
+from experiments.runs.screen import Progress, failures, show_logged, table
 from experiments.runs.shards import Shard, threads
 from experiments.runs.summary import failed, summary_of
 from experiments.runs.user_code import code_fingerprint
@@ -54,7 +55,7 @@ def run(config: DictConfig) -> dict[str, Any]:
     config = resolved(config)
     job = Job.of(config)
     if config.run.dry:
-        print(describe(config, job.template, job.task))
+        show(describe(config, job.template, job.task))
         return {}
     inputs = job.inputs()
     say(f"{job.title}, {config.model.name}, {config.dataset.name}: {job.total} problems{job.part}")
@@ -180,14 +181,14 @@ class Job:
 def _show(config: DictConfig, job: Job, folder: RunFolder, summary: dict[str, Any]) -> None:
     if config.run.show_example:
         shown = telling([folder.records[problem.id] for problem in job.task.problems])
-        print(example(shown) if shown else "\nno problem has a branch to show")
-    print(table(folder.path.name, summary))
+        show(example(shown) if shown else "\nno problem has a branch to show")
+    show(table(folder.path.name, summary))
     if summary["failures"]:
-        print(failures(summary))
-    print(f"\nrecords and summary: {folder.path}")
+        show(failures(summary))
+    show(f"\nrecords and summary: {folder.path}")
     if job.shard is not None:
         whole = shlex.quote(str(folder.path.with_name(config.run.name)))
-        print(f"once all {job.shard.count} parts are done: python -m experiments.merge {whole}")
+        show(f"once all {job.shard.count} parts are done: python -m experiments.merge {whole}")
 
 
 @contextmanager

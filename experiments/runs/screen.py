@@ -12,6 +12,8 @@ from typing import Any, TextIO, TypeVar
 
 from tqdm import tqdm
 
+from experiments.cli.output import say
+from experiments.cli.printable import printable
 from experiments.cli.tables import labelled
 from experiments.runs.stats import wilson
 
@@ -20,16 +22,11 @@ WIDTH = 80
 SHOWN_REASONS = 5
 
 
-def say(text: str) -> None:
-    """A line on standard error, at once."""
-    print(text, file=sys.stderr, flush=True)
-
-
 class OnScreen(logging.Handler):
     """Shows what is logged as a line above the bar, where there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stderr)
+        tqdm.write(printable(self.format(record)), file=sys.stderr)
 
 
 def show_logged() -> None:
@@ -61,7 +58,7 @@ def with_progress(
     if total is None and isinstance(items, Sized):
         total = len(items)
     if sys.stderr.isatty():
-        yield from tqdm(items, label, total, file=sys.stderr, unit=f" {what}", **bar_options())
+        yield from tqdm(items, printable(label), total, file=sys.stderr, unit=f" {what}", **bar_options())
         return
     last = time.monotonic()
     for done, item in enumerate(items):
@@ -123,7 +120,7 @@ class Progress:
         self.solved_tokens += tokens
 
     def note(self, text: str) -> None:
-        tqdm.write(text, file=self.out)
+        tqdm.write(printable(text), file=self.out)
 
     def show(self) -> None:
         self.tokens = max(self.tokens, self.solved_tokens + self.tokens_under_way())
@@ -174,7 +171,7 @@ class Progress:
         """For tqdm: the label, problems, a bar, and the numbers, which leave room for the bar in 80 columns."""
         accuracy = [] if self.accuracy is None else ["{:.0f}% [{:.0f}-{:.0f}]".format(*self.accuracy)]
         parts = [*accuracy, f"{short(self.tokens)} tok", f"{short(self.tokens_per_s)}/s", *self._room_and_time()]
-        label = self.label[:10].replace("{", "(").replace("}", ")")
+        label = printable(self.label[:10]).replace("{", "(").replace("}", ")")
         return f"{label} {{n_fmt}}/{{total_fmt}} |{{bar}}| " + " ".join(parts)
 
     def plain_line(self) -> str:

@@ -12,10 +12,11 @@ from typing import Any
 import uvicorn
 from omegaconf import DictConfig
 
+from experiments.cli.output import say
 from experiments.runs.build import check_backend, check_run, make_backend, make_verifier, resolved, solve_options
 from experiments.runs.config_values import as_dict
 from experiments.runs.grading import Reading
-from experiments.runs.screen import say, show_logged
+from experiments.runs.screen import show_logged
 from experiments.serve.access import show_log
 from experiments.serve.app import Api
 from experiments.serve.offer import Offer, offered

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.cli.command import perform
+from experiments.cli.output import show
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -33,9 +34,9 @@ def compare(arguments: argparse.Namespace) -> None:
     rows = load_rows(arguments.folders)
     check_comparable(rows, arguments.different_problems, arguments.different_prompts)
     figures = comparison(rows, arguments.all_pairs)
-    print("\n\n".join(table.markdown() for table in tables(figures)))
+    show("\n\n".join(table.markdown() for table in tables(figures)))
     for file in write(figures, arguments.csv, arguments.json, arguments.html, arguments.plot):
-        print(f"\nwritten: {file}")
+        show(f"\nwritten: {file}")
 
 
 def main() -> None:

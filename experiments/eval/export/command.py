@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.cli.command import perform
+from experiments.cli.output import show
 
 TYPES = ("stepwise-supervision", "preference", "unpaired-preference", "prompt-completion")
 """TRL's names for kinds of data sets."""
@@ -43,7 +44,7 @@ def export(arguments: argparse.Namespace) -> None:
     out: Path = arguments.out or arguments.folder / name
     out.parent.mkdir(parents=True, exist_ok=True)
     (write_parquet if arguments.format == "parquet" else write_jsonl)(rows, out)
-    print(f"{len(rows)} rows of {len(run.records)} problems: {out}")
+    show(f"{len(rows)} rows of {len(run.records)} problems: {out}")
 
 
 def main() -> None:

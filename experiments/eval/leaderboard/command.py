@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.cli.command import perform
+from experiments.cli.output import show
 
 EXAMPLE = """\
 A file:
@@ -43,17 +44,17 @@ def leaderboard(arguments: argparse.Namespace) -> int:
 
     if arguments.dry:
         configurations(plan.cells)
-        print("\n".join(cell.name for cell in plan.cells))
+        show("\n".join(cell.name for cell in plan.cells))
         return 0
     errors = run_cells(plan)
     rows = board_rows(plan)
     if rows:
         files = write_board(plan, rows, errors)
-        print("\n\n".join(table.markdown() for table in tables(rows)))
-        print("\nwritten: " + ", ".join(map(str, files)))
+        show("\n\n".join(table.markdown() for table in tables(rows)))
+        show("\nwritten: " + ", ".join(map(str, files)))
     if errors:
-        print("\n".join(["", f"{len(errors)} of {len(plan.cells)} cells could not be run:"]))
-        print("\n".join(f"  {name}: {text}" for name, text in errors.items()))
+        show("\n".join(["", f"{len(errors)} of {len(plan.cells)} cells could not be run:"]))
+        show("\n".join(f"  {name}: {text}" for name, text in errors.items()))
     return int(bool(errors))
 
 

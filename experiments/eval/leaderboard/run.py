@@ -8,11 +8,11 @@ from contextlib import redirect_stdout
 
 from omegaconf import DictConfig
 
+from experiments.cli.output import say
 from experiments.cli.refusals import explained
 from experiments.eval.leaderboard.plan import Cell, Plan
 from experiments.runs.hydra_command import composed
 from experiments.runs.problem_loop import run
-from experiments.runs.screen import say
 from ttc.errors import InvalidInput
 
 

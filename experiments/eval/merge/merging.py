@@ -9,6 +9,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from experiments.cli.output import show
 from experiments.runs.config_values import changed_values, listed
 from experiments.runs.fingerprint import UNUSABLE, differences
 from experiments.runs.finished import Run
@@ -47,8 +48,8 @@ def merge(out: Path, folders: Sequence[Path] = ()) -> None:
         folder.append(*(records[name] for name in ids))
         summary = summary_of(config, [records[name] for name in ids], folder.goes)
         folder.write_summary(summary)
-    print(table(out.name, summary))
-    print(f"\n{len(runs)} shards: {out}")
+    show(table(out.name, summary))
+    show(f"\n{len(runs)} shards: {out}")
 
 
 def in_order(runs: Sequence[Run]) -> list[Run]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.cli.command import perform
+from experiments.cli.output import show
 
 LIMIT = 500
 """Problems on a page, unless --limit says otherwise: a browser shows a page of some 100 MB slowly."""
@@ -50,7 +51,7 @@ def view(arguments: argparse.Namespace) -> None:
     out = arguments.out or out
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8")
-    print(f"{count}: {out} ({as_bytes(out.stat().st_size)})")
+    show(f"{count}: {out} ({as_bytes(out.stat().st_size)})")
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.cli.output import show
 from experiments.cli.tables import labelled
 from experiments.runs.build import check_run, make_engine, make_template, make_verifier, resolved, solve_options
 from experiments.runs.config_values import as_dict
@@ -59,7 +60,7 @@ def run(config: DictConfig) -> GateCalibration | ExitCalibration:
     unused = len(task.problems) + len(task.failures) - len(observations)
     made, text = _made(config, observations, unused, engine)
     made.save(config.calibrate.file)
-    print(f"{text}\n\ncalibration: {config.calibrate.file}")
+    show(f"{text}\n\ncalibration: {config.calibrate.file}")
     return made
 
 

@@ -14,6 +14,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from experiments.cli.output import say, show
 from experiments.fit.train_verifier.card import card, tables
 from experiments.fit.train_verifier.evaluation import Together, accuracy, candidates, choices, gain, told_apart
 from experiments.fit.train_verifier.fitting import Fit, Rows, train
@@ -23,7 +24,7 @@ from experiments.runs.build import check_run, make_engine, make_template, make_v
 from experiments.runs.grading import Reading
 from experiments.runs.provenance import provenance
 from experiments.runs.records import as_json, as_lines
-from experiments.runs.screen import say, show_logged, with_progress
+from experiments.runs.screen import show_logged, with_progress
 from search import BestOfN, Search, solve
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
@@ -77,7 +78,7 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     (folder / "README.md").write_text(card(record, config), encoding="utf-8")
     if config.train.record is not None:
         Path(config.train.record).write_text(as_json(record), encoding="utf-8")
-    print(f"{tables(record)}\n\nvalue head: {folder}")
+    show(f"{tables(record)}\n\nvalue head: {folder}")
     return record
 
 

@@ -13,11 +13,11 @@ import psutil
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
+from experiments.cli.output import say
 from experiments.runs.build import make_template
 from experiments.runs.data import load_task
 from experiments.runs.provenance import provenance
 from experiments.runs.schema import register
-from experiments.runs.screen import say
 from experiments.runs.stats import accuracy, paired
 from search import BeamSearch, BestOfN, Greedy, Search, solve
 from ttc.engine import Engine

@@ -1,0 +1,139 @@
+"""Commands show what a model, a data set or a file says, and nothing of it commands the terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from experiments.cli.command import perform
+from experiments.cli.tree_view import Step, drawn
+from experiments.eval.compare.command import compare
+from experiments.eval.compare.command import parsed as parsed_comparison
+from experiments.eval.leaderboard import command as board
+from experiments.eval.leaderboard.plan import Cell, Plan
+from experiments.eval.select import main as select
+from experiments.eval.view.command import parsed as parsed_view
+from experiments.eval.view.command import view
+from experiments.runs.ask import main as ask
+from experiments.runs.problem_loop import run
+from experiments.runs.screen import Progress, show_logged, with_progress
+from tests.experiments.test_compare import problems, save
+from tests.helpers.runs import composed, save_model, save_rows
+from ttc.errors import InvalidInput
+from ttc.results import Node
+
+HOSTILE = ("\x1b]52;c;cm0=\x07", "\x1b[2J", "\x9b2J", "\u202e", "\u2066")
+COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+IN_A_NAME = "\x9b2J\u202e"
+"""What a folder's name may hold."""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A model that writes nothing but attacks, and a data set of them."""
+    save_model(tmp_path / "model")
+    file = tmp_path / "model" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    written = {f"{HOSTILE[i % len(HOSTILE)]}{i}": i for i in vocab.values() if i > 1}
+    tokenizer["model"]["vocab"] = {word: i for word, i in vocab.items() if i < 2} | written
+    file.write_text(json.dumps(tokenizer))
+    question = f"2 and 2 {''.join(HOSTILE)}"
+    save_rows(tmp_path / "rows.jsonl", [{"question": question, "answer": HOSTILE[0]} for _ in range(2)])
+    return tmp_path
+
+
+def check(text: str, *shown: str) -> None:
+    assert COMMANDS.findall(text) == []
+    for part in shown:
+        assert part in text
+
+
+def test_a_run_shows_questions_and_an_example(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ("run.show_questions=true", "run.show_example=true", "dataset.answer_kind=text")
+    run(composed(place, *more, search=("search=best_of_n", "search.n=3", "search.max_tokens=9", "verifier=confidence")))
+    said = capsys.readouterr()
+    check(said.out, "One problem", r"\x1b]52;c;cm0=\x07", r"\x9b2J")
+    check(said.err, r"\x1b[2J", r"\u202e")
+
+
+def test_a_dry_run_shows_prompts(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(composed(place, "run.dry=true", "dataset.answer_kind=text"))
+    check(capsys.readouterr().out, "--- prompt of ", r"\x1b]52;c;cm0=\x07", r"\u202e")
+
+
+def test_a_question_is_answered(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("experiments.cli.command.quiet", lambda: None)
+    words = ["--model", str(place / "model"), "--search", "greedy", "search.max_tokens=9", "model.dtype=float32"]
+    monkeypatch.setattr(sys, "argv", ["ttc", "2 \x1b[2J ?", *words])
+    ask()
+    check(capsys.readouterr().out, "answer: ")
+
+
+def test_the_tree_on_a_terminal_has_rich_s_own_commands_alone() -> None:
+    text = " ".join(HOSTILE)
+    steps = [
+        Step(Node(0, None, [], ""), "", "root"),
+        Step(Node(1, 0, [0], text, score=0.5), text, "growing"),
+    ]
+    console = Console(file=io.StringIO(), width=200, force_terminal=True)
+    console.print(drawn(text, steps))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    check(re.sub("\x1b\\[[0-9;]*m", "", shown), r"\x1b]52;c;cm0=\x07", r"\x1b[2J", r"\x9b2J", r"\u202e", r"\u2066")
+
+
+def test_a_comparison_a_selection_and_a_view_name_their_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = save(tmp_path, f"a{IN_A_NAME}", problems([1, 0]))
+    other = save(tmp_path, "b", problems([0, 1]), search__n=HOSTILE[0])
+    compare(parsed_comparison([first, other]))
+    check(capsys.readouterr().out, r"a\x9b2J\u202e", r"\x1b]52;c;cm0=\x07")
+    monkeypatch.setattr(sys, "argv", ["select", first])
+    select()
+    check(capsys.readouterr().out, r"a\x9b2J\u202e")
+    with pytest.raises(InvalidInput):
+        view(parsed_view([first]))  # without trees; its message goes through `perform`
+
+
+def test_a_leaderboard_names_its_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = Cell("c", {"model": HOSTILE[0], "dataset": HOSTILE[1], "search": "s", "budget": ""}, 0, [])
+    save(tmp_path, "c", problems([1, 0]))
+    monkeypatch.setattr("experiments.eval.leaderboard.plan.read_plan", lambda file: Plan("b", tmp_path, [cell]))
+    monkeypatch.setattr("experiments.eval.leaderboard.run.run_cells", lambda plan: {"c": HOSTILE[3]})
+    board.leaderboard(Namespace(file=tmp_path, dry=False))
+    check(capsys.readouterr().out, r"\x1b]52;c;cm0=\x07", r"\x1b[2J", r"\u202e")
+
+
+def test_errors_and_what_was_typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse() -> None:
+        raise InvalidInput(f"row 3 is {HOSTILE[0]}")
+
+    monkeypatch.setattr("experiments.cli.command.quiet", lambda: None)
+    with pytest.raises(SystemExit) as end:
+        perform(refuse, f"a \udcff {HOSTILE[1]}")
+    assert end.value.code == r"error: row 3 is \x1b]52;c;cm0=\x07"
+    assert capsys.readouterr().err == "starting: a \\udcff \\x1b[2J\n"
+
+
+def test_progress_and_what_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(with_progress([1, 2], HOSTILE[0], every_s=0.0)) == [1, 2]
+    show_logged()
+    logging.getLogger("ttc").warning("a template says %s", HOSTILE[1])
+    progress = Progress(HOSTILE[1], 1, {}, None, out=sys.stderr)
+    progress.note(HOSTILE[2])
+    check(capsys.readouterr().err, r"\x1b]52;c;cm0=\x07: 0 of 2", r"says \x1b[2J", r"\x9b2J")
+    check(progress.bar_format(), r"\x1b[2J")

@@ -79,6 +79,13 @@ class Admission:
         states = 1 + prompt_tokens // SNAPSHOT_TOKENS + 2 * (kept + rows)
         self.recent_demand = self.recent_demand.larger(Demand(rows, tokens, states))
 
+    def has_room(self, active: int) -> bool:
+        """Whether memory has room for one more problem beside the `active` ones, rows left aside."""
+        demand = self.recent_demand.larger(self.earlier_demand)
+        if self.concurrency is not None:
+            return active < self.concurrency
+        return self.batch.fits(demand.tokens, demand.states) > active if demand.tokens else not active
+
     def forget(self, branches: Sequence[Branch]) -> None:
         """Branches whose step is under way are about to be released. Other batches know it."""
         if isinstance(self.batch, GenerateBatch):

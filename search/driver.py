@@ -19,8 +19,9 @@ from search.prefills import begin_extend, begin_roots, begin_variants
 from search.rating import aggregate
 from ttc.errors import BranchRefused, InvalidInput, RemoteError, VerifierError
 from ttc.lookout import BrokenOff, lookout
-from ttc.protocols import Aggregation, Append, Backend, Expand, Prefill, Problem, Rate, Release, Vary
+from ttc.protocols import Aggregation, Append, Backend, Expand, Prefill, Problem, Rate, Release, Step, Vary
 from ttc.results import Progress, Result, Stopped
+from ttc.sampling import Sampling
 from ttc.tree.branch import Branch
 from ttc.tree.segment import common_prefix
 from ttc.usage import Usage
@@ -31,6 +32,20 @@ Events = Generator[tuple[int, Progress], None, None]
 
 Task = Iterator[tuple[int, Progress] | None]
 """Work that makes passes of the model: what happened, and None after each pass, where it may be left for a while."""
+
+
+@dataclass(eq=False)
+class Work:
+    """A task and the problems that it is for, by their numbers. tokens: of the prompts that it computes."""
+
+    task: Task
+    indices: set[int]
+    tokens: int = 0
+
+    def close(self) -> None:
+        """Let it be."""
+        if isinstance(self.task, Generator):
+            self.task.close()
 
 
 class Given(NamedTuple):
@@ -58,7 +73,7 @@ class Driver:
     each_token: what has been written is said after each token.
     waiting: the problems that have not begun, by their numbers. active: those that have.
     decoding: the branches whose step is under way, and the problem of each.
-    task: what goes on with the next step, None for nothing.
+    works: what goes on with the next steps, the first of them first.
     """
 
     engine: Backend
@@ -69,7 +84,7 @@ class Driver:
     waiting: dict[int, tuple[Problem, SearchConfig]] = field(default_factory=dict)
     active: dict[int, ActiveSearch] = field(default_factory=dict)
     decoding: dict[Branch, ActiveSearch] = field(default_factory=dict)
-    task: Task | None = None
+    works: list[Work] = field(default_factory=list)
     added: int = 0
 
     def add(self, problem: Problem, config: SearchConfig) -> int:
@@ -87,8 +102,15 @@ class Driver:
                 active.end()
             finally:
                 self._release([active])
-        if not self.active:
-            self._drop_task()
+        self._withdraw(index)
+
+    def _withdraw(self, index: int) -> None:
+        """A problem needs no more work."""
+        for work in list(self.works):
+            work.indices.discard(index)
+            if not work.indices:
+                self.works.remove(work)
+                work.close()
 
     @property
     def busy(self) -> bool:
@@ -115,38 +137,56 @@ class Driver:
         """
         self._break_off_overdue()
         yield from self._finish(self._done())
-        if self.task is None:
-            self.task = self._next_task()
-        for event in self.task:
+        work = self.next_work()
+        if work is None:
+            yield from self.decode()
+            return
+        for event in work.task:
             if event is None:
                 return
             yield event
-        self.task = None
+        if work in self.works:
+            self.works.remove(work)
 
-    def _next_task(self) -> Task:
+    def next_work(self) -> Work | None:
+        """What goes on now, None for a token of all that decode."""
+        if not self.works:
+            if resting := self.resting():
+                self.serve(resting)
+            elif count := self.admission.count(len(self.active), len(self.waiting)):
+                self.start(list(self.waiting)[:count])
+        return self.works[0] if self.works else None
+
+    def resting(self) -> list[ActiveSearch]:
+        """The searches that don't decode."""
         busy = set(self.decoding.values())
-        if resting := [active for active in self.active.values() if active not in busy]:
-            return self._serve(resting)
-        if count := self.admission.count(len(self.active), len(self.waiting)):
-            return self._start(list(self.waiting)[:count])
-        return iter(self.decode())
+        return [active for active in self.active.values() if active not in busy]
+
+    def serve(self, searches: list[ActiveSearch]) -> None:
+        """Have the requests of these searches answered."""
+        self.works.append(Work(self._serve(searches), {active.index for active in searches}))
+
+    def start(self, indices: Sequence[int], tokens: int = 0) -> None:
+        """Have these problems begin. tokens: of their prompts."""
+        self.works.append(Work(self._start(indices), set(indices), tokens))
+
+    def begin_decoding(self, active: ActiveSearch, children: list[Branch], step: Step, sampling: Sampling) -> None:
+        """Let new branches decode their step."""
+        self.admission.batch.add(children, step, sampling)
 
     def close(self) -> None:
         """Break off whatever is under way, and free all of it."""
         self.decoding.clear()
         self.waiting.clear()
         try:
-            self._drop_task()
+            for work in self.works:
+                work.close()
+            self.works.clear()
             self.admission.batch.close()
         finally:
             searches = list(self.active.values())
             self.active.clear()
             self._release(searches)
-
-    def _drop_task(self) -> None:
-        task, self.task = self.task, None
-        if isinstance(task, Generator):
-            task.close()
 
     def _stop_decoding(self, active: ActiveSearch) -> None:
         for child in active.growing:
@@ -175,6 +215,7 @@ class Driver:
                 result = active.result()
                 self._release([active])
                 del self.active[active.index]
+                self._withdraw(active.index)
                 self.admission.note_end()
                 yield active.index, active.progress("finished", result=result)
 
@@ -182,7 +223,7 @@ class Driver:
         """Let these problems begin, and say why those fail whose prompts cannot be used."""
         failed = list[tuple[int, Progress]]()
         prompts: dict[int, list[int]] = {}
-        batch = {index: self.waiting.pop(index) for index in indices}
+        batch = {index: self.waiting.pop(index) for index in indices if index in self.waiting}
         for index, (problem, config) in batch.items():
             if config.options.cancel is not None and config.options.cancel.is_set():
                 failed.append((index, _unsolved(problem, config, stopped="cancelled")))
@@ -430,7 +471,7 @@ class Driver:
                 children.append(active.record(child, parent))
             active.growing = children
             self.decoding.update(dict.fromkeys(children, active))
-            self.admission.batch.add(children, replace(step, max_tokens=max_tokens), request.sampling)
+            self.begin_decoding(active, children, replace(step, max_tokens=max_tokens), request.sampling)
         elif active.made:
             active.cut_short()
         else:

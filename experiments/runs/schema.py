@@ -203,6 +203,8 @@ class ServeConfig:
     max_tokens: int = 1024
     max_width: int = 64
     max_problems: int = 256
+    max_connections: int = 512
+    header_s: int = 10
     shutdown_s: int = 30
 
 

@@ -105,7 +105,10 @@ class Api:
             name, search = self.offer.search(body)
             prepared = await asyncio.to_thread(self.preparer.prepare, body, name, search)
             follow = body.stream and name == PLAIN
-            tickets = [Ticket(problem, prepared.config, follow=follow) for problem in prepared.problems]
+            tickets = [
+                Ticket(problem, prepared.config, follow=follow, client=request.client, prompt_tokens=tokens)
+                for problem, tokens in zip(prepared.problems, prepared.prompt_lengths, strict=True)
+            ]
             self.service.submit(tickets)
         except Refusal as refusal:
             self.metrics.ended(name, refusal.status, time.monotonic() - began)

@@ -7,9 +7,7 @@ import re
 import socket
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
-import uvicorn
 from omegaconf import DictConfig
 
 from experiments.cli.output import say
@@ -21,6 +19,7 @@ from experiments.serve.access import show_log
 from experiments.serve.app import Api
 from experiments.serve.offer import Offer, offered
 from experiments.serve.service import Service
+from experiments.serve.web import Patience, server
 from search import try_verifier
 from ttc.errors import InvalidInput
 from ttc.remote.backend import RemoteBackend
@@ -59,17 +58,10 @@ def run(config: DictConfig, choice: str) -> None:
         say(f"{offer.model} at http://{f'[{host}]' if ':' in host else host}:{port}/v1; Ctrl-C stops it")
         say(f"searches: {offer.model}+NAME, with NAME one of {', '.join(searches)}")
         hosts = LOCAL if key is None and is_local(config.serve.host) else None
-        server(api, key, hosts, config.serve.shutdown_s).run(sockets=[listening])
+        patience = Patience(config.serve.shutdown_s, config.serve.header_s, config.serve.max_connections)
+        server(api, key, hosts, patience).run(sockets=[listening])
         if isinstance(backend, RemoteBackend):
             backend.close()
-
-
-def server(api: Api, key: str | None = None, hosts: Any = None, shutdown_s: int = 30) -> uvicorn.Server:
-    """The web server. shutdown_s: what is under way may take to end, once the process is told to stop."""
-    settings = uvicorn.Config(
-        api.app(key, hosts), log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=shutdown_s
-    )
-    return uvicorn.Server(settings)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -116,7 +108,15 @@ def is_local(host: str) -> bool:
 
 def check_limits(config: DictConfig) -> None:
     """Raise InvalidInput for limits under which nothing could be served."""
-    for name in ("max_body_bytes", "max_prompt_tokens", "max_tokens", "max_width", "max_problems"):
+    for name in (
+        "max_body_bytes",
+        "max_prompt_tokens",
+        "max_tokens",
+        "max_width",
+        "max_problems",
+        "max_connections",
+        "header_s",
+    ):
         if (value := config.serve[name]) is not None and value < 1:
             raise InvalidInput(f"serve.{name}={value} must be at least 1")
     if config.serve.shutdown_s < 0:

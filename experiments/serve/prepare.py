@@ -22,6 +22,9 @@ from ttc.text.prompt import PromptTemplate
 MAX_STOPS = 16
 """Stop strings of one request: each is looked for after every token."""
 
+CLIENT_LIMITS = ("max_generated_tokens", "max_wall_s")
+"""What a request may say of its budget."""
+
 NO_VARIABLES = ("self", "messages", "chat_template", "tools", "documents", "tokenizer_kwargs")
 """What a request may not give a chat template: another template, and what is not offered here."""
 
@@ -30,7 +33,7 @@ NO_VARIABLES = ("self", "messages", "chat_template", "tools", "documents", "toke
 class Prepared:
     """A request that can be answered.
 
-    search: the name of its search. prompt_tokens: of all prompts together. in_thought: whether the prompt of a chat
+    search: the name of its search. prompt_lengths: the tokens of each prompt. in_thought: whether the prompt of a chat
     begins a thought.
     """
 
@@ -38,8 +41,13 @@ class Prepared:
     search: str
     config: SearchConfig
     problems: list[Problem]
-    prompt_tokens: int
+    prompt_lengths: list[int]
     in_thought: bool
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts together."""
+        return sum(self.prompt_lengths)
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,7 @@ class Preparer:
             raise Refusal.of(error, param) from error
         end = template.end_of_prompt(questions[-1], self.engine.tokenizer)
         in_thought = config.thoughts is not None and config.thoughts.begun(prompts[-1], end)
-        return Prepared(body, name, config, list(map(Problem, questions)), sum(map(len, prompts)), in_thought)
+        return Prepared(body, name, config, list(map(Problem, questions)), list(map(len, prompts)), in_thought)
 
     def _chat(self, body: ChatBody) -> tuple[list[str], PromptTemplate]:
         *earlier, last = body.messages
@@ -103,23 +111,19 @@ class Preparer:
             seed=randbelow(2**31) if body.seed is None else body.seed,
             template=template,
             end=body.stops,
-            budget=self._budget(body.max_generated_tokens),
+            budget=self._budget(body),
             **reading,
         )
 
-    def _budget(self, tokens: int | None) -> Budget:
+    def _budget(self, body: Body) -> Budget:
         """What the server allows, or less."""
         budget = self.options.budget
-        limit = budget.max_generated_tokens
-        if tokens is None:
-            return budget
-        if limit is not None and tokens > limit:
-            raise Refusal(
-                400,
-                f"max_generated_tokens={tokens} is more than this server's {limit}; give less",
-                param="max_generated_tokens",
-            )
-        return replace(budget, max_generated_tokens=tokens)
+        given = {name: value for name in CLIENT_LIMITS if (value := getattr(body, name)) is not None}
+        for name, value in given.items():
+            limit = getattr(budget, name)
+            if limit is not None and value > limit:
+                raise Refusal(400, f"{name}={value} is more than this server's {limit}; give less", param=name)
+        return replace(budget, **given)
 
     def _prompt(self, template: PromptTemplate, question: str) -> list[int]:
         """Raises InvalidInput for a prompt that is too long."""

@@ -81,7 +81,8 @@ class StreamOptions(BaseModel):
 class Body(BaseModel):
     """The fields that both kinds of request have.
 
-    search: a search's name, or an object with its name and settings. max_generated_tokens: of the whole request.
+    search: a search's name, or an object with its name and settings. max_generated_tokens, max_wall_s: the
+    budget of each prompt.
     answer_kind: how answers are read, for searches that compare them.
     """
 
@@ -91,6 +92,7 @@ class Body(BaseModel):
     stream_options: StreamOptions = StreamOptions()
     max_tokens: int | None = Field(None, ge=1, le=MAX_WHOLE)
     max_generated_tokens: int | None = Field(None, ge=1, le=MAX_WHOLE)
+    max_wall_s: float | None = Field(None, gt=0, le=MAX_WHOLE)
     n: int = Field(1, ge=1, le=MAX_WHOLE)
     temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
     top_p: float | None = Field(None, gt=0, le=1)

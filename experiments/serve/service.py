@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import ceil
@@ -13,10 +13,9 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 
 from experiments.serve.access import log
+from experiments.serve.fair_driver import FairDriver, Pace
 from experiments.serve.refusal import Refusal
-from search.admission import Admission
 from search.config import SearchConfig
-from search.driver import Driver
 from ttc.errors import ContextExceeded, InvalidInput
 from ttc.protocols import Backend, Problem
 from ttc.results import Progress, Result
@@ -27,6 +26,12 @@ STOPPING = "the server is stopping; ask again when it is back"
 ALONE = 4
 """The most problems that are tried by themselves at once."""
 
+CLOSE_S = 1
+"""Seconds that the end of the server waits for the pass under way."""
+
+MAX_WAIT_S = 600
+"""The longest time after which a client is told to ask again, in seconds."""
+
 
 class Ticket:
     """One problem of a request, and what has become of it so far. Made and read in the web server's event loop.
@@ -35,9 +40,20 @@ class Ticket:
     written: the tokens of each branch that is being written, by its number, for a request that follows them.
     progress: what the search did last. result, error: how it ended. error: a fault of the engine's.
     count: is told what was used, where the client leaves before the end.
+    client: who asks, for the driver's turns. prompt_tokens: of the problem's prompt.
     """
 
-    def __init__(self, problem: Problem, config: SearchConfig, *, follow: bool = False):
+    def __init__(
+        self,
+        problem: Problem,
+        config: SearchConfig,
+        *,
+        follow: bool = False,
+        client: Hashable = None,
+        prompt_tokens: int = 0,
+    ):
+        self.client = client
+        self.prompt_tokens = prompt_tokens
         self.problem = problem
         self.config = config
         self.follow = follow
@@ -91,14 +107,16 @@ class Service:
         self.engine = engine
         self.max_problems = max_problems
         self.concurrency = concurrency
+        self.pace = Pace.of(engine)
         self.driver = self._new_driver()
         self.tickets: dict[int, Ticket] = {}
-        self.suspects: dict[Ticket, Driver] = {}
+        self.suspects: dict[Ticket, FairDriver] = {}
         self.retried: deque[Ticket] = deque()
         self.inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.lock = Lock()
         self.open: set[Ticket] = set()
         self.closing = False
+        self.busy_since = time.monotonic()
         self.ends: deque[float] = deque(maxlen=32)
         self.thread = Thread(target=self._work, name="searches", daemon=True)
         self.thread.start()
@@ -110,11 +128,17 @@ class Service:
         with self.lock:
             if self.closing:
                 raise Refusal(503, STOPPING)
-            if len(self.open) + len(tickets) > self.max_problems:
-                wait = str(self.retry_after())
+            if len(tickets) > self.max_problems:
+                message = f"the request holds {len(tickets)} prompts, and this server takes {self.max_problems}"
+                raise Refusal(400, f"{message} at once; send fewer", param="prompt")
+            missing = len(self.open) + len(tickets) - self.max_problems
+            if missing > 0:
+                wait = str(self.retry_after(missing))
                 message = f"{len(self.open)} problems are waiting or under way, and there is room for "
                 message += f"{self.max_problems}; ask again in {wait} seconds"
                 raise Refusal(429, message, code="queue_full", headers={"Retry-After": wait})
+            if not self.open:
+                self.busy_since = time.monotonic()
             self.open.update(tickets)
             for ticket in tickets:  # before whatever `close` puts there
                 self.inbox.put(partial(self._join, ticket))
@@ -123,24 +147,36 @@ class Service:
         """Let go of a problem whose client has left; nothing happens to one that has ended."""
         self.inbox.put(partial(self._leave, ticket))
 
-    def retry_after(self) -> int:
-        """Seconds until a place is likely to be free: the mean time between the last ends."""
-        ends = list(self.ends)
-        return 1 if len(ends) < 2 else max(1, ceil((ends[-1] - ends[0]) / (len(ends) - 1)))
+    def retry_after(self, places: int) -> int:
+        """Seconds until so many places are likely to be free: as many problems have to end, each of which takes what
+        the last ones took, or what those under way have taken so far."""
+        now = time.monotonic()
+        ends = [end for end in self.ends if end >= self.busy_since]
+        each = (now - (ends[0] if len(ends) > 1 else self.busy_since)) / max(1, len(ends) - 1)
+        return min(MAX_WAIT_S, max(1, ceil(places * each)))
 
     @property
     def healthy(self) -> bool:
         return self.thread.is_alive() and not self.closing
 
-    def close(self) -> None:
-        """Break off whatever is under way, and end the thread."""
+    def take_no_more(self) -> None:
+        """Refuse what comes from now on."""
+        with self.lock:
+            self.closing = True
+
+    def break_off(self) -> None:
+        """End whatever is under way after the pass that is made now. Its clients are told so."""
         with self.lock:
             self.closing = True
             self.inbox.put(None)
-        self.thread.join()
+
+    def close(self) -> None:
+        """Break off whatever is under way, and wait for the thread; a pass that takes longer is left alone."""
+        self.break_off()
+        self.thread.join(CLOSE_S)
 
     @property
-    def drivers(self) -> list[Driver]:
+    def drivers(self) -> list[FairDriver]:
         """All that problems are solved by."""
         return [self.driver, *self.suspects.values()]
 
@@ -160,8 +196,8 @@ class Service:
     def busy(self) -> bool:
         return self.driver.busy or bool(self.suspects or self.retried)
 
-    def _new_driver(self) -> Driver:
-        return Driver(self.engine, Admission.of(self.engine, self.concurrency), contained=True)
+    def _new_driver(self) -> FairDriver:
+        return FairDriver.of(self.engine, self.concurrency, self.pace)
 
     def _work(self) -> None:
         while self._read_inbox():
@@ -200,7 +236,7 @@ class Service:
         """A step of each problem that is tried by itself."""
         while self.retried and len(self.suspects) < ALONE:
             ticket, driver = self.retried.popleft(), self._new_driver()
-            ticket.number = driver.add(ticket.problem, ticket.config)
+            self._add(ticket, driver)
             self.suspects[ticket] = driver
         for ticket, driver in list(self.suspects.items()):
             assert ticket.number is not None
@@ -214,7 +250,7 @@ class Service:
                 del self.suspects[ticket]
                 self._free(driver)
 
-    def _step(self, driver: Driver, tickets: dict[int, Ticket]) -> None:
+    def _step(self, driver: FairDriver, tickets: dict[int, Ticket]) -> None:
         """A step of a driver. tickets: of its problems, without those that end."""
         for number, progress in driver.step():
             ticket = tickets[number]
@@ -233,8 +269,12 @@ class Service:
                 ticket.notify()
 
     def _join(self, ticket: Ticket) -> None:
-        ticket.number = self.driver.add(ticket.problem, ticket.config)
+        self._add(ticket, self.driver)
+        assert ticket.number is not None
         self.tickets[ticket.number] = ticket
+
+    def _add(self, ticket: Ticket, driver: FairDriver) -> None:
+        ticket.number = driver.add_from(ticket.problem, ticket.config, ticket.client, ticket.prompt_tokens)
 
     def _leave(self, ticket: Ticket) -> None:
         """Let go of a problem, wherever it is."""
@@ -252,7 +292,7 @@ class Service:
                 self._free(driver)
         self._forget(ticket)
 
-    def _count_lost(self, ticket: Ticket, driver: Driver) -> None:
+    def _count_lost(self, ticket: Ticket, driver: FairDriver) -> None:
         """Tell what a problem has used until its client left."""
         active = driver.active.get(ticket.number or 0)
         if ticket.count is not None and active is not None:
@@ -268,7 +308,7 @@ class Service:
         self._forget(ticket)
         ticket.notify()
 
-    def _free(self, driver: Driver) -> None:
+    def _free(self, driver: FairDriver) -> None:
         try:
             driver.close()
         except Exception:

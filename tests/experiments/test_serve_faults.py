@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,6 +21,7 @@ import openai
 
 from experiments.serve.access import show_log
 from experiments.serve.launch import LOCAL
+from experiments.serve.web import Patience
 from tests.helpers.own_server import ENDLESS, Running, running, said
 
 
@@ -43,6 +48,8 @@ def test_clients_that_leave_midway_leave_nothing_behind() -> None:
         counted = found.api.metrics.registry.get_sample_value
         assert counted("ttc_requests_total", {"search": "none", "status": "499"}) == 3
         assert counted("ttc_requests_total", {"search": "none", "status": "200"}) is None
+        assert (counted("ttc_tokens_total", {"search": "none", "kind": "generated"}) or 0) >= 10
+        assert (counted("ttc_tokens_total", {"search": "none", "kind": "prompt"}) or 0) >= 2
 
 
 def test_who_finds_no_place_is_told_when_to_come_back() -> None:
@@ -55,6 +62,33 @@ def test_who_finds_no_place_is_told_when_to_come_back() -> None:
         stream.close()
         found.wait_until_free()
         assert found.client().completions.create(model="tiny", prompt="go").choices
+
+
+def test_a_client_may_bound_the_time_of_its_search() -> None:
+    with running(pass_s=0.01) as found:
+        reply = found.client().completions.create(**ENDLESS, extra_body={"max_wall_s": 0.2})
+        assert reply.model_extra is not None and reply.model_extra["search"]["stopped"] == "max_wall_s"
+        assert reply.usage is not None and 0 < reply.usage.completion_tokens < 100
+
+
+def half_open(port: int) -> socket.socket:
+    """A connection whose request has a beginning and no end."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+    connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+    return connection
+
+
+def test_requests_that_never_come_to_an_end_keep_nobody_away() -> None:
+    with running(patience=Patience(20, header_s=0.5, max_connections=4)) as found:
+        port = int(found.url.rpartition(":")[2])
+        waiting = [half_open(port) for _ in range(4)]
+        refused = httpx2.get(f"{found.url}/health")
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "connections"
+        for connection in waiting:
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(1) == b""  # closed by the server
+            connection.close()
+        assert httpx2.get(f"{found.url}/health").status_code == 200
 
 
 # ---------------------------------------------------------------- what goes wrong
@@ -72,6 +106,8 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"model": "tiny+best_of_n", "n": 2}, 400, "a search gives one answer"),
     ({"max_tokens": 901}, 400, "max_tokens=901 is more than this server's 900"),
     ({"max_generated_tokens": 2001}, 400, "more than this server's 2000"),
+    ({"max_wall_s": 61}, 400, "max_wall_s=61.0 is more than this server's 60"),
+    ({"max_wall_s": 0}, 400, "max_wall_s=0"),
     ({"temperature": -1}, 400, "temperature=-1: "),
     ({"tools": [{"type": "function"}]}, 400, "tools is not offered here"),
     ({"top_k": 2**63}, 400, "top_k=9223372036854775808: .*less than or equal to 2147483647"),
@@ -276,3 +312,15 @@ def test_what_takes_too_long_is_broken_off_when_the_server_stops() -> None:
         found.web.should_exit = True
         found.thread.join(20)
         assert not found.thread.is_alive() and found.engine.kv_bytes() == 0
+
+
+def test_who_waits_when_the_server_ends_is_told_so() -> None:
+    with running(shutdown_s=0, pass_s=0.003) as found, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(httpx2.post, f"{found.url}/v1/completions", json=ENDLESS, timeout=30)
+        until = time.monotonic() + 10
+        while not found.api.service.decoding:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        found.web.should_exit = True
+        reply = asked.result(20)
+        assert reply.status_code == 503 and "the server is stopping" in reply.json()["error"]["message"]

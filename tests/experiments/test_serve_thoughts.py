@@ -16,9 +16,10 @@ pytest.importorskip("openai")
 import openai
 
 from experiments.serve.app import Api
-from experiments.serve.launch import bind, server
+from experiments.serve.launch import bind
 from experiments.serve.offer import Offer
 from experiments.serve.service import Service
+from experiments.serve.web import server
 from search import SelfConsistency
 from search.options import SolveOptions
 from tests.helpers.thinking import OPENING, SWITCHED, TURNS, Written, thinker

@@ -13,9 +13,10 @@ import openai
 import torch
 
 from experiments.serve.app import Api
-from experiments.serve.launch import bind, server
+from experiments.serve.launch import bind
 from experiments.serve.offer import Offer
 from experiments.serve.service import Service
+from experiments.serve.web import Patience, server
 from search import BeamSearch, BestOfN, Case, Greedy, Search, SearchSteps, SelfConsistency
 from search.budget import Budget
 from search.options import SolveOptions
@@ -108,14 +109,20 @@ class Running:
 
 @contextmanager
 def running(
-    *, most: int = 256, key: str | None = None, hosts: Any = None, shutdown_s: int = 20, pass_s: float = 0.0
+    *,
+    most: int = 256,
+    key: str | None = None,
+    hosts: Any = None,
+    shutdown_s: int = 20,
+    pass_s: float = 0.0,
+    patience: Patience | None = None,
 ) -> Iterator[Running]:
     offer = Offer("tiny", SEARCHES, 900, 16)
     service = Service(make_engine(pass_s), most)
-    options = SolveOptions(verifier=Asks(), budget=Budget(max_generated_tokens=2000))
+    options = SolveOptions(verifier=Asks(), budget=Budget(max_generated_tokens=2000, max_wall_s=60))
     api = Api(service, offer, options, 20_000)
     socket = bind("127.0.0.1", 0)
-    web = server(api, key, hosts, shutdown_s)
+    web = server(api, key, hosts, patience or Patience(shutdown_s))
     thread = Thread(target=lambda: web.run(sockets=[socket]), daemon=True)
     thread.start()
     while not web.started:

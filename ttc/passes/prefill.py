@@ -98,6 +98,7 @@ def _compute(runtime: Runtime, targets: Sequence[Target], purpose: Purpose, outp
         with runtime.metered(branches):
             cutter = Cutter(runtime, runs, held, runtime.prefill_tokens)
         while cutter.left:
+            cutter.max_rows = runtime.prefill_tokens  # which may change meanwhile
             with runtime.metered(branches), cutter.chunk() as chunk:
                 _run(runtime, chunk, outputs, starts)
             for i, tokens in chunk.counts.items():

@@ -62,7 +62,7 @@ def check_parts(
     )
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Runtime:
     """What prefill, decoding and scoring work with.
 

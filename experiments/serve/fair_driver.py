@@ -1,0 +1,206 @@
+"""A driver for many clients: none of them waits for all that another one asks."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+from search.active_search import ActiveSearch
+from search.admission import PROBLEMS, Admission
+from search.config import SearchConfig
+from search.driver import Driver, Events, Work
+from ttc.cost_model.options import MOST_ROWS
+from ttc.engine import Engine
+from ttc.protocols import Backend, Problem, RunsBatches, Step, Vary
+from ttc.sampling import Sampling
+from ttc.tree.branch import Branch
+
+SHORT = 256
+"""Tokens of a prompt that is computed together with others."""
+
+PASS_S = 0.2
+"""What a pass over a part of a long prompt should take, in seconds."""
+
+LEAST_ROWS = 16
+"""The fewest rows of such a pass."""
+
+
+class Origin(NamedTuple):
+    """Where a problem comes from, and how many tokens its prompt has."""
+
+    client: Hashable
+    tokens: int
+
+
+class Unseated(NamedTuple):
+    """New branches that wait for a place in the batch."""
+
+    active: ActiveSearch
+    children: list[Branch]
+    step: Step
+    sampling: Sampling
+
+
+@dataclass
+class FairDriver(Driver):
+    """A driver that shares its passes among clients.
+
+    A long prompt is computed by itself, a pass at a time. Between two such passes all that decode get a token. Every
+    other one goes to the shortest prompt, the rest to the oldest. The next problem to begin, and the next branches to
+    decode, are those of the client that has the fewest. A client that has none waits for no row.
+
+    origins: of each problem that is waiting or under way. unseated: the branches that wait for rows, in order.
+    max_rows: the most branches that decode at once, but for those of clients that would have none.
+    pace: keeps a pass over a long prompt short. prompt_passes: how many of these were made.
+    decoded, oldest: whether the last step was a token, and whether the last prompt was the oldest.
+    """
+
+    origins: dict[int, Origin] = field(default_factory=dict)
+    unseated: list[Unseated] = field(default_factory=list)
+    max_rows: int | None = None
+    pace: Pace | None = None
+    prompt_passes: int = 0
+    decoded: bool = False
+    oldest: bool = False
+
+    @classmethod
+    def of(cls, engine: Backend, concurrency: int | None, pace: Pace | None = None) -> FairDriver:
+        """concurrency: the most problems under way, None for as many as there is room for."""
+        if not isinstance(engine, RunsBatches):
+            return cls(engine, Admission.of(engine, concurrency), contained=True)
+        at_first = PROBLEMS if concurrency is None else inf
+        admission = Admission(engine.running_batch(None), concurrency, MOST_ROWS, at_first)
+        return cls(engine, admission, contained=True, max_rows=MOST_ROWS, pace=pace)
+
+    def add_from(self, problem: Problem, config: SearchConfig, client: Hashable, tokens: int) -> int:
+        """`add`, for a client. tokens: of the prompt."""
+        number = self.add(problem, config)
+        self.origins[number] = Origin(client, tokens)
+        self.admission.note_expansion(1, tokens, 1)
+        return number
+
+    def cancel(self, index: int) -> None:
+        super().cancel(index)
+        self.origins.pop(index, None)
+
+    def step(self) -> Events:
+        began = time.perf_counter()
+        passes = self.prompt_passes
+        for number, progress in super().step():
+            if progress.result is not None:
+                self.origins.pop(number, None)
+            yield number, progress
+        if self.pace is not None and self.prompt_passes > passes:
+            self.pace.note(time.perf_counter() - began)
+
+    def next_work(self) -> Work | None:
+        self._take_on()
+        self._seat()
+        if not self.works or (self.decoding and not self.decoded):
+            self.decoded = True
+            return None
+        self.decoded = False
+        self.oldest = not self.oldest
+        work = self.works[0] if self.oldest else min(self.works, key=lambda work: work.tokens)
+        self.prompt_passes += work.tokens > SHORT
+        return work
+
+    # ------------------------------------------------------------ what begins
+
+    def _take_on(self) -> None:
+        """Have requests answered and problems begun: a long prompt by itself, the others together."""
+        at_work = {index for work in self.works for index in work.indices}
+        resting = [active for active in self.resting() if active.index not in at_work]
+        together = [active for active in resting if not isinstance(active.request, Vary)]
+        for active in resting:
+            if isinstance(active.request, Vary):
+                self.serve([active])
+        if together:
+            self.serve(together)
+        chosen = self._next_problems([index for index in self.waiting if index not in at_work])
+        short = [index for index in chosen if self._origin(index).tokens <= SHORT]
+        if short:
+            self.start(short, sum(self._origin(index).tokens for index in short))
+        for index in chosen:
+            if index not in short:
+                self.start([index], self._origin(index).tokens)
+
+    def _next_problems(self, waiting: list[int]) -> list[int]:
+        """Those of the waiting problems that begin now. One of a client that has none needs no free row."""
+        if not waiting:
+            return []
+        under_way = len(self.active) + len(self.waiting) - len(waiting)
+        count = self.admission.count(under_way, len(waiting))
+        held = Counter(origin.client for index, origin in self.origins.items() if index not in waiting)
+        chosen: list[int] = []
+        while waiting:
+            index = min(waiting, key=lambda index: held[self._origin(index).client])
+            client = self._origin(index).client
+            extra = not held[client] and self.admission.has_room(under_way + len(chosen))
+            if len(chosen) >= count and not extra:
+                break
+            waiting.remove(index)
+            chosen.append(index)
+            held[client] += 1
+        return chosen
+
+    def _origin(self, index: int) -> Origin:
+        return self.origins.get(index, Origin(None, 0))
+
+    # ------------------------------------------------------------ who decodes
+
+    def begin_decoding(self, active: ActiveSearch, children: list[Branch], step: Step, sampling: Sampling) -> None:
+        self.unseated.append(Unseated(active, children, step, sampling))
+
+    def _seat(self) -> None:
+        """Give rows to branches that wait for them."""
+        self.unseated = [group for group in self.unseated if group.children[0] in self.decoding]
+        if not self.unseated:
+            return
+        waiting = {child for group in self.unseated for child in group.children}
+        seated = (active for child, active in self.decoding.items() if child not in waiting)
+        rows = Counter(self._origin(active.index).client for active in seated)
+        while self.unseated:
+            group = min(self.unseated, key=lambda group: rows[self._origin(group.active.index).client])
+            client, count = self._origin(group.active.index).client, len(group.children)
+            full = self.max_rows is not None and len(self.admission.batch) + count > self.max_rows
+            if full and rows[client]:
+                return
+            self.unseated.remove(group)
+            self.admission.batch.add(group.children, group.step, group.sampling)
+            rows[client] += count
+
+
+@dataclass
+class Pace:
+    """How many rows a pass over a prompt has, so that it takes about `PASS_S` on whatever machine."""
+
+    engine: Engine
+
+    def __post_init__(self) -> None:
+        self.most = self.engine.runtime.prefill_tokens
+        self.rows = min(self.most, 4 * LEAST_ROWS)
+
+    @classmethod
+    def of(cls, backend: Backend) -> Pace | None:
+        """For an engine of this process; another server has its own."""
+        return cls(backend) if isinstance(backend, Engine) else None
+
+    def note(self, seconds: float) -> None:
+        """A pass has taken so long."""
+        if seconds > 1.25 * PASS_S:
+            self.rows = max(min(LEAST_ROWS, self.most), int(self.rows * PASS_S / seconds))
+        elif seconds < PASS_S / 2:
+            self.rows = min(self.most, 2 * self.rows)
+
+    @property
+    def rows(self) -> int:
+        return self.engine.runtime.prefill_tokens
+
+    @rows.setter
+    def rows(self, rows: int) -> None:
+        self.engine.runtime.prefill_tokens = rows

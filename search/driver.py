@@ -200,7 +200,7 @@ class Driver:
                 self._stop_decoding(active)
                 bare = active.break_off(why)
                 self.engine.release(bare)
-                active.config.rater.released(bare)
+                _forget(active, bare)
 
     # ------------------------------------------------------------ start and finish
 
@@ -214,6 +214,7 @@ class Driver:
             if active.done:
                 result = active.result()
                 self._release([active])
+                result.error = active.error
                 del self.active[active.index]
                 self._withdraw(active.index)
                 self.admission.note_end()
@@ -288,7 +289,7 @@ class Driver:
         retired = {active: active.retire(list(active.live)) for active in searches}
         self.engine.release([branch for branches in retired.values() for branch in branches])
         for active, branches in retired.items():
-            active.config.rater.released(branches)
+            _forget(active, branches)
 
     # ------------------------------------------------------------ requests
 
@@ -298,8 +299,9 @@ class Driver:
             while isinstance(active.request, Release):
                 branches = active.released(active.request.branches)
                 self.engine.release(branches)
-                active.config.rater.released(branches)
-                active.advance(None)
+                _forget(active, branches)
+                if active.request is not None:
+                    active.advance(None)
         pending = [(active, active.request) for active in resting]
         for active, request in pending:
             if isinstance(request, Vary) and not active.over:
@@ -585,6 +587,14 @@ def _passes(prefill: Prefill) -> Task:
             yield None
     finally:
         prefill.close()
+
+
+def _forget(active: ActiveSearch, branches: Sequence[Branch]) -> None:
+    """Tell the verifier that these branches are gone. One that cannot let go of them fails its problem."""
+    try:
+        active.config.rater.released(branches)
+    except VerifierError as error:
+        active.fail(active.error or _named(error))
 
 
 def _named(error: Exception) -> str:

@@ -76,7 +76,11 @@ class Rater:
     def released(self, branches: Sequence[Branch]) -> None:
         """Tell a verifier that keeps something for these branches."""
         if branches and isinstance(self.verifier, Forgets):
-            self.verifier.released(branches)
+            try:
+                self.verifier.released(branches)
+            except Exception as error:
+                what = f"{self.name}.released raised {type(error).__name__}: {error}"
+                raise VerifierError(what) from error
 
 
 def aggregate(step_scores: Sequence[float], how: Aggregation) -> float:

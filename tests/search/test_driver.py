@@ -78,6 +78,33 @@ def test_a_verifier_that_fails_in_the_second_step(how: str, backend: Any, make_b
         assert seen(result) == seen(solve(BEAM, engine=make_backend(), verifier=StepLength(), problem=question))
 
 
+class CannotLetGo(StepLength):
+    """Goes wrong when it is told that branches of the question "bad" are gone."""
+
+    def __init__(self) -> None:
+        self.bad: set[Branch] = set()
+
+    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
+        self.bad |= {branch for branch, question in zip(branches, questions, strict=True) if question == "bad"}
+        return super().rate(branches, questions, backend)
+
+    def released(self, branches: Sequence[Branch]) -> None:
+        if self.bad & set(branches):
+            raise RuntimeError("lost its cache")
+
+
+@pytest.mark.parametrize("search", [BEAM, BestOfN(n=3, max_tokens=4)], ids=["during", "at the end"])
+def test_a_verifier_that_cannot_let_go_fails_its_problem(
+    search: Any, backend: Any, make_backend: Callable[[], Any]
+) -> None:
+    good, bad, other = solve(search, engine=backend, verifier=CannotLetGo(), problem=["good", "bad", "other"])
+    assert bad.error == "VerifierError: CannotLetGo.released raised RuntimeError: lost its cache"
+    assert bad.branches and not backend.live
+    for result, question in ((good, "good"), (other, "other")):
+        assert result.error is None
+        assert seen(result) == seen(solve(search, engine=make_backend(), verifier=StepLength(), problem=question))
+
+
 def test_a_failed_search_gives_its_best_so_far(backend: Any) -> None:
     result = solve(BestOfN(n=4, max_tokens=5), engine=backend, verifier=FailsLater("raise"), problem="bad")
     assert result.error is None and result.best.score == max(b.score for b in result.branches)

@@ -168,7 +168,9 @@ def _read(rows: list[tuple[int, Row]], config: DatasetConfig) -> tuple[list[Prob
         try:
             problem = _checked(read(_checked_row(row), name, config), config)
             if config.fields.source is not None:
-                problem = replace(problem, metadata=problem.metadata | {"source": _text(row, config.fields.source)})
+                source = _text(row, config.fields.source)
+                check_text(source, "the source")
+                problem = replace(problem, metadata=problem.metadata | {"source": source})
             if problem.id in problems:
                 raise InvalidInput(f"the id {problem.id!r} stands on an earlier row already")
             problems[problem.id] = problem
@@ -195,6 +197,8 @@ def _checked(problem: Any, config: DatasetConfig) -> Problem:
     check_text(problem.question, "the question")
     check_text(problem.id, "the id")
     check_text(problem.answer, "the gold answer")
+    if isinstance(solution := problem.metadata.get("solution"), str):
+        check_text(solution, "the solution")
     if config.grader is None:  # which knows its own gold answers
         check_gold(problem.answer or "", config.answer_kind)
     return problem

@@ -289,12 +289,17 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def as_json(value: Any, indent: int = 1) -> str:
-    return json.dumps(value, indent=indent, ensure_ascii=False) + "\n"
+    return _encodable(json.dumps(value, indent=indent, ensure_ascii=False)) + "\n"
 
 
 def as_lines(records: Iterable[dict[str, Any]]) -> str:
     """A line of JSON for each."""
-    return "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
+    return "".join(_encodable(json.dumps(record, ensure_ascii=False, allow_nan=False)) + "\n" for record in records)
+
+
+def _encodable(text: str) -> str:
+    """JSON in which lone surrogates, which no file can hold, are JSON's own escapes."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def read_json(file: Path, default: Any) -> Any:

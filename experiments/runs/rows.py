@@ -104,7 +104,7 @@ def _json_rows(path: Path) -> list[Row]:
     if path.suffix == ".json":
         try:
             rows = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets in brackets
             raise InvalidInput(f"{path} is not JSON: {error}") from error
         if not isinstance(rows, list):
             raise InvalidInput(f"{path} holds a {type(rows).__name__}; a .json data set is a list of objects")
@@ -113,7 +113,7 @@ def _json_rows(path: Path) -> list[Row]:
     for line in filter(str.strip, text.split("\n")):  # other separators may stand inside a string
         try:
             rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             rows.append({UNREADABLE: str(error)})
     return rows
 

@@ -130,6 +130,26 @@ def test_the_reason_says_what_is_wrong_with_a_row(tmp_path: Path, line: str, rea
 # ---------------------------------------------------------------- fields, readers, tables
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("[" * 100_000, "the line is not JSON: maximum recursion"),
+        ('{"question": "a", "answer": %s}' % ("9" * 5000), "the line is not JSON: Exceeds the limit (4300 digits)"),
+        ('{"question": "a", "answer": "1", "from": "\\ud800"}', "the source holds '\\ud800'"),
+        ('{"question": "a", "answer": "1", "from": "b", "solution": "\\ud800"}', "the solution holds '\\ud800'"),
+        ('{"\\udcff": "a"}', "the row has no field 'question', only \udcff"),
+    ],
+    ids=["brackets", "digits", "source", "solution", "field"],
+)
+def test_a_row_that_no_program_can_hold_fails_alone(tmp_path: Path, line: str, reason: str) -> None:
+    good = '{"question": "2 + 2", "answer": "4", "from": "b"}\n'
+    (tmp_path / "rows.jsonl").write_text(f"{good}{line}\n")
+    task = load_task(dataset(path=str(tmp_path / "rows.jsonl"), fields={"source": "from"}))
+    assert [problem.question for problem in task.problems] == ["2 + 2"]
+    ((name, why),) = task.failures
+    assert name.endswith("-1") and reason in why
+
+
 def test_a_row_can_name_the_source_that_its_question_shares(tmp_path: Path) -> None:
     rows = [{"question": "1 ?", "answer": "1", "passage": "p"}, {"question": "2 ?", "answer": "2"}]
     task = load_task(dataset(path=jsonl(tmp_path / "rows.jsonl", rows), fields={"source": "passage"}))

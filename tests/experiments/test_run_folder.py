@@ -179,6 +179,16 @@ def test_a_model_of_the_hub_is_known_by_its_revision(monkeypatch: pytest.MonkeyP
 # ---------------------------------------------------------------- what a record holds
 
 
+def test_hostile_rows_are_failures_of_their_own(place: Path) -> None:
+    hostile = ['{"\\udcff": 1}', "[" * 100_000, '{"question": %s, "answer": "1"}' % ("9" * 5000)]
+    with (place / "rows.jsonl").open("a") as file:
+        file.write("\n".join(hostile) + "\n")
+    summary = run(composed(place))
+    assert (summary["problems"], summary["failures"]) == (len(ROWS) + 3, 3)
+    failed = [record["error"] for record in records(place) if record["error"]]
+    assert len(failed) == 3 and any("only \udcff" in error for error in failed)
+
+
 def test_each_record_holds_the_exact_prompt(place: Path) -> None:
     run(composed(place, "dataset.raw=true", r"dataset.instruction='and {question}\n: '"))
     assert [r["prompt"] for r in records(place)] == [f"and {row['question']}\n: " for row in ROWS]

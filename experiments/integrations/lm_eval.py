@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 
 from experiments.cli.command import perform
+from experiments.cli.output import show
 from ttc.errors import InvalidInput
 
 NAME, TARGET = "ttc", "experiments.integrations.lm:SearchLM"
+OLDEST = (0, 4, 13)
+"""The first release that has all that is imported here."""
+INSTALL = "pip install -e '.[eval]' in the folder of this project"
+
+PAGE = f"""\
+usage: python -m experiments.lm_eval run --model ttc --tasks TASKS --model_args pretrained=MODEL [SETTING=VALUE ...]
+
+The command of lm-evaluation-harness, with searches as one more of its models. Settings are those of
+`python -m experiments.run`, as search=best_of_n search.n=8 verifier=self; docs/evaluation.md has examples.
+
+lm-evaluation-harness is not installed, so that its own options are not shown: {INSTALL}
+"""
 
 
 def main() -> None:
+    if {"-h", "--help"} & set(sys.argv[1:]) and find_spec("lm_eval") is None:
+        show(PAGE, end="")
+        return
     perform(evaluate, f"lm_eval {' '.join(sys.argv[1:])}")
 
 
 def evaluate() -> None:
     """The harness's own command, with one more model."""
-    if find_spec("lm_eval") is None:
-        raise InvalidInput("lm-evaluation-harness is not installed: pip install 'ttc-tree[eval]'")
+    check_installed()
     from lm_eval._cli import HarnessCLI
     from lm_eval.utils import setup_logging
 
@@ -27,6 +44,16 @@ def evaluate() -> None:
     register()
     harness = HarnessCLI()
     harness.execute(own_settings(harness.parse_args()))
+
+
+def check_installed() -> None:
+    """Raise InvalidInput where the harness is missing or too old."""
+    if find_spec("lm_eval") is None:
+        raise InvalidInput(f"lm-evaluation-harness is not installed: {INSTALL}")
+    installed = version("lm_eval")
+    if tuple(map(int, re.findall(r"\d+", installed)[:3])) < OLDEST:
+        least = ".".join(map(str, OLDEST))
+        raise InvalidInput(f"lm-evaluation-harness {installed} is too old, {least} or newer is needed: {INSTALL}")
 
 
 def register() -> None:

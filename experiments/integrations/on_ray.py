@@ -76,7 +76,7 @@ def solve(workers: int, shards: int | None, gpus: float, cpus: float, overrides:
     try:
         import ray
     except ImportError:
-        raise InvalidInput("this needs Ray: pip install 'ttc-tree[ray]'") from None
+        raise InvalidInput("this needs Ray: pip install -e '.[ray]'") from None
     left = [shard for shard, folder in folders.items() if not (folder / "summary.json").is_file()]
     failed: list[str] = []
     if left:

@@ -22,7 +22,7 @@ def launch() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn", "pydantic", "prometheus_client"):
             raise
-        raise SystemExit(f"error: the server needs {error.name}: pip install 'ttc-tree[serve]'") from error
+        raise SystemExit(f"error: the server needs {error.name}: pip install -e '.[serve]'") from error
 
     configured("serve", lambda config, _: run(config, HydraConfig.get().runtime.choices["search"]))
 

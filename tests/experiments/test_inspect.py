@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("inspect_ai", reason="Inspect is not installed: pip install 'ttc-tree[inspect]'")
+pytest.importorskip("inspect_ai", reason="Inspect is not installed: pip install -e '.[inspect]'")
 
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample

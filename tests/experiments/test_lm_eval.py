@@ -18,7 +18,7 @@ import yaml
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install 'ttc-tree[eval]'")
+pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install -e '.[eval]'")
 
 from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance

@@ -31,6 +31,7 @@ def launch() -> int:
     from experiments.cli.printable import printable
     from experiments.cli.refusals import explained
     from experiments.eval.compare.show import compared
+    from experiments.runs.flags import RUN_FLAGS, as_settings
     from experiments.runs.problem_loop import run
     from experiments.runs.records import run_folder
     from experiments.runs.schema import register
@@ -40,7 +41,7 @@ def launch() -> int:
 
     register()
     os.environ[FULL_ERRORS] = "1"  # Hydra then leaves it to `perform` to show them
-    sys.argv[1:] = as_choices(sys.argv[1:])
+    sys.argv[1:] = as_choices(as_settings(sys.argv[1:], RUN_FLAGS))
     if sweeps(sys.argv[1:]):
         sys.argv[1:] = for_each_job(sys.argv[1:])
 

@@ -15,6 +15,7 @@ def launch() -> None:
     """Serve until told to stop."""
     from hydra.core.hydra_config import HydraConfig
 
+    from experiments.runs.flags import SERVE_FLAGS, as_settings
     from experiments.runs.hydra_command import configured
 
     try:
@@ -24,6 +25,7 @@ def launch() -> None:
             raise
         raise SystemExit(f"error: the server needs {error.name}: pip install -e '.[serve]'") from error
 
+    sys.argv[1:] = as_settings(sys.argv[1:], SERVE_FLAGS)
     configured("serve", lambda config, _: run(config, HydraConfig.get().runtime.choices["search"]))
 
 

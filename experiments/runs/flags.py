@@ -1,0 +1,91 @@
+"""Flags as other servers and commands have them, beside Hydra's settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+
+from experiments.runs.schema import DatasetConfig, ModelConfig, RunConfig, ServeConfig
+from ttc.errors import InvalidInput
+
+RUN_FLAGS = {"--model": "model.name", "--search": "search", "--verifier": "verifier"}
+SERVE_FLAGS = {"--host": "serve.host", "--port": "serve.port", **RUN_FLAGS}
+"""What is set by the flags of a command."""
+
+OF_HYDRA = (
+    "--cfg",
+    "--config-dir",
+    "--config-name",
+    "--config-path",
+    "--experimental-rerun",
+    "--help",
+    "--hydra-help",
+    "--info",
+    "--multirun",
+    "--package",
+    "--resolve",
+    "--run",
+    "--shell-completion",
+    "--version",
+)
+
+ELSEWHERE = {
+    "--served-model-name": "serve.name",
+    "--max-model-len": "serve.max_prompt_tokens",
+    "--max-num-seqs": "run.batch",
+    "--dtype": "model.dtype",
+}
+"""Flags of other servers, and the settings that mean about the same."""
+
+
+def as_settings(words: Sequence[str], flags: Mapping[str, str]) -> list[str]:
+    """The words of a command line with `SETTING=VALUE` in the place of these flags and their values.
+
+    Raises InvalidInput for a flag that is neither one of these nor Hydra's, and for one without a value.
+    """
+    return list(_settings(iter(words), flags))
+
+
+def _settings(words: Iterator[str], flags: Mapping[str, str]) -> Iterator[str]:
+    for word in words:
+        flag, given, value = word.partition("=")
+        if not flag.startswith("--") or flag in OF_HYDRA:
+            yield word
+        elif flag not in flags:
+            raise InvalidInput(_unknown(flag, flags))
+        else:
+            value = value if given else next(words, "")
+            if not value or value.startswith("--"):
+                raise InvalidInput(f"{flag} needs a value; give {flag} VALUE or {flags[flag]}=VALUE")
+            yield f"{flags[flag]}={_quoted(value)}"
+
+
+def _quoted(value: str) -> str:
+    """A value as Hydra reads it: as it is, or within quotes."""
+    if re.fullmatch(r"[\w./:@+-]+", value):
+        return value
+    escaped = re.sub(r"(\\*)('|$)", lambda end: 2 * end[1] + ("\\'" if end[2] else ""), value)
+    return f"'{escaped}'"
+
+
+def _unknown(flag: str, flags: Mapping[str, str]) -> str:
+    """What to say of a flag that there is not: the setting that it would be, if any."""
+    offered = f"the flags are {', '.join(flags)}; all else is SETTING=VALUE, as --help lists"
+    if flag == "--api-key":
+        return f"{flag} is no flag; put the key into the environment variable that serve.key_env names (TTC_API_KEY)"
+    setting = ELSEWHERE.get(flag) or _setting_like(flag)
+    return f"{flag} is no flag; {f'give {setting}=VALUE' if setting else offered}"
+
+
+def _setting_like(flag: str) -> str | None:
+    """The setting whose name is the most like a flag's."""
+    groups = {"serve": ServeConfig, "run": RunConfig, "model": ModelConfig, "dataset": DatasetConfig}
+    settings: dict[str, str] = {}
+    for group, kind in groups.items():
+        for field in fields(kind):
+            settings.setdefault(field.name, f"{group}.{field.name}")
+            settings[f"{group}_{field.name}"] = f"{group}.{field.name}"
+    close = get_close_matches(flag.lstrip("-").replace("-", "_").replace(".", "_"), settings, 1, 0.8)
+    return settings[close[0]] if close else None

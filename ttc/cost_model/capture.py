@@ -144,16 +144,20 @@ class Allocation(NamedTuple):
     kv_host: int
 
 
-def allocation(times: CaptureTimes, room: int, blocks: int) -> Allocation:
+MIN_GAIN = 1.1
+"""What Algorithm 1 has to gain by measured times before there are ACT blocks: those times are off by up to a tenth."""
+
+
+def allocation(times: CaptureTimes, room: int, blocks: int, min_gain: float = 1.0) -> Allocation:
     """What becomes of `blocks` blocks where the device has room for `room` ACT blocks: Algorithm 1, or KV blocks alone
-    where a layer takes no longer with them.
+    unless a layer takes less than 1 / `min_gain` of their time.
 
     The paper takes Algorithm 1 as it comes. With what copies and generating cost besides (intercepts), it may lose.
     """
     act_gpu = act_gpu_blocks(times, room, blocks)
     allocated = Allocation(act_gpu, *hybrid_cache_allocation(times, act_gpu, blocks - act_gpu))
     kv_only_s = times.layer_s(blocks, 0, 0)
-    gains = times.layer_s(allocated.kv_host, allocated.act_host, allocated.act_gpu) < kv_only_s
+    gains = min_gain * times.layer_s(allocated.kv_host, allocated.act_host, allocated.act_gpu) < kv_only_s
     return allocated if gains else Allocation(0, 0, blocks)
 
 

@@ -12,7 +12,7 @@ from functools import cache as remember
 from math import ceil, inf
 from typing import NamedTuple, Self
 
-from ttc.cost_model.capture import CaptureTimes, Line, allocation
+from ttc.cost_model.capture import MIN_GAIN, CaptureTimes, Line, allocation
 from ttc.cost_model.device_profile import BUFFERS, DeviceProfile, LinkProfile
 from ttc.cost_model.dims import KVShape
 from ttc.cost_model.roofline import roofline_time
@@ -353,7 +353,7 @@ def capture_times(cache: Cache, read: Read, work: Pass) -> CaptureTimes:
 
 def _capture(cache: Cache, room: float) -> Traffic:
     """CAPTURE: Algorithm 1 with times from the profile, in blocks of one token. KV blocks lie on the host. Where it
-    would lose by these times, there are KV blocks alone."""
+    gains less than `MIN_GAIN` by these times, there are KV blocks alone."""
     search = cache.search
     rounds, size = _rounds(cache, room, _capture_tail_bytes(cache))
     read = Read(
@@ -368,7 +368,7 @@ def _capture(cache: Cache, room: float) -> Traffic:
     buffers = 3 * min(tokens, MINI_BATCH_TOKENS) * cache.layer_bytes
     free = room - min(buffers, room / 2) - size * _capture_tail_bytes(cache)
     near = tokens if room == inf else int(max(0.0, free) // (cache.act_bytes * len(cache.blocks)))
-    act_gpu, act_host, kv_host = allocation(times, near, tokens)
+    act_gpu, act_host, kv_host = allocation(times, near, tokens, MIN_GAIN)
     read = replace(
         read,
         load_bytes=kv_host * cache.layer_bytes + act_host * cache.act_bytes,

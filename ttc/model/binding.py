@@ -19,10 +19,10 @@ def bind_policy(policy: Residency, runner: ModelRunner) -> Residency:
     if not isinstance(policy, Capture):
         return policy.bind(runner.shapes, runner.dtype, runner.device)
     first = getattr(runner, "fixed_layers", 0)
-    timed = policy.act_share is None
-    regeneration = Regeneration(runner.model, runner.shapes, timed=timed, first=first)
+    regeneration = Regeneration(runner.model, runner.shapes, first=first)
     bound = policy.bind(regeneration.shapes, runner.dtype, runner.device)
-    times = MeasuredTimes(runner, regeneration, bound.memory, bound.block_tokens)
+    sizes = bound.block_tokens, bound.mini_batch_tokens
+    times = MeasuredTimes(runner, regeneration, bound.memory, *sizes)
     bound.use(regeneration, times)
     return bound
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
-from time import perf_counter
 from typing import Any
 from weakref import finalize, ref
 
@@ -24,7 +23,6 @@ from ttc.attention.act_inputs import keep_inputs
 from ttc.attention.hf_hook import attending, current_plan
 from ttc.attention.installing import attention_set_to
 from ttc.attention.plan import Plan
-from ttc.cost_model.capture import Line, fit_line
 from ttc.memory.kv import LayerShape
 from ttc.model.extra_arguments import ExtraArguments
 from ttc.model.model_changes import changes_nothing
@@ -36,10 +34,6 @@ QUERY_NAMES = ("q_proj", "q_b_proj")
 FEW = 5
 MANY = 9
 """Tokens of the two passes that show what an attention module is given."""
-TIMED_TOKENS = (64, 128, 256, 512)
-"""Numbers of tokens that are timed."""
-TRIES = 3
-"""Of so many times the least counts."""
 
 
 class _Reached(Exception):
@@ -47,6 +41,10 @@ class _Reached(Exception):
 
     def __init__(self, key: Tensor, value: Tensor):
         self.kv = key, value
+
+
+class _Done(Exception):
+    """What a short pass was for is done."""
 
 
 class _Stop:
@@ -136,11 +134,11 @@ class Regeneration:
     """Regenerates K and V of a model's layers, and keeps what that takes as passes go by.
 
     shapes: those of the model's layers, with `input_dim` where regeneration gives what the layer
-    computes; this is tried out at once. kv_gen: T_kv_gen of the first such layer, per token, if
-    `timed`. first: the layers before this one are left out, as they run elsewhere.
+    computes; this is tried out at once. first: the layers before this one are left out, as they
+    run elsewhere.
     """
 
-    def __init__(self, model: Any, shapes: Sequence[LayerShape], timed: bool = False, first: int = 0):
+    def __init__(self, model: Any, shapes: Sequence[LayerShape], first: int = 0):
         self.model = model
         self.extras = ExtraArguments(model)
         self.first = first
@@ -148,9 +146,8 @@ class Regeneration:
         self.modules: list[Any] = []
         self.calls: list[_Arguments] = []
         self.shapes: tuple[LayerShape, ...] = ()
-        self.kv_gen: Line | None = None
         with torch.inference_mode():
-            self._probe(shapes, timed)
+            self._probe(shapes)
         self.first_given = {table.layer for table in self.tables}
         weak_self = ref(self)
         hooks = [
@@ -194,9 +191,21 @@ class Regeneration:
         inputs = args[0] if known.name is None else kwargs[known.name]
         keep_inputs(plan, layer, inputs[0])
 
+    @torch.inference_mode()
+    def while_there(self, layer: int, work: Callable[[], None]) -> None:
+        """Call `work` in a short pass, while this layer's weights are on the device."""
+
+        def show(module: Any, call: _Arguments, key: Tensor, value: Tensor) -> None:
+            if module is self.modules[layer]:
+                work()
+                raise _Done
+
+        with suppress(_Done):
+            self._run(FEW, show)
+
     # ---------------------------------------------------------------- at load
 
-    def _probe(self, shapes: Sequence[LayerShape], timed: bool) -> None:
+    def _probe(self, shapes: Sequence[LayerShape]) -> None:
         """Run two short passes without attention. While a layer's weights are there, see what its
         module is given and whether its keys and values come out of its input again."""
         calls_of_few: list[_Arguments] = []
@@ -215,8 +224,6 @@ class Regeneration:
             inputs = call.inputs
             if inputs is not None and layer >= self.first and self._gives(layer, inputs, key, value):
                 width = inputs.shape[-1]
-                if timed and self.kv_gen is None:
-                    self.kv_gen = self.time_layer(layer, inputs)
             self.shapes += (replace(shapes[layer], input_dim=width),)
 
         self._run(FEW, lambda module, call, key, value: calls_of_few.append(call))
@@ -262,31 +269,6 @@ class Regeneration:
             if not error <= limit:
                 return False
         return True
-
-    def time_layer(self, layer: int, inputs: Tensor) -> Line:
-        positions = torch.arange(max(TIMED_TOKENS), device=inputs.device) % len(inputs)
-        repeated = inputs[positions]
-
-        def generate(tokens: int) -> None:
-            self(layer, repeated[:tokens], positions[:tokens])
-            if inputs.device.type == "cuda":
-                torch.cuda.synchronize(inputs.device)
-
-        return timed_line(generate)
-
-
-def timed_line(work: Callable[[int], None]) -> Line:
-    """The line through the least times that `work` takes for each of `TIMED_TOKENS`."""
-    work(TIMED_TOKENS[0])
-    points = []
-    for tokens in TIMED_TOKENS:
-        times = []
-        for _ in range(TRIES):
-            start = perf_counter()
-            work(tokens)
-            times.append(perf_counter() - start)
-        points.append((tokens, min(times)))
-    return fit_line(points)
 
 
 def _keeper(regeneration: ref[Regeneration], layer: int) -> Any:

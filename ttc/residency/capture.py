@@ -13,7 +13,7 @@ import torch
 from ttc.attention.act_inputs import Regenerate
 from ttc.attention.entry import Entry, Reads
 from ttc.attention.stream import KVReader, Unit
-from ttc.cost_model.capture import CaptureTimes, Line, mini_batches, next_is_act
+from ttc.cost_model.capture import MIN_GAIN, CaptureTimes, Line, mini_batches, next_is_act
 from ttc.cost_model.capture import allocation as allocation_by
 from ttc.errors import InvalidInput
 from ttc.memory.kv import KV, LayerShape
@@ -31,8 +31,8 @@ class Capture(Offloading):
     blocks live on the host.
 
     act_share: the part of each branch's blocks that are ACT blocks; None for what Algorithm 1
-        chooses by times measured on this machine: none where a layer would take no less time with
-        any, and `reason` says so.
+        chooses by times measured on this machine: none where they gain less than a tenth by these
+        times, and `reason` says so.
     mini_batch_tokens: the largest number of tokens that a layer fetches and generates at once.
     balanced: give these mini-batches the ratio of all blocks (Eqs. 6 and 7); off, blocks are taken
         as they come.
@@ -122,7 +122,7 @@ class Capture(Offloading):
 
     def allocation(self, tokens: int) -> tuple[float, float]:
         """#ACT and #KV, in tokens, of all blocks once there are so many tokens (Algorithm 1). KV
-        blocks alone where ACT blocks would lose by the times measured."""
+        blocks alone where ACT blocks gain less than `MIN_GAIN` by the times measured."""
         if not self._acts:
             return 0, tokens
         if self.act_share is not None:
@@ -131,7 +131,7 @@ class Capture(Offloading):
         assert times is not None, "the policy is bound to no model"
         free = self._act_room(tokens)
         room = tokens if free == inf else self.counts()[0] + max(0, int(free) // self._act_token_bytes)
-        act_gpu, act_host, kv_host = allocation_by(times, room, tokens)
+        act_gpu, act_host, kv_host = allocation_by(times, room, tokens, MIN_GAIN)
         if tokens:
             self._note_loss(times, tokens, loses=not act_gpu + act_host)
         return act_gpu + act_host, kv_host
@@ -299,7 +299,8 @@ def _why_none(shapes: Sequence[LayerShape], act_bytes: Sequence[int], kv_bytes: 
 def _why_it_loses(times: CaptureTimes, tokens: int) -> str:
     link_ms, computing_ms = times.t_pcie(tokens) * 1e3, times.t_computation(0) * 1e3
     return (
-        f"by times measured here a layer takes no less time with them than with KV blocks alone, of which {tokens:,} "
-        f"tokens take {link_ms:.3g} ms over the link while {computing_ms:.3g} ms are computed. They pay where the link "
-        "is slow beside the device; else choose memory=paged, or set memory.act_share"
+        f"by times measured here a layer gains less than {MIN_GAIN:g}x with them over KV blocks alone, "
+        f"of which {tokens:,} tokens take {link_ms:.3g} ms over the link while {computing_ms:.3g} ms "
+        "are computed. They pay where the link is slow beside the device; else choose memory=paged, or "
+        "set memory.act_share"
     )

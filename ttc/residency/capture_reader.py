@@ -10,7 +10,7 @@ from torch import Tensor
 from ttc.attention.act_inputs import Regenerate
 from ttc.attention.entry import Reads
 from ttc.attention.stream import KVReader, Staged, Unit
-from ttc.memory.kv import LayerKV
+from ttc.memory.kv import LayerKV, LayerShape
 from ttc.memory.manager import KVMemory
 
 Copies = list[tuple[Tensor, Tensor]]
@@ -84,10 +84,8 @@ class CaptureReader(KVReader):
             if (copy := near.get(index)) is not None:
                 inputs[spans[index]] = copy.keys[0, :length]
             first += length
-        generated = self.regenerate(unit.layer, inputs, self._positions(acts))
-        room = self.memory.shapes[unit.layer].lay_out(self.room, first)  # where attention reads runs of tokens fast
-        for place, new in zip(room.both, generated, strict=True):
-            place.copy_(new)
+        new = self.regenerate(unit.layer, inputs, self._positions(acts))
+        room = stored(self.memory.shapes[unit.layer], self.room, new)
         return {index: LayerKV(room.keys[:, span], room.values[:, span]) for index, span in spans.items()}
 
     def _positions(self, acts: Sequence[int]) -> Tensor:
@@ -167,6 +165,14 @@ class CaptureReader(KVReader):
             staged.entries[index] = place
             offset += entry.length * shape.elements
         return copies, staged
+
+
+def stored(shape: LayerShape, room: Tensor, new: tuple[Tensor, Tensor]) -> LayerKV:
+    """A copy of new keys and values in `room`, where attention reads runs of tokens fast."""
+    places = shape.lay_out(room, new[0].shape[1])
+    for place, part in zip(places.both, new, strict=True):
+        place.copy_(part)
+    return places
 
 
 def _act_entries(unit: Unit, reads: Reads) -> list[int]:

@@ -95,7 +95,8 @@ def main(arguments: argparse.Namespace) -> None:
     torch.manual_seed(0)
     rows, calibrations, computing = list[dict[str, Any]](), list[CaptureTimes](), Computing(setting)
     computing.typical()  # a machine that was idle is slower at first
-    for point in POINTS:
+    points = [POINTS[number - 1] for number in arguments.points]
+    for point in points:
         calibrations.append(computing.typical())
         at_point = times_at(point, calibrations[-1], setting)
         for arm in ARMS:
@@ -109,7 +110,7 @@ def main(arguments: argparse.Namespace) -> None:
     )
     record |= {
         "setting": asdict(setting),
-        "points": [asdict(point) for point in POINTS],
+        "points": [asdict(point) for point in points],
         "calibrations": [asdict(each) for each in calibrations],
         "times": asdict(times),
         "rows": rows,

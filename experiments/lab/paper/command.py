@@ -70,6 +70,9 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--tables", action="store_true", help=about)
         if paper.measures is not None:
             command.add_argument("--out", type=Path, default=RESULTS, help="where the figures go")
+    capture = commands.choices["capture"]
+    about = "which points of Table III are measured; give --out as well, as a part would replace the stored record"
+    capture.add_argument("--points", type=int, nargs="+", choices=(1, 2, 3), default=[1, 2, 3], help=about)
     rksc = commands.choices["rksc"]
     parts = "arms, answers, prefix, phrasings, verification, stress (all by default), or overrides"
     rksc.add_argument("parts", nargs="*", metavar="PART", help=parts)

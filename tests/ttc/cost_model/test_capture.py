@@ -137,6 +137,14 @@ def test_capture_is_refused_where_it_would_lose_by_its_own_times() -> None:
     assert allocation(CaptureTimes(kv_gen=Line(1.0, 30.0), load_kv=Line(2.0)), 10, 10) == (0, 0, 10)
 
 
+@pytest.mark.parametrize(("forward_s", "act"), [(216, 0), (200, 10)])
+def test_act_blocks_have_to_gain_what_is_asked_for(forward_s: float, act: int) -> None:
+    """80 KV blocks take 240; 222 with 6 of them as ACT blocks, and 210 with 10."""
+    times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), forward_s=forward_s)
+    assert allocation(times, 80, 80, min_gain=1.1) == (act, 0, 80 - act)
+    assert allocation(times, 80, 80).act_gpu == (240 - forward_s) / 4
+
+
 @given(
     times=crossing_times,
     intercepts=st.tuples(*[st.floats(0, 30)] * 3),

@@ -13,6 +13,7 @@ from tests.helpers.models import prompt
 from tests.helpers.placements import deeper
 from tests.helpers.tokenizers import Letters
 from ttc import Capture, Engine, Streamed
+from ttc.cost_model.capture import Line
 from ttc.model.capture_times import MeasuredTimes
 from ttc.model.regeneration import Regeneration
 
@@ -56,7 +57,7 @@ def test_it_is_measured_once_for_each_power_of_two_of_rows_and_counts_nowhere() 
     times.run_pass = lambda tokens, plan: passes.append(len(tokens)) or run(tokens, plan)  # type: ignore[func-returns-value]
     for rows in (1, 5, 8, 6, 1):
         times(0, rows, 100)
-    assert len(passes) == 2 * 4 * 4 and {*passes} == {1, 8}  # numbers of blocks, and a first time and three
+    assert len(passes) == 2 * 3 * 6 and {*passes} == {1, 5}  # numbers of blocks, and a first time and five
     memory = engine.memory
     assert not memory.live and not memory.device.used_bytes and not memory.host.used_bytes
     assert not memory.link.to_device_bytes and not memory.link.exposed_s
@@ -73,11 +74,71 @@ def test_waits_for_weights_are_no_part_of_it_and_count_nowhere() -> None:
     assert dict(engine.memory.link.to_device_bytes) == before and engine.memory.link.exposed_s == 0
 
 
+class Clock:
+    """Stands still but for what work is said to take; each fifth time it takes three times as long."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.calls = 0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def take(self, seconds: float) -> None:
+        self.calls += 1
+        self.now_s += seconds * (3 if self.calls % 5 == 0 else 1)
+
+
+def test_known_times_come_out_right_and_what_disturbs_some_passes_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In mini-batches of 64 tokens a layer takes 10 ms and 20 us a token, and 50 us a token that is generated."""
+    clock, model, attended, batches = Clock(), opt(), [0], list[int]()
+    model.model.decoder.layers[0].fc1.register_forward_pre_hook(lambda *_: clock.take(0.01 + 2e-5 * attended[-1]))
+    engine = Engine(model, Letters(), memory=Capture(block_tokens=8, mini_batch_tokens=64))
+    times = measured(engine)
+    run, generate = times.run_pass, Regeneration.__call__
+
+    def generated(self: Regeneration, layer: int, inputs: Any, positions: Any) -> Any:
+        batches.append(len(inputs))
+        clock.take(5e-5 * len(inputs))
+        return generate(self, layer, inputs, positions)
+
+    times.run_pass = lambda tokens, plan: (  # type: ignore[func-returns-value]
+        attended.append(sum(entry.length for entry in plan.entries)) or run(tokens, plan)
+    )
+    monkeypatch.setattr(Regeneration, "__call__", generated)
+    monkeypatch.setattr("ttc.model.capture_times.perf_counter", clock)
+    at = times(0, 3, 1000)
+    assert at.forward_s == pytest.approx(0.01 + 2e-5 * 1000, rel=0.1)
+    assert at.kv_gen(1000) == pytest.approx(5e-5 * 1000, rel=0.1)
+    assert {*attended} == {0, 32, 64, 128} and {*batches} == {32, 64}  # up to two mini-batches
+
+
+def test_mini_batches_are_timed_as_small_as_the_device_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of 32 tokens, at 256 bytes, are half of this device; of 20 tokens there are up to four blocks."""
+    engine = Engine(opt(), Letters(), memory=Capture(block_tokens=8, budget_gib=2 * 3 * 32 * 256 / 2**30))
+    sizes, generate = list[int](), Regeneration.__call__
+
+    def generated(self: Regeneration, layer: int, inputs: Any, positions: Any) -> Any:
+        sizes.append(len(inputs))
+        return generate(self, layer, inputs, positions)
+
+    monkeypatch.setattr(Regeneration, "__call__", generated)
+    measured(engine)(0, 1, 20)
+    assert {*sizes} == {8, 16, 32}
+    sizes.clear()
+    measured(engine)(0, 1, 1000)
+    assert {*sizes} == {16, 32}
+    measured(engine)(0, 1, 1200)
+    assert len(sizes) == 6 * (1 + 1 + 2)  # and not once more
+
+
 def test_with_recurrent_layers_it_is_left_out_as_in_the_paper() -> None:
     engine = Engine(small_models.build("jamba"), Letters(), memory=Capture(act_share=None))
-    regeneration = Regeneration(engine.model, engine.runner.shapes, timed=True)
-    times = MeasuredTimes(engine.runner, regeneration, engine.memory, 8)
-    assert times.measure_forward(0, 1).slope == times.measure_forward(0, 1).intercept == 0
+    regeneration = Regeneration(engine.model, engine.runner.shapes)
+    times = MeasuredTimes(engine.runner, regeneration, engine.memory, 8, 64)
+    assert times.measure_forward(0, 1, 4) == Line(0.0)
 
 
 @pytest.mark.slow

@@ -116,11 +116,3 @@ def test_nothing_is_left_in_a_model_whose_engine_is_gone() -> None:
     del regeneration
     gc.collect()
     assert not any(module._forward_pre_hooks for module in model.modules())
-
-
-def test_generating_kv_is_timed_when_asked() -> None:
-    model = build("opt")
-    shapes = HuggingFaceRunner(model).shapes
-    assert Regeneration(model, shapes).kv_gen is None
-    line = Regeneration(model, shapes, timed=True).kv_gen
-    assert line is not None and line(512) > 0 and line.r2 <= 1

@@ -155,6 +155,16 @@ def test_the_ratio_is_that_of_all_tokens_that_are_expected_from_the_first_block_
     assert tokens == 80
 
 
+@pytest.mark.filterwarnings("ignore:memory=capture makes no ACT blocks for now")
+@pytest.mark.parametrize(("forward_s", "act"), [(216, 0), (200, 10)])
+def test_there_are_no_act_blocks_where_they_gain_less_than_a_tenth(forward_s: float, act: int) -> None:
+    """80 KV blocks take 240. With 6 ACT blocks a layer takes 222, a gain of 1.08x, and with 10 it takes 210: 1.14x."""
+    residency = capture(engine_of(multi_head("opt")))
+    residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), forward_s=forward_s)
+    assert residency.allocation(80) == (act, 80 - act)
+    assert ("gains less than 1.1x with them" in residency.reason) == (act == 0)
+
+
 def test_a_block_that_nobody_expected_counts_by_itself() -> None:
     residency = capture(engine_of(multi_head("opt")))
     residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), load_w=100)

@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from experiments.runs.config_values import as_dict, flat
 from experiments.runs.fingerprint import UNUSABLE, data_fingerprint
@@ -18,6 +19,7 @@ from ttc.protocols import Problem
 
 NEEDED = ("id", "correct", "error", "branches", "usage")
 """What every version has written into a record."""
+TYPES = {"correct": bool, "error": str | None, "branches": list, "usage": dict}
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,15 @@ class Run:
         config = folder / "config.yaml"
         try:
             settings = as_dict(OmegaConf.load(config))
-        except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
+        except (
+            OmegaConfBaseException,
+            YAMLError,
+            OSError,
+            RecursionError,
+            ValueError,
+            TypeError,
+            AttributeError,
+        ) as error:
             raise InvalidInput(f"{config} cannot be read ({str(error).splitlines()[0]}); restore it") from error
         file = folder / "records.jsonl"
         records = read_records(file)[0]
@@ -52,6 +62,8 @@ class Run:
                     f"{file}, record {number} has no {' and no '.join(missing)}: another version or program wrote it, "
                     "so it cannot be compared; run again under another run.name"
                 )
+            if wrong := [name for name, types in TYPES.items() if not isinstance(record[name], types)]:
+                raise InvalidInput(f"{file}, record {number} is damaged: {wrong[0]} is {record[wrong[0]]!r:.60}")
         return cls(
             folder,
             settings,

@@ -220,7 +220,9 @@ def read_records(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
             record = json.loads(line)
             if not line.endswith(b"\n"):
                 raise ValueError("torn")
-        except ValueError as error:
+            if not isinstance(record, dict) or not isinstance(record.get("id"), str):
+                raise ValueError("not a record")
+        except (ValueError, RecursionError) as error:
             if last:
                 break
             raise InvalidInput(f"{file}, line {number} is damaged; restore it or delete that line") from error
@@ -303,10 +305,14 @@ def _encodable(text: str) -> str:
 
 
 def read_json(file: Path, default: Any) -> Any:
-    """What a file of a run's folder holds. Raises InvalidInput for one that is damaged."""
+    """What a file of a run's folder holds. Raises InvalidInput for one that is damaged or of another type than the
+    default."""
     if not file.is_file():
         return default
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        value = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(value, type(default)):
+            raise ValueError(f"it holds a {type(value).__name__}, not a {type(default).__name__}")
+        return value
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{file} is damaged ({error}); restore or delete it") from error

@@ -299,3 +299,27 @@ def test_private_questions_are_compared_by_their_marks(tmp_path: Path) -> None:
         (Path(folder) / "fingerprint.json").write_text(json.dumps({"data": marks}))
     with pytest.raises(InvalidInput, match=r"gold answer of 1 problem \(p3\) differs"):
         compared(tmp_path, a, b)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("records.jsonl", "[1, 2]\n{}\n"),
+        ("records.jsonl", "[" * 100_000 + "\n{}\n"),
+        ("records.jsonl", '{"id": "a", "correct": true, "error": [], "branches": [], "usage": {}}\n'),
+        ("records.jsonl", '{"id": "a", "correct": true, "error": null, "branches": null, "usage": {}}\n'),
+        ("summary.json", "[]"),
+        ("summary.json", "[" * 100_000),
+        ("fingerprint.json", '"text"'),
+        ("fingerprint.json", '{"data": '),
+        ("config.yaml", "!!python/object/apply:os.system ['id']"),
+        ("config.yaml", "3"),
+        ("config.yaml", "[" * 100_000),
+    ],
+)
+def test_a_damaged_file_is_named_in_a_line(tmp_path: Path, file: str, text: str) -> None:
+    folder = Path(save(tmp_path, "a", problems(A)))
+    (folder / file).write_text(text)
+    with pytest.raises(InvalidInput, match=rf"^{re.escape(str(folder / file))}\b.*(damaged|cannot be read)") as error:
+        Run.load(folder)
+    assert "\n" not in str(error.value)

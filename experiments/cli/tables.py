@@ -1,13 +1,22 @@
-"""Tables as people read them: Markdown, and a page of HTML that needs no other file."""
+"""Tables as people read them: on a terminal, in Markdown, and as a page of HTML that needs no other file."""
 
 from __future__ import annotations
 
 import csv
 import html
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+WIDTH = 80
+"""Columns of a terminal that a table fits into."""
+CELL = 36
+"""Characters of a line of a cell; longer ones are broken."""
+RESULTS = ("accuracy", "difference")
+"""Columns that stay, even where all lines have the same."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +27,17 @@ class Table:
     columns: Sequence[str]
     lines: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
+
+    def text(self) -> str:
+        """For a terminal of 80 columns. What is the same in every line is told once; a wide table becomes several, each
+        with the first column."""
+        columns = list(zip(self.columns, *self.lines, strict=True))
+        alike = [column for column in columns[1:] if column[0] not in RESULTS and _all_alike(column[1:])]
+        told = [f"in every row: {'; '.join(f'{name}: {value}' for name, value, *_ in alike)}"] if alike else []
+        shown = [column for column in columns if column not in alike]
+        parts = [_aligned(block) for block in _blocks(shown)] if len(shown) > 1 else []
+        notes = [textwrap.fill(note, WIDTH) for note in (*told, *self.notes)]
+        return "\n\n".join([*([self.title] if self.title else []), *parts, *notes])
 
     def markdown(self) -> str:
         """The title, unless it is empty, the table and the notes."""
@@ -32,6 +52,42 @@ class Table:
         lines = [_html_row(self.columns, "th"), *(_html_row(cells, "td") for cells in self.lines)]
         notes = [f"<p>{html.escape(note)}</p>" for note in self.notes]
         return "\n".join([f"<h2>{html.escape(self.title)}</h2>", "<table>", *lines, "</table>", *notes])
+
+
+def _all_alike(cells: Sequence[str]) -> bool:
+    return len(cells) > 1 and len(set(cells)) == 1
+
+
+def _broken(cell: str) -> list[str]:
+    return textwrap.wrap(cell, CELL) or [""]
+
+
+def _width(column: Sequence[str]) -> int:
+    return max(len(line) for cell in column for line in _broken(cell))
+
+
+def _blocks(columns: Sequence[Sequence[str]]) -> Iterator[list[Sequence[str]]]:
+    """The columns in groups that fit a terminal, each with the first column."""
+    first, *others = columns
+    block = [first]
+    for column in others:
+        if len(block) > 1 and sum(_width(c) + 2 for c in (*block, column)) - 2 > WIDTH:
+            yield block
+            block = [first]
+        block.append(column)
+    yield block
+
+
+def _aligned(columns: Sequence[Sequence[str]]) -> str:
+    """Columns as lines: the first to the left, the others to the right."""
+    widths = [_width(column) for column in columns]
+    lines = []
+    for cells in zip(*columns, strict=True):
+        for parts in zip_longest(*map(_broken, cells), fillvalue=""):
+            first, *others = parts
+            aligned = [first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]
+            lines.append("  ".join(aligned).rstrip())
+    return "\n".join(lines)
 
 
 def _html_row(cells: Sequence[str], tag: str) -> str:

@@ -12,9 +12,10 @@ from typing import Any, TextIO, TypeVar
 
 from tqdm import tqdm
 
+from experiments.cli.labels import labels
 from experiments.cli.output import say
 from experiments.cli.printable import printable
-from experiments.cli.tables import labelled
+from experiments.cli.tables import Table, labelled
 from experiments.runs.stats import wilson
 
 WIDTH = 80
@@ -259,18 +260,24 @@ def failures(summary: dict[str, Any]) -> str:
 
 def sweep_table(jobs: Sequence[tuple[Sequence[str], dict[str, Any] | str]]) -> str:
     """One line for each job of a sweep: (its overrides, its summary or why it failed)."""
-    shared = set.intersection(*(set(overrides) for overrides, _ in jobs))
-    rows = [("job", "accuracy", "95% interval", "tokens", "failed", "time")]
-    for overrides, outcome in jobs:
-        name = " ".join(o for o in overrides if o not in shared) or "(one job)"
+    names = labels([_settings(overrides) for overrides, _ in jobs])
+    columns = ("job", "accuracy", "95% interval", "tokens", "failed", "time")
+    lines, errors = [], []
+    for name, (_, outcome) in zip(names, jobs, strict=True):
         if isinstance(outcome, str):
-            rows.append((name, f"error: {outcome}", "", "", "", ""))
+            errors.append(f"{name}: error: {outcome}")
+            lines.append([name, "error", *["-"] * 4])
             continue
-        low, high = outcome["accuracy_95"]
+        interval = " to ".join(f"{end:.1%}" for end in outcome["accuracy_95"])
         tokens = f"{outcome['generated_tokens_per_problem']:.0f}"
-        cells = (f"{outcome['accuracy']:.1%}", f"{low:.1%} to {high:.1%}", tokens)
-        rows.append((name, *cells, str(outcome["failures"]), f"{outcome['seconds']:.1f} s"))
-    solved = [row for row in rows if any(row[2:])]
-    widths = [max(len(row[i]) for row in (rows if i == 0 else solved)) for i in range(len(rows[0]))]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([f"\n{len(jobs)} jobs; tokens are generated tokens per problem", *lines])
+        counts = (tokens, str(outcome["failures"]), f"{outcome['seconds']:.1f} s")
+        lines.append([name, f"{outcome['accuracy']:.1%}", interval, *counts])
+    made = Table("", columns, lines).text()
+    parts = [f"{len(jobs)} jobs; tokens are generated tokens per problem\n{made}", *errors]
+    return "\n" + "\n\n".join(parts)
+
+
+def _settings(overrides: Sequence[str]) -> dict[str, str]:
+    """What was typed for a job, by its key: `search=greedy` and `+search.n=4` are groups and settings alike."""
+    parts = (override.lstrip("+~").partition("=") for override in overrides)
+    return {key.replace("/", "."): value for key, _, value in parts}

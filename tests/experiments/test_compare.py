@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import re
+from itertools import product
 from pathlib import Path
 from statistics import stdev
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
+from experiments.cli.labels import labels
 from experiments.eval.compare.command import compare, parsed
 from experiments.eval.compare.figures import frontier
-from experiments.eval.compare.rows import load_rows
+from experiments.eval.compare.rows import load_rows, run_folders, short_place
 from experiments.eval.compare.show import comparison, tables
 from experiments.eval.leaderboard.board import cell_row
 from experiments.eval.leaderboard.plan import Cell
@@ -197,15 +199,12 @@ def test_the_frontier_is_what_no_cheaper_row_reaches() -> None:
 # ---------------------------------------------------------------- what is written
 
 
-def test_the_screen_has_markdown_and_the_files_hold_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_screen_and_the_files_hold_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = save(tmp_path, "a|1", problems(A)), save(tmp_path, "<b>", problems(B), search__n=4)
     out = {form: tmp_path / "made" / f"found.{form}" for form in ("csv", "html")}
     compare(parsed([a, b, "--csv", str(out["csv"]), "--html", str(out["html"])]))
     text = capsys.readouterr().out
-    assert re.search(r"\| a\\\|1 +\| +75\.0%", text) and "p, Holm" in text
-    assert len({line.count(" | ") for line in text.splitlines() if line.startswith("| run ")}) >= 1
+    assert re.search(r"\na\|1 +75\.0%", text) and "p, Holm" in text
     rows = list(csv.DictReader(out["csv"].open()))
     assert [row["row"] for row in rows] == ["a|1", "<b>"]
     assert float(rows[0]["accuracy"]) == 0.75 and float(rows[1]["difference"]) == -0.5 and rows[0]["p"] == ""
@@ -216,6 +215,50 @@ def test_the_screen_has_markdown_and_the_files_hold_the_same(
         and "<td>75.0%</td>" in page
         and "http" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.S)
     )
+
+
+def sweep(place: Path) -> list[str]:
+    """The folders of 24 runs with default names, which differ in two settings."""
+    folders = []
+    for n, temperature in product((1, 2, 4, 8, 16, 32), (0.3, 0.6, 0.8, 1.0)):
+        name = f"toy-best_of_n-seed0-search.max_tokens=2048-search.n={n}-search.temperature={temperature}"
+        usage = {"generated_tokens": 100 * n, "verifier_tokens": 0, "prompt_tokens": 4}
+        done = problems([(5 * i + 10 * temperature) % 9 < 3 + n % 5 for i in range(8)], usage=usage)
+        folders.append(save(place, name, done, search__n=n, search__temperature=temperature))
+    return folders
+
+
+def test_labels_are_what_differs_and_tables_fit_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = sweep(tmp_path)
+    compare(parsed(folders))
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert len([line for line in text.splitlines() if line.startswith("n=32 temperature=0.6 ")]) >= 2
+    assert "in every row: " in text and "problems: 8" in text
+    for one_name in (tmp_path, tmp_path / "toy-*-search.n=*"):
+        compare(parsed([str(one_name)]))
+        assert capsys.readouterr().out == text
+    assert short_place([Path(folder) for folder in folders]) == [tmp_path]
+    first = [Path(folder) for folder in folders if "search.n=8-" in folder]
+    assert list(run_folders(short_place(first))) == first and len(short_place(first)) == 1
+    with pytest.raises(InvalidInput, match="matches no folder of a run"):
+        compared(tmp_path, str(tmp_path / "nothing-*"))
+
+
+def test_a_class_tells_rows_apart_and_not_its_settings() -> None:
+    best = {"search._target_": "search.BestOfN", "search.max_tokens": 64, "verifier._target_": None}
+    greedy = {"search._target_": "search.Greedy", "search.max_tokens": 32, "verifier._target_": None}
+    rows = [greedy, best | {"search.n": 2}, best | {"search.n": 4}]
+    assert labels(rows) == ["Greedy", "BestOfN n=2", "BestOfN n=4"]
+    assert labels([greedy, greedy | {"verifier._target_": "verifiers.Self"}]) == ["verifier=none", "Self"]
+
+
+def test_labels_can_be_given(tmp_path: Path) -> None:
+    a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
+    assert [row["row"] for row in compared(tmp_path, a, b, "--labels", "ours,theirs")["rows"]] == ["ours", "theirs"]
+    for wrong in ("ours", "ours,ours"):
+        with pytest.raises(InvalidInput, match=r"labels for 2 rows; give each row one of its own.*\n  a\n  b"):
+            compared(tmp_path, a, b, "--labels", wrong)
 
 
 def test_the_plot_is_drawn(tmp_path: Path) -> None:

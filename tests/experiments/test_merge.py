@@ -150,7 +150,7 @@ def test_a_launcher_runs_the_jobs_of_a_sweep_in_processes_of_their_own(place: Pa
     here = {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])}
     done = finished(job, cwd=place, env=os.environ | here)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"2 jobs;.*\nrun\.shard=1/2 .*%.*\nrun\.shard=2/2 .*%", re.sub(r"\njob .*", "", done.stdout))
+    assert re.search(r"2 jobs;.*\nshard=1/2 .*%.*\nshard=2/2 .*%", re.sub(r"\njob .*", "", done.stdout))
     assert not list(place.glob(".ttc-sweep-*"))
     merge(place / "outputs" / "r")
     run(composed(place, *SAMPLED, "run.name=whole"))

@@ -132,6 +132,28 @@ def test_a_sweep_ends_with_a_line_for_each_job() -> None:
     ]
     assert [line.split() for line in sweep_table(jobs).strip().splitlines()[1:]] == [
         ["job", "accuracy", "95%", "interval", "tokens", "failed", "time"],
-        ["search=greedy", "50.0%", "25.0%", "to", "75.0%", "64", "1", "12.0", "s"],
-        ["search=best_of_n", "search.n=0", "error:", "n=0", "must", "be", "at", "least", "1"],
+        ["greedy", "50.0%", "25.0%", "to", "75.0%", "64", "1", "12.0", "s"],
+        ["best_of_n", "error", "-", "-", "-", "-"],
+        [],
+        ["best_of_n:", "error:", "n=0", "must", "be", "at", "least", "1"],
     ]
+
+
+def test_the_table_of_24_jobs_fits_80_columns() -> None:
+    summary = {
+        "accuracy": 0.5,
+        "accuracy_95": [0.25, 0.75],
+        "generated_tokens_per_problem": 12345.0,
+        "failures": 0,
+        "seconds": 1234.5,
+    }
+    shared = ["dataset=math500", "search=best_of_n", "search.max_tokens=2048"]
+    jobs = [
+        ([*shared, f"search.n={2**i}", f"search.temperature={t}"], summary)
+        for i in range(6)
+        for t in (0.3, 0.6, 0.8, 1)
+    ]
+    lines = sweep_table(jobs).splitlines()
+    assert max(map(len, lines)) <= 80
+    labels = [line.split()[:2] for line in lines if line.startswith("n=")]
+    assert labels == [[f"n={2**i}", f"temperature={t}"] for i in range(6) for t in (0.3, 0.6, 0.8, 1)]

@@ -9,6 +9,8 @@ from pathlib import Path
 from experiments.cli.command import perform
 from experiments.cli.output import show
 
+FOLDERS = "folders of runs, as outputs/NAME; a folder that holds runs; or a pattern, as 'outputs/*n=4*'"
+
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -16,7 +18,8 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
         description="Compare runs on the same problems. Runs that differ in the seed alone are one row. The first row "
         "is what the others are compared with.",
     )
-    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folders of runs, as outputs/NAME")
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help=FOLDERS)
+    parser.add_argument("--labels", metavar="A,B,C", help="what the rows are called, in the order of their folders")
     parser.add_argument("--all-pairs", action="store_true", help="compare every two rows, not only with the first")
     parser.add_argument("--different-problems", action="store_true", help="compare runs on other problems all the same")
     parser.add_argument("--different-prompts", action="store_true", help="compare runs that ask otherwise all the same")
@@ -31,10 +34,10 @@ def compare(arguments: argparse.Namespace) -> None:
     from experiments.eval.compare.rows import check_comparable, load_rows
     from experiments.eval.compare.show import comparison, tables, write
 
-    rows = load_rows(arguments.folders)
+    rows = load_rows(arguments.folders, arguments.labels and arguments.labels.split(","))
     check_comparable(rows, arguments.different_problems, arguments.different_prompts)
     figures = comparison(rows, arguments.all_pairs)
-    show("\n\n".join(table.markdown() for table in tables(figures)))
+    show("\n\n".join(table.text() for table in tables(figures)))
     for file in write(figures, arguments.csv, arguments.json, arguments.html, arguments.plot):
         show(f"\nwritten: {file}")
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from glob import escape, glob, has_magic
 from itertools import groupby
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
+from experiments.cli.labels import labels
 from experiments.runs.config_values import changed_values, listed
 from experiments.runs.finished import Run
 from experiments.runs.records import MAY_CHANGE
+from experiments.runs.run_name import data_label
 from experiments.runs.summary import is_right
 from ttc.errors import InvalidInput
 
@@ -33,6 +38,8 @@ OF_THE_PROMPT = (
 )
 OF_THE_GRADES = ("dataset.answer_kind", "dataset.extract", "dataset.grader")
 SHOWN = 3
+LONGEST_NAME = 24
+"""Characters of a run's name that is kept as its label."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +75,40 @@ class Row:
         return [f"source {known[name]}" if name in known else f"problem {name}" for name in names] if known else None
 
 
-def load_rows(folders: Sequence[Path]) -> list[Row]:
-    """The rows in the order of their first folders. Raises InvalidInput for folders that repeat one another."""
+def run_folders(places: Sequence[Path]) -> Iterator[Path]:
+    """The folders of runs that are meant: each itself, those in a folder of runs, or those that a pattern matches.
+
+    Raises InvalidInput for a pattern that matches no run."""
+    for place in places:
+        if place.exists():
+            inside = [] if _is_run(place) else _runs_among(place.glob("*"))
+            yield from inside or [place]
+        elif not has_magic(str(place)):
+            yield place
+        elif matching := _runs_among(map(Path, glob(str(place)))):
+            yield from matching
+        else:
+            raise InvalidInput(f"{place} matches no folder of a run; give folders of runs, as outputs/NAME")
+
+
+def short_place(folders: Sequence[Path]) -> list[Path]:
+    """The fewest words that `run_folders` reads as these folders: the folder that holds them, a pattern, or they
+    themselves."""
+    parent, names = folders[0].parent, [folder.name for folder in folders]
+    start, end = commonprefix(names), commonprefix([name[::-1] for name in names])[::-1]  # noqa: RUF071
+    for place in (parent, parent / f"{escape(start)}*{escape(end)}"):
+        if set(run_folders([place])) == set(folders):
+            return [place]
+    return list(folders)
+
+
+def load_rows(places: Sequence[Path], names: Sequence[str] | None = None) -> list[Row]:
+    """The rows in the order of their first folders. places: as `run_folders` reads them. names: labels for the rows.
+
+    Raises InvalidInput for folders that repeat one another, and for labels that do not fit the rows.
+    """
     runs: list[Run] = []
-    for folder in folders:
+    for folder in run_folders(places):
         if any(folder.resolve() == run.folder.resolve() for run in runs):
             raise InvalidInput(f"{folder} is given twice; name each folder once")
         runs.append(Run.load(folder))
@@ -86,7 +123,13 @@ def load_rows(folders: Sequence[Path]) -> list[Row]:
                     f"{twice[0].folder} and {twice[1].folder} hold the same configuration with the same "
                     f"run.seed={seed}; leave one out"
                 )
-    return [Row(name, group) for name, group in zip(_names(list(groups.values())), groups.values(), strict=True)]
+    made = _names(list(groups.values()))
+    if names is not None and (len(names) != len(made) or len(set(names)) != len(names)):
+        raise InvalidInput(
+            f"--labels={','.join(names)} has {len(names)} labels for {len(made)} rows; give each row one of its "
+            f"own, in this order:\n{listed(made)}"
+        )
+    return [Row(name, group) for name, group in zip(names or made, groups.values(), strict=True)]
 
 
 def check_comparable(rows: Sequence[Row], different_problems: bool = False, different_prompts: bool = False) -> None:
@@ -109,7 +152,7 @@ def check_comparable(rows: Sequence[Row], different_problems: bool = False, diff
 
 def differing_settings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """For each row, the settings that are not the same in all rows."""
-    configs = [{key: value for key, value in row.runs[0].config.items() if key not in OF_A_SEED} for row in rows]
+    configs = [_settings(row.runs[0]) for row in rows]
     keys = sorted({key for config in configs for key in config})
     apart = [key for key in keys if any(config.get(key) != configs[0].get(key) for config in configs)]
     return {row.name: {k: config[k] for k in apart if k in config} for row, config in zip(rows, configs, strict=True)}
@@ -125,19 +168,48 @@ def prompt_settings(run: Run) -> dict[str, Any]:
 
 
 def _configuration(run: Run) -> str:
-    kept = {key: value for key, value in run.config.items() if key not in OF_A_SEED}
+    kept = _settings(run)
     parts = [run.made_from.get(part) for part in ("model", "verifier", "code")]
     return json.dumps([kept, *parts], sort_keys=True, default=str)
 
 
+def _settings(run: Run) -> dict[str, Any]:
+    return {key: value for key, value in run.config.items() if key not in OF_A_SEED}
+
+
+def _is_run(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in ("config.yaml", "records.jsonl"))
+
+
+def _runs_among(folders: Iterable[Path]) -> list[Path]:
+    """Sorted by their names, numbers by their size."""
+
+    def key(folder: Path) -> list[tuple[float, str]]:
+        parts = re.split(r"(\d+(?:\.\d+)?)", folder.name)
+        return [(float(part), "") if part[:1].isdecimal() else (math.inf, part) for part in parts]
+
+    return sorted(filter(_is_run, folders), key=key)
+
+
 def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """The folders' names, without the seed where a row has several; with their paths where names repeat."""
+    """The names that were given to the runs where they are short, without the seed where a row has several. Else what
+    tells the rows apart. With their paths where names repeat."""
     folders = [group[0].folder for group in groups]
-    names = [folder.name for folder in folders]
-    for place, group in enumerate(groups):
+    made = labels([_settings(group[0]) for group in groups])
+    names = []
+    for group, label in zip(groups, made, strict=True):
+        name = group[0].folder.name
         if len(group) > 1:
-            names[place] = re.sub(r"-?seed\d+", "", names[place]) or names[place]
+            name = re.sub(r"-?seed\d+", "", name) or name
+        given = len(name) <= LONGEST_NAME and not _is_default_name(group[0])
+        names.append(name if given or not label else label)
     return [name if names.count(name) == 1 else str(folder) for name, folder in zip(names, folders, strict=True)]
+
+
+def _is_default_name(run: Run) -> bool:
+    """Whether a run's name is the long one that `conf/run/default.yaml` makes."""
+    data = data_label(str(run.config.get("dataset.name")), run.config.get("dataset.path"))
+    return run.folder.name.startswith(f"{data}-") and f"-seed{run.config.get('run.seed')}" in run.folder.name
 
 
 def _other_problems(a: Run, b: Run) -> Iterator[str]:

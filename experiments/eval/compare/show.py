@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.cli.labels import labels, short_keys, short_value, telling_settings
 from experiments.cli.tables import Table, amount, p_value, page, percent, points, write_csv
 from experiments.eval.compare.figures import frontier, pair_figures, row_figures
-from experiments.eval.compare.rows import Row, check_comparable, differing_settings, load_rows
+from experiments.eval.compare.rows import Row, check_comparable, differing_settings, load_rows, short_place
 from experiments.runs.records import as_json
 from experiments.runs.screen import as_bytes
 from ttc.errors import InvalidInput
@@ -53,14 +54,14 @@ def tables(figures: Figures) -> list[Table]:
 
 def compared(folders: Sequence[Path]) -> str:
     """What a sweep says of its runs: how they differ from the first, or why that cannot be said."""
-    command = f"python -m experiments.compare {shlex.join(map(str, folders))}"
+    command = f"python -m experiments.compare {shlex.join(map(str, short_place(folders)))}"
     try:
         rows = load_rows(folders)
         check_comparable(rows)
         differences = _differences(pair_figures(rows))
     except InvalidInput as error:
         return f"not compared: {error}\nthe command: {command}"
-    shown = [differences.markdown()] if differences is not None else []
+    shown = [differences.text()] if differences is not None else []
     return "\n\n".join([*shown, f"costs, pass@k, files and a plot: {command}"])
 
 
@@ -174,8 +175,9 @@ def _differences(pairs: Sequence[Figures]) -> Table | None:
 
 
 def _settings(settings: Mapping[str, Mapping[str, Any]]) -> Table | None:
-    keys = list(dict.fromkeys(key for row in settings.values() for key in row))
-    if not keys:
-        return None
-    lines = [[key, *(str(row[key]) if key in row else "-" for row in settings.values())] for key in keys]
-    return Table("Settings that differ", ("setting", *settings), lines)
+    rows = list(settings.values())
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    if labels(rows) == list(settings) and set(keys) == set(telling_settings(rows)):
+        return None  # the labels say it all
+    lines = [[name, *(short_value(k, row[k]) if k in row else "-" for k in keys)] for name, row in settings.items()]
+    return Table("Settings that differ", ("run", *short_keys(keys).values()), lines) if keys else None

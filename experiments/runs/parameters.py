@@ -63,7 +63,10 @@ def cached_config(name: str) -> Path | None:
     """The config.json of the copy in the hub's cache, which lies with the weights."""
     from huggingface_hub import try_to_load_from_cache
 
-    file = try_to_load_from_cache(name, "config.json")
+    try:
+        file = try_to_load_from_cache(name, "config.json")
+    except ValueError:  # no name that the hub could have
+        return None
     return Path(file) if isinstance(file, str) else None
 
 

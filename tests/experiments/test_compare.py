@@ -366,3 +366,8 @@ def test_a_damaged_file_is_named_in_a_line(tmp_path: Path, file: str, text: str)
     with pytest.raises(InvalidInput, match=rf"^{re.escape(str(folder / file))}\b.*(damaged|cannot be read)") as error:
         Run.load(folder)
     assert "\n" not in str(error.value)
+
+
+def test_a_model_that_no_hub_could_have_has_no_flops(tmp_path: Path) -> None:
+    folder = save(tmp_path, "a", problems(A), model__name="\x1b]52;c;cm0=\x07")
+    assert compared(tmp_path, folder)["rows"][0]["flops"] is None

@@ -261,6 +261,17 @@ def test_labels_can_be_given(tmp_path: Path) -> None:
             compared(tmp_path, a, b, "--labels", wrong)
 
 
+def test_the_names_of_24_rows_leave_the_plot_its_width(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    drawn = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    compare(parsed([*sweep(tmp_path), "--plot", str(tmp_path / "plot.png")]))
+    (figure,) = drawn
+    box = figure.axes[0].get_window_extent()
+    assert box.width > 0.8 * figure.bbox.width and box.height > 300
+    assert [text.get_text() for text in figure.legends[0].get_texts()][1] == "n=1 temperature=0.6"
+
+
 def test_the_plot_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B), search__n=4)

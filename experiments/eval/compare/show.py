@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,10 @@ ABOUT_PAIRS = (
     "exactly where p is below 0.05. Holm adjusts p for the number of comparisons. Detectable: the true "
     "difference that such a comparison finds with 80% probability."
 )
+LEGEND = 120
+"""Characters of a line of a plot's legend."""
+MARKERS = "osD^vP"
+"""One for each ten rows, as there are ten colours."""
 
 
 def unfinished(name: str, left: int) -> str | None:
@@ -99,11 +104,14 @@ def draw(rows: Sequence[Figures], out: Path | io.StringIO, form: str | None = No
     known = all(row["flops"] is not None for row in rows)
     costs = [row["flops"] if known else row["generated_tokens"] + row["verifier_tokens"] for row in rows]
     heights = [100 * row["accuracy"] for row in rows]
-    figure, axis = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
-    for row, cost, height in zip(rows, costs, heights, strict=True):
+    across = max(1, LEGEND // (max(len(row["row"]) for row in rows) + 6))
+    legend_height = 0.17 * math.ceil(len(rows) / across)
+    figure, axis = pyplot.subplots(figsize=(7, 4.2 + legend_height), layout="constrained")
+    for place, (row, cost, height) in enumerate(zip(rows, costs, heights, strict=True)):
         low, high = (100 * end for end in row["accuracy_95"])
-        axis.errorbar(cost, height, [[height - low], [high - height]], fmt="o", markersize=5, capsize=3)
-        axis.annotate(row["row"], (cost, height), (6, 4), textcoords="offset points", fontsize=8)
+        mark = {"fmt": MARKERS[place // 10 % len(MARKERS)], "color": f"C{place % 10}", "label": row["row"]}
+        axis.errorbar(cost, height, [[height - low], [high - height]], markersize=5, capsize=3, **mark)
+    figure.legend(loc="outside lower center", ncols=across, fontsize=7, frameon=False)
     best = frontier(list(zip(costs, heights, strict=True)))
     axis.plot([costs[i] for i in best], [heights[i] for i in best], color="grey", linewidth=1, zorder=0)
     what = "FLOPs per problem" if known else "generated and verifier tokens per problem"

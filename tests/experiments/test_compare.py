@@ -253,6 +253,16 @@ def test_a_class_tells_rows_apart_and_not_its_settings() -> None:
     assert labels([greedy, greedy | {"verifier._target_": "verifiers.Self"}]) == ["verifier=none", "Self"]
 
 
+def test_tables_come_as_markdown_and_for_booktabs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = save(tmp_path, "a_1|", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
+    compare(parsed([a, b, "--format", "markdown"]))
+    assert re.search(r"\| a_1\\\| +\| +75\.0%", capsys.readouterr().out)
+    compare(parsed([a, b, "--format", "latex"]))
+    text = capsys.readouterr().out
+    assert r"\begin{tabular}{lrrrrrrrrrrr}" + "\n\\toprule\nrun & accuracy & 95\\% interval & strict" in text
+    assert r"a\_1| & 75.0\% & " in text and r"\bottomrule" in text
+
+
 def test_labels_can_be_given(tmp_path: Path) -> None:
     a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
     assert [row["row"] for row in compared(tmp_path, a, b, "--labels", "ours,theirs")["rows"]] == ["ours", "theirs"]

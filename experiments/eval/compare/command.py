@@ -20,6 +20,8 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help=FOLDERS)
     parser.add_argument("--labels", metavar="A,B,C", help="what the rows are called, in the order of their folders")
+    forms = ("text", "markdown", "latex")
+    parser.add_argument("--format", choices=forms, default="text", help="of the tables; latex is for booktabs")
     parser.add_argument("--all-pairs", action="store_true", help="compare every two rows, not only with the first")
     parser.add_argument("--different-problems", action="store_true", help="compare runs on other problems all the same")
     parser.add_argument("--different-prompts", action="store_true", help="compare runs that ask otherwise all the same")
@@ -37,7 +39,7 @@ def compare(arguments: argparse.Namespace) -> None:
     rows = load_rows(arguments.folders, arguments.labels and arguments.labels.split(","))
     check_comparable(rows, arguments.different_problems, arguments.different_prompts)
     figures = comparison(rows, arguments.all_pairs)
-    show("\n\n".join(table.text() for table in tables(figures)))
+    show("\n\n".join(getattr(table, arguments.format)() for table in tables(figures)))
     for file in write(figures, arguments.csv, arguments.json, arguments.html, arguments.plot):
         show(f"\nwritten: {file}")
 

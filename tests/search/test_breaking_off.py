@@ -82,6 +82,7 @@ SEARCHES: list[Search] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda search: type(search).__name__)
 def test_a_cancelled_problem_makes_no_pass_more_and_says_so(search: Search) -> None:
     options: dict[str, Any] = {"template": PLAIN} | ({"verifier": Reads()} if search.needs_verifier else {})

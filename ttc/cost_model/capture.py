@@ -144,8 +144,9 @@ class Allocation(NamedTuple):
     kv_host: int
 
 
-MIN_GAIN = 1.1
-"""What Algorithm 1 has to gain by measured times before there are ACT blocks: those times are off by up to a tenth."""
+MIN_GAIN = 1.25
+"""What Algorithm 1 has to gain by measured times before there are ACT blocks. Steps with both kinds of blocks took up to
+1.28 times what these times predict (SmolLM2's shape on 2 cores, a simulated link)."""
 
 
 def allocation(times: CaptureTimes, room: int, blocks: int, min_gain: float = 1.0) -> Allocation:

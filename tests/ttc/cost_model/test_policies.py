@@ -58,11 +58,11 @@ def test_capture_keeps_kv_alone_where_it_would_lose_by_its_own_model() -> None:
 
 
 def test_capture_keeps_activations_while_weights_cross() -> None:
-    """Weights take 100, in which 14 tokens are generated in 0.56; on the device nothing of them crosses."""
-    near = POLICIES["capture"].traffic(cache_of(weight_bytes=1000), inf).reads[0]
+    """Weights take 50, in which 14 tokens are generated in 0.56; on the device nothing of them crosses."""
+    near = POLICIES["capture"].traffic(cache_of(weight_bytes=500), inf).reads[0]
     assert near is not None and (near.load_bytes, near.generate_s) == (0, pytest.approx(14 * 0.04))
     tails = SEARCH.step_tokens * (16 + 4) * 2
-    far = POLICIES["capture"].traffic(cache_of(weight_bytes=1000), tails).reads[0]
+    far = POLICIES["capture"].traffic(cache_of(weight_bytes=500), tails).reads[0]
     assert far is not None and (far.load_bytes, far.generate_s) == (14 * 4, pytest.approx(14 * 0.04))
 
 

@@ -70,7 +70,7 @@ def test_waits_for_weights_are_no_part_of_it_and_count_nowhere() -> None:
     engine = Engine(model, Letters(), runner=runner, memory=Capture(block_tokens=8))
     before = dict(engine.memory.link.to_device_bytes)
     times = measured(engine)(0, 1, 64)
-    assert times.load_w > 0.03 > 3 * times.forward_s > 0
+    assert times.load_w > 0.03 > times.forward_s > 0
     assert dict(engine.memory.link.to_device_bytes) == before and engine.memory.link.exposed_s == 0
 
 

@@ -156,18 +156,18 @@ def test_the_ratio_is_that_of_all_tokens_that_are_expected_from_the_first_block_
 
 
 @pytest.mark.filterwarnings("ignore:memory=capture makes no ACT blocks for now")
-@pytest.mark.parametrize(("forward_s", "act"), [(216, 0), (200, 10)])
-def test_there_are_no_act_blocks_where_they_gain_less_than_a_tenth(forward_s: float, act: int) -> None:
-    """80 KV blocks take 240. With 6 ACT blocks a layer takes 222, a gain of 1.08x, and with 10 it takes 210: 1.14x."""
+@pytest.mark.parametrize(("forward_s", "act"), [(200, 0), (160, 20)])
+def test_there_are_no_act_blocks_where_they_gain_less_than_a_quarter(forward_s: float, act: int) -> None:
+    """80 KV blocks take 240. With 10 ACT blocks a layer takes 210, a gain of 1.14x, and with 20 it takes 180: 1.33x."""
     residency = capture(engine_of(multi_head("opt")))
     residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), forward_s=forward_s)
     assert residency.allocation(80) == (act, 80 - act)
-    assert ("gains less than 1.1x with them" in residency.reason) == (act == 0)
+    assert ("gains less than 1.25x with them" in residency.reason) == (act == 0)
 
 
 def test_a_block_that_nobody_expected_counts_by_itself() -> None:
     residency = capture(engine_of(multi_head("opt")))
-    residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), load_w=100)
+    residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), load_w=50)
     assert residency.allocate(8).acts  # all of it is generated while weights cross
 
 
@@ -176,7 +176,7 @@ def test_a_branch_without_act_blocks_gets_none_where_other_branches_have_them_al
     """Two ACT blocks of other branches, eight KV blocks of this one, and a new block: 88 tokens, of which 264 - 3 act
     is forward_s + act. With 24 there is one block left for this branch, and with 20 not a whole one."""
     residency = capture(engine_of(multi_head("opt")))
-    residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), load_w=100)
+    residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), load_w=50)
     assert all(residency.allocate(8).acts for _ in range(2))
     residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), forward_s=1000)
     path = [residency.allocate(8) for _ in range(8)]
@@ -293,7 +293,7 @@ def test_times_are_measured_once_they_are_needed() -> None:
     per_token = 64 * 4
     assert times.load_kv.slope == pytest.approx(per_token / 0.002e9, rel=0.3) and times.load_kv.r2 > 0.9
     assert times.load_act.slope == pytest.approx(per_token / 2 / 0.002e9, rel=0.3)
-    assert times.kv_gen.slope > 0
+    assert times.kv_gen(64) > 0
     assert_nothing_left(engine, [branch])
 
 
